@@ -1,0 +1,68 @@
+//! What went wrong, and which status does that mean? Each error knows its status. The text of an error is one
+//! line that reads after `dlock: `, names key and store where they matter, and says what to do next.
+
+use crate::exit::Exit;
+use crate::store;
+use std::fmt;
+
+/// A failure that ends a command. anyhow adds context above it; the innermost of these decides the status.
+#[derive(Debug)]
+pub enum Error {
+    /// The command line makes no sense: 64.
+    Usage(String),
+    /// A variable, configuration file or URL is invalid: 78.
+    Config(String),
+    /// The store failed: 69, 70, 77 or 78, as [`store::Error`] says.
+    Store(store::Error),
+    /// Standard output could not be written: 74.
+    Output(std::io::Error),
+    /// The token given holds nothing: 79.
+    NotHeld(String),
+    /// A fault of dlock's own: 70.
+    Internal(String),
+}
+
+impl Error {
+    /// The exit status of this error.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Usage(_) => Exit::Usage,
+            Self::Config(_) => Exit::Config,
+            Self::Store(error) => error.exit(),
+            Self::Output(_) => Exit::Output,
+            Self::NotHeld(_) => Exit::Lost,
+            Self::Internal(_) => Exit::Internal,
+        }
+    }
+}
+
+/// The status of any error that reaches the top: that of the [`Error`] or [`store::Error`] inside, else 70.
+pub fn exit_of(error: &anyhow::Error) -> Exit {
+    if let Some(ours) = error.downcast_ref::<Error>() {
+        ours.exit()
+    } else if let Some(store) = error.downcast_ref::<store::Error>() {
+        store.exit()
+    } else {
+        Exit::Internal
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) | Self::Config(text) | Self::NotHeld(text) | Self::Internal(text) => {
+                f.write_str(text)
+            }
+            Self::Store(error) => error.fmt(f),
+            Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Self {
+        Self::Store(error)
+    }
+}

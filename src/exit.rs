@@ -1,0 +1,58 @@
+//! Which exit status means what? The one table; every command ends through it.
+
+/// How dlock ends. The numbers are those of sysexits.h where it has one, of timeout(1) and the shell elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// The command did what it was asked.
+    Ok,
+    /// 64: the command line makes no sense.
+    Usage,
+    /// 69: the store cannot be reached, or refused to serve.
+    Unavailable,
+    /// 70: a fault of dlock's own.
+    Internal,
+    /// 74: output could not be written.
+    Output,
+    /// 75, or what `--busy-exit-code` says: the lock was not obtained.
+    Busy(u8),
+    /// 77: authentication failed or a right is missing.
+    Denied,
+    /// 78: a configuration file, variable or URL is invalid.
+    Config,
+    /// 79: the lock was lost, or is not held.
+    Lost,
+    /// 124: `--max-run` stopped the job.
+    TimedOut,
+    /// 126: the command exists and cannot be executed.
+    CannotExecute,
+    /// 127: the command was not found.
+    NotFound,
+    /// The status the job exited with.
+    Job(u8),
+    /// The signal the job died of; dlock dies of the same.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The default of `--busy-exit-code`.
+    pub const BUSY: u8 = 75;
+
+    /// The status a shell sees; for [`Exit::Signal`] 128 + the signal's number.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Usage => 64,
+            Self::Unavailable => 69,
+            Self::Internal => 70,
+            Self::Output => 74,
+            Self::Busy(code) | Self::Job(code) => code,
+            Self::Denied => 77,
+            Self::Config => 78,
+            Self::Lost => 79,
+            Self::TimedOut => 124,
+            Self::CannotExecute => 126,
+            Self::NotFound => 127,
+            Self::Signal(signal) => 128u8.wrapping_add(u8::try_from(signal).unwrap_or(0)),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The nouns: key, token, fence, lease, owner. What is valid is decided here, at the border, so that everything
+//! below may trust what it is handed. Knows no store, no clock and no output.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// The greatest number of bytes in a [`Key`].
+pub const KEY_MAX: usize = 512;
+
+/// A key as the user gave it, without the prefix: 1–512 bytes of UTF-8 without control characters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(String);
+
+impl Key {
+    /// Checks a key. The error says what is allowed.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if text.is_empty() || text.len() > KEY_MAX {
+            return Err(format!("a key is 1 to {KEY_MAX} bytes long, this one has {}", text.len()));
+        }
+        if text.chars().any(char::is_control) {
+            return Err("a key must not contain control characters".into());
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of a lock in its store, the `L` of the protocol: prefix + key.
+///
+/// Keys derived from it are `dlock.<kind>:{tag}:L`, where the tag is L's own Redis Cluster hash tag, else all of L,
+/// so that a lock and what belongs to it share one slot. A name for which that cannot hold is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    full: String,
+    prefix: usize,
+}
+
+impl Name {
+    /// Joins prefix and key. Refused: a name without hash tag that contains `}`, and one that begins like a derived
+    /// key. The error says what is allowed.
+    pub fn new(prefix: &str, key: &Key) -> Result<Self, String> {
+        let full = format!("{prefix}{key}");
+        if hash_tag(&full).is_none() && full.contains('}') {
+            return Err(format!(
+                "the key {full:?} contains }} but no {{hash tag}}; allowed is a}} only after {{a"
+            ));
+        }
+        if full.starts_with("dlock.") {
+            return Err(format!(
+                "the key {full:?} begins with \"dlock.\", which is kept for dlock's own records"
+            ));
+        }
+        Ok(Self { full, prefix: prefix.len() })
+    }
+
+    /// Prefix and key together.
+    pub fn as_str(&self) -> &str {
+        &self.full
+    }
+
+    /// The key without the prefix.
+    pub fn key(&self) -> &str {
+        &self.full[self.prefix..]
+    }
+
+    /// What the derived keys carry in braces: L's own hash tag, else all of L.
+    pub fn tag(&self) -> &str {
+        hash_tag(&self.full).unwrap_or(&self.full)
+    }
+}
+
+/// The hash tag by the rule of Redis Cluster: what stands between the first `{` and the next `}`, if not empty.
+fn hash_tag(name: &str) -> Option<&str> {
+    let after = &name[name.find('{')? + 1..];
+    let tag = &after[..after.find('}')?];
+    (!tag.is_empty()).then_some(tag)
+}
+
+/// The secret that proves a hold: 128 bits from the operating system, constant for the hold, 32 hex digits.
+/// Its `Debug` hides it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Token(String);
+
+impl Token {
+    /// A new token. Fails only if the operating system has no randomness to give.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0u8; 16];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// Reads a token that `acquire` or DLOCK_TOKEN gave out. The error says what is allowed, not what was given.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        if text.len() == 32 && digits {
+            Ok(Self(text.into()))
+        } else {
+            Err("a token is 32 lower-case hex digits".into())
+        }
+    }
+
+    /// The token itself. For the store and for CMD's environment; never for a message.
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// The number of a grant, greater than that of every earlier grant of the same key (I5). Roughly the store's clock
+/// in microseconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Fence(pub u64);
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The length of a lease: 500 ms to 24 h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ttl(Duration);
+
+impl Ttl {
+    /// The shortest lease.
+    pub const MIN: Duration = Duration::from_millis(500);
+    /// The longest lease.
+    pub const MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+    /// Checks a lease, cut to whole milliseconds. The error says what is allowed.
+    pub fn new(span: Duration) -> Result<Self, String> {
+        if !(Self::MIN..=Self::MAX).contains(&span) {
+            return Err("a ttl is between 500ms and 24h".into());
+        }
+        Ok(Self(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))))
+    }
+
+    /// The length.
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+}
+
+/// Who holds or waits, as `status` shows it. The store keeps it and never looks inside.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Owner {
+    /// Host name.
+    pub host: String,
+    /// Process id of dlock on that host.
+    pub pid: u32,
+    /// Login name, else the numeric user id.
+    pub user: String,
+    /// `--label`, else the first 200 bytes of the command line.
+    pub command: String,
+    /// `--reason`.
+    pub reason: Option<String>,
+}
