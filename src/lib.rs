@@ -3,5 +3,6 @@
 pub mod clock;
 pub mod error;
 pub mod exit;
+pub mod law;
 pub mod lock;
 pub mod store;
