@@ -67,6 +67,12 @@ impl Due {
         now.millis() >= self.0
     }
 
+    /// Whether it lies behind. What is only remembered is forgotten then: Redis drops a key one tick after its expiry,
+    /// and for what decides nothing the law follows suit.
+    pub const fn is_past(self, now: Time) -> bool {
+        now.millis() > self.0
+    }
+
     /// What is left of it.
     pub const fn left(self, now: Time) -> Duration {
         Duration::from_millis(self.0.saturating_sub(now.millis()))
@@ -352,8 +358,8 @@ impl Record {
     }
 
     fn forget(&mut self, now: Time) {
-        self.spent.retain(|_, spent| !spent.until.passed(now));
-        self.waiters.retain(|_, waiter| !waiter.forget.passed(now));
+        self.spent.retain(|_, spent| !spent.until.is_past(now));
+        self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
         let waiters = &self.waiters;
         self.queue.retain(|(_, token)| waiters.contains_key(token));
     }
