@@ -27,6 +27,7 @@ local function int(n) return string.format('%.0f', n) end
 local function waiter_key(token) return 'dlock.waiter:' .. rest .. ':' .. token end
 local function spent_key(token) return 'dlock.spent:' .. rest .. ':' .. token end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
+local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
 -- An out-of-memory server refuses a script at its first write that may need memory, but never one that has written
 -- already (I14). This write needs none.
@@ -138,7 +139,7 @@ local function serve(caller)
     if not head then return end
     local w = redis.call('HMGET', waiter_key(head), 'silent', 'since', 'owner', 'wake')
     if w[1] and ms < tonumber(w[1]) then
-      grant(head, w[3], CONFIRM_WITHIN, ms - math.floor(w[2] / 1000))
+      grant(head, w[3], CONFIRM_WITHIN, gone_by(w[2]))
       save_hold()
       if head ~= caller then wake(head, w[4]) end
     end
