@@ -502,3 +502,6 @@ fn files(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use crate::cli::{self, Color, LogFormat, OnLost};
 use crate::error::Error;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -75,12 +76,18 @@ const KEYS: [(&str, Kind); 21] = [
 /// Keys that later versions bring.
 const LATER: [&str; 5] = ["shared", "slots", "replicas", "tree", "report"];
 
-/// One configuration file, or several merged.
-#[derive(Debug, Clone, Default)]
+/// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
+#[derive(Clone, Default)]
 pub struct File {
     /// Where it was read; empty for a merged one.
     pub path: PathBuf,
     entries: BTreeMap<&'static str, Set<Value>>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.entries.keys()).finish()
+    }
 }
 
 impl File {
@@ -181,7 +188,7 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
     match kind {
         Kind::Prefix => word(|_| Ok(())),
         Kind::Text => word(|text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }),
-        Kind::Note => word(|text| cli::note(text).map(|_| ()).map_err(|why| format!(": {why}"))),
+        Kind::Note => word(|text| cli::note(text).map(|_| ()).map_err(|why| format!("is refused: {why}"))),
         Kind::Flag => flag(),
         Kind::Span => span(cli::duration::parse),
         Kind::Timeout => span(cli::duration::parse_positive),

@@ -183,7 +183,10 @@ fn tcp(parts: Parts<'_>) -> Result<Url, String> {
             return Err(format!("a ] is missing after the IPv6 address; {ALLOWED}"));
         };
         if address.parse::<Ipv6Addr>().is_err() {
-            return Err(format!("{} is no IPv6 address; {ALLOWED}", shown(address)));
+            return Err(format!(
+                "what stands in the brackets{} is no IPv6 address; {ALLOWED}",
+                shown(address)
+            ));
         }
         match after.strip_prefix(':') {
             Some(port) => (address, Some(port)),
