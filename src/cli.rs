@@ -235,7 +235,7 @@ pub struct Status {
     /// Print a JSON array, one object a lock
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
-    /// explained in docs/stores.md.
+    /// explained in docs/status.md.
     #[arg(long)]
     pub json: bool,
 
@@ -433,12 +433,13 @@ fn status(text: &str) -> Result<u8, String> {
 }
 
 /// The greatest number of bytes in `--reason` and `--label`.
-pub const NOTE_MAX: usize = 200;
+pub const NOTE_MAX: usize = 500;
 
-/// The value of `--reason` and `--label`: short enough to be kept in every record of the hold.
+/// The value of `--reason` and `--label`: short enough to be kept in every record of the hold. It may be empty, for a
+/// script whose variable is.
 pub fn note(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() > NOTE_MAX {
-        return Err(format!("the text is 1 to {NOTE_MAX} bytes long, this one has {}", text.len()));
+    if text.len() > NOTE_MAX {
+        return Err(format!("the text is at most {NOTE_MAX} bytes long, this one has {}", text.len()));
     }
     Ok(text.into())
 }

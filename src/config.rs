@@ -484,9 +484,10 @@ fn files(
     };
     if let Some(named) = named {
         let path = Path::new(&named.value);
-        return match File::read(path)? {
-            Some(file) => Ok(vec![file]),
-            None => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
+        return match File::read(path) {
+            Ok(Some(file)) => Ok(vec![file]),
+            Ok(None) => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
+            Err(error) => Err(invalid(&named.source, &error.to_string())),
         };
     }
     let mut found: Vec<File> = File::read(&around.machine_file)?.into_iter().collect();

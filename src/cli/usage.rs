@@ -44,9 +44,23 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 Ok(Parsed::Print(error.render().to_string()))
             }
-            _ => Err(explain(&error, &command)),
+            _ => {
+                let separator = if arguments.iter().any(|word| word == "--") {
+                    Separator::There
+                } else {
+                    Separator::Missing
+                };
+                Err(explain(&error, &command, separator))
+            }
         },
     }
+}
+
+/// Whether there is a `--` on the command line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Separator {
+    There,
+    Missing,
 }
 
 /// What clap cannot express about `run`.
@@ -77,7 +91,7 @@ fn check_run(run: &Run) -> Result<(), String> {
         return Err(later("--replicas", "only the server that was asked acknowledges"));
     }
     let Some(first) = run.key.first() else {
-        return Err("run needs a key: dlock run -k KEY -- CMD".into());
+        return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
     };
     if run.key.iter().any(|key| key != first) {
         return Err(later("several keys (a second -k)", "one command takes one lock"));
@@ -119,7 +133,7 @@ fn later(what: &str, today: &str) -> String {
 }
 
 /// One line for what clap refuses.
-fn explain(error: &clap::Error, command: &str) -> String {
+fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
@@ -143,9 +157,17 @@ fn explain(error: &clap::Error, command: &str) -> String {
             let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
             format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
         }
-        ErrorKind::UnknownArgument if command == "run" && !argument.starts_with('-') => {
-            format!("the command goes after --, as in: dlock run -k KEY -- {}", short(&argument))
-        }
+        ErrorKind::UnknownArgument if command == "run" && !argument.starts_with('-') => match separator {
+            Separator::Missing => {
+                format!("the command goes after --, as in: dlock run -k KEY -- {}", short(&argument))
+            }
+            Separator::There => {
+                let word = short(&argument);
+                format!(
+                    "'{word}' before the -- belongs to no option; a key is given by -k: dlock run -k {word} -- CMD"
+                )
+            }
+        },
         ErrorKind::UnknownArgument if !known => {
             format!("no option '{}' here; options come after the command, see '{help}'", short(&argument))
         }
@@ -231,6 +253,7 @@ mod tests {
             &["run", "-k", &long, "--", "true"],
             &["run", "-k", "a", "-k", "b", "--", "true"],
             &["run", "-k", "a", "true"],
+            &["run", "a", "--", "true"],
             &["run", "-k", "a", "--"],
             &["run", "-k", "a", "-c", "true", "--", "true"],
             &["run", "-k", "a", "-w", "sleep", "--", "1"],

@@ -112,7 +112,10 @@ impl File {
         let table = DeTable::parse(text).map_err(|error| {
             // The message of the parser, not its picture of the line: a password may stand there.
             let why = error.message().replace('\n', "; ");
-            invalid(&source(error.span().map_or(0, |span| span.start)), &format!("this is not TOML: {why}"))
+            let span = error.span().unwrap_or_default();
+            let key = text.get(span.clone()).filter(|word| KEYS.iter().any(|(name, _)| name == word));
+            let key = key.map(|key| format!(" '{key}'")).unwrap_or_default();
+            invalid(&source(span.start), &format!("this is not TOML: {why}{key}"))
         })?;
         let mut entries = BTreeMap::new();
         for (key, value) in table.get_ref() {

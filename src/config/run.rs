@@ -42,7 +42,7 @@ pub struct Run {
     pub busy: u8,
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
-    /// `--reason`.
+    /// `--reason`, if not empty.
     pub reason: Option<String>,
     /// `--label`.
     pub label: Option<String>,
@@ -99,7 +99,7 @@ impl Settings {
             on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
             busy: flags.busy_exit_code.unwrap_or(busy),
             argv,
-            reason: text(&flags.reason, "reason"),
+            reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })
     }

@@ -205,13 +205,14 @@ fn files_that_make_no_sense() -> Outcome {
         ("quiet = 'yes'", &["true or false"]),
         ("quiet = true\nverbose = true", &["line 2", "exclude"]),
         ("min-hold = 1\nwait = true", &["line 1", "line 2", "do not go together"]),
-        ("ttl = 1\nttl = 2", &["line 2", "TOML"]),
+        ("ttl = 1\nttl = 2", &["line 2", "TOML", "'ttl'"]),
+        ("ttl =\n", &["line 1", "TOML"]),
         ("[run]\nttl = 2", &["line 1", "'run'"]),
         ("password = 'hush", &["line 1", "TOML"]),
         ("password = 3", &["must be a string"]),
         ("password = 'hush'\npassword-file = '/dev/stdin'x", &["TOML"]),
         ("store = 'redis://u:hush/@h'", &["line 1"]),
-        ("reason = ''", &["1 to 200"]),
+        ("reason = 3", &["must be a string"]),
     ] {
         let machine = Machine::new()?.machine_file(text)?;
         let line = machine.refused(&[]);

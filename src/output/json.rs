@@ -1,5 +1,5 @@
 //! What do programs read? The objects of `status --json`. Every field is always there, null if unknown; times are
-//! RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a [`View`] has none. docs/stores.md explains
+//! RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a [`View`] has none. docs/status.md explains
 //! the fields; adding one is a minor change, anything else a major one.
 
 use super::time::{millis, utc};
@@ -184,5 +184,33 @@ impl<'a> LastRun<'a> {
             signal,
             forced_by: end.by.as_ref().map(|by| Person { host: &by.host, pid: by.pid, user: &by.user }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_there() -> Result<(), Box<dyn std::error::Error>> {
+        let text = status(&crate::output::table::tests::views()?)?;
+        println!("{text}");
+        assert!(!text.contains(|c: char| c != '\n' && crate::output::acts(c)));
+        let array: serde_json::Value = serde_json::from_str(&text)?;
+        for lock in array.as_array().into_iter().flatten() {
+            let fields = ["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run"];
+            assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
+            for holder in lock["holders"].as_array().into_iter().flatten() {
+                let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];
+                let fields = fields.iter().chain(&["held_ms", "lease_ms", "foreign"]);
+                assert!(fields.clone().all(|field| holder.get(field).is_some()), "{holder}");
+            }
+        }
+        assert_eq!(array[0]["last_run"]["exit_status"], 3);
+        assert_eq!(array[0]["holders"][0]["acquired_at"], "2025-11-21T11:20:00.000Z");
+        assert_eq!(array[3]["holders"][0]["foreign"], true);
+        assert_eq!(array[1]["key"], "b\u{202e}c");
+        assert_eq!(status(&[])?, "[]\n");
+        Ok(())
     }
 }

@@ -27,8 +27,10 @@ impl Width {
 
 const HEAD: [&str; 8] = ["KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
 
-/// The columns that may be cut, the first to lose first, and what is left of each at least.
-const ELASTIC: [(usize, usize); 4] = [(7, 12), (6, 8), (2, 16), (0, 12)];
+/// What is given up on a narrow terminal, the first first: a column, and what is left of it at least. With nothing
+/// left the column is not shown.
+const GIVEN_UP: [(usize, usize); 10] =
+    [(7, 12), (6, 8), (2, 16), (0, 12), (6, 0), (3, 8), (7, 6), (2, 10), (0, 8), (7, 0)];
 
 /// The table, with a line end after each row; where there is no lock, a line that says so.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
@@ -49,7 +51,8 @@ pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
     let mut table = String::new();
     for (at, row) in rows.iter().enumerate() {
         let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate().filter(|(_, (_, width))| *width > 0)
+        {
             let cell = cut(cell, width);
             let pad = width.saturating_sub(cell.chars().count());
             let paint = (at > 0 && column == 1).then(|| paint(cell.as_str(), coloured)).flatten();
@@ -62,12 +65,17 @@ pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
     table
 }
 
-/// Takes from the elastic columns until the rows fit. Below a certain width they do not, and the terminal wraps.
+/// Takes from the columns until the rows fit. On less than some 50 columns they do not, and the terminal wraps.
 fn fit(widths: &mut [usize; HEAD.len()], columns: usize) {
-    for (column, least) in ELASTIC {
-        let total = widths.iter().sum::<usize>() + 2 * (HEAD.len() - 1);
+    for (column, least) in GIVEN_UP {
+        let shown = widths.iter().filter(|width| **width > 0).count();
+        let total = widths.iter().sum::<usize>() + 2 * shown.saturating_sub(1);
         let over = total.saturating_sub(columns);
-        widths[column] -= over.min(widths[column].saturating_sub(least));
+        if over > 0 && least == 0 {
+            widths[column] = 0;
+        } else {
+            widths[column] -= over.min(widths[column].saturating_sub(least));
+        }
     }
 }
 
@@ -145,5 +153,96 @@ fn last(end: &LoggedEnd, now: u64) -> String {
     };
     let ms = std::time::Duration::from_millis;
     let (ago, ran) = (now.saturating_sub(end.ended), end.ended.saturating_sub(end.since));
-    format!("{how} {} ago, {}", span(ms(ago)), span(ms(ran)))
+    format!("{how} {} ago, ran {}", span(ms(ago)), span(ms(ran)))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::lock::{Fence, Key, Name, Owner};
+    use crate::store::{Foreign, Holder, Waiter};
+    use std::time::Duration;
+
+    fn owner(command: &str) -> Owner {
+        Owner {
+            host: "web1".into(),
+            pid: 4711,
+            user: "app".into(),
+            command: command.into(),
+            reason: Some("month\u{9b}end".into()),
+        }
+    }
+
+    pub(in crate::output) fn views() -> Result<Vec<View>, String> {
+        let view = |key: &str| {
+            Ok::<_, String>(View {
+                name: Name::new("dlock:", &Key::new(key)?)?,
+                now: 1_763_724_720_000,
+                state: State::Free,
+                foreign: None,
+                holder: None,
+                left: None,
+                fence: None,
+                waiters: vec![],
+                log: vec![],
+            })
+        };
+        let holder = Holder {
+            owner: owner(&"report --all ".repeat(15)),
+            fence: Fence(1_763_724_000_000_001),
+            since: 1_763_724_000_000,
+            held: Duration::from_secs(720),
+            lease: Duration::from_millis(26_500),
+            confirmed: true,
+        };
+        let end = LoggedEnd {
+            outcome: Outcome::Released,
+            owner: owner("report"),
+            fence: Fence(1),
+            since: 1_763_637_600_000,
+            ended: 1_763_638_020_000,
+            waited: 12,
+            job: Some(JobEnd::Status(3)),
+            by: None,
+        };
+        let left = Some(Duration::from_millis(26_500));
+        Ok(vec![
+            View {
+                state: State::Held,
+                left,
+                fence: Some(holder.fence),
+                holder: Some(holder.clone()),
+                waiters: vec![Waiter { owner: owner("x"), waiting: Duration::from_secs(3) }],
+                log: vec![end],
+                ..view("nightly-report-of-the-whole-company")?
+            },
+            View { state: State::Cooling, left, ..view("b\u{202e}c")? },
+            View { state: State::Revoked, left, holder: Some(holder), ..view("r")? },
+            View {
+                state: State::Held,
+                foreign: Some(Foreign { kind: "hash".into(), left: None }),
+                ..view("f")?
+            },
+            view("free")?,
+        ])
+    }
+
+    #[test]
+    fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
+        let views = views()?;
+        let whole = status(&views, Width::Endless, Coloured::No);
+        println!("{whole}");
+        assert!(whole.contains(&"report --all ".repeat(15)) && whole.contains("no end"));
+        assert!(!whole.contains(|c: char| c != '\n' && super::super::acts(c)));
+        for columns in [56, 80, 100, 200] {
+            let table = status(&views, Width::Columns(columns), Coloured::No);
+            println!("{table}");
+            assert!(table.lines().all(|line| line.chars().count() <= columns), "{table}");
+            assert_eq!(table.lines().count(), 6);
+        }
+        let painted = status(&views, Width::Columns(100), Coloured::Yes);
+        assert_eq!(painted.matches("\x1b[0m").count(), 4);
+        assert!(status(&[], Width::Endless, Coloured::No).starts_with("no lock"));
+        Ok(())
+    }
 }
