@@ -33,6 +33,7 @@ use family::Family;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
+use rustix::process::Pid;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;
 use std::ffi::{CString, OsString};
@@ -223,7 +224,7 @@ impl Guard {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let apart = if sys::has_children() { family::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
-        let caller_group = rustix::process::getpgrp();
+        let caller_group = Pid::from_raw(sys::own_group());
         match sys::fork()? {
             Fork::Child => {
                 drop(link);
@@ -389,6 +390,7 @@ impl Guard {
         let _ = sys::kill(self.pid, libc::SIGKILL);
         sys::wait_for(self.pid);
         let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
+        family.child = self.cmd;
         let bound = self.bound();
         let why = if bound.passed() { Why::LeaseRanOut } else { Why::GuardGone };
         let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
@@ -418,7 +420,10 @@ impl Guard {
         let no_child = loop {
             match sys::wait_any() {
                 Waited::Child(pid, raw) if Some(pid) == self.cmd => {
-                    adopted.status = Status::of(raw).or(adopted.status);
+                    if let Some(status) = Status::of(raw) {
+                        adopted.status = Some(status);
+                        adopted.family.child = None;
+                    }
                 }
                 Waited::Child(..) => {}
                 Waited::Nothing => break false,

@@ -204,6 +204,12 @@ pub fn has_children() -> bool {
     unsafe { libc::waitid(libc::P_ALL, 0, std::ptr::null_mut(), flags) == 0 }
 }
 
+/// The process group of this process; 0 if its leader is outside of this PID namespace, which rustix's type rules out.
+pub fn own_group() -> c_int {
+    // SAFETY: no memory is involved, and it cannot fail.
+    unsafe { libc::getpgrp() }
+}
+
 /// kill(2): any signal, to a process (`target` > 0) or a process group (`target` < -1).
 pub fn kill(target: c_int, signal: c_int) -> io::Result<()> {
     if matches!(target, 0 | -1) {

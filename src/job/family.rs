@@ -46,6 +46,8 @@ pub(super) struct Sweep {
 #[derive(Debug)]
 pub(super) struct Family {
     root: i32,
+    /// A child of the root that has not been reaped: known without /proc.
+    pub child: Option<i32>,
     /// Processes that are not of the job though they descend from the root, or carry the mark.
     apart: Vec<i32>,
     mark: Vec<u8>,
@@ -67,7 +69,7 @@ impl Family {
     /// The descendants of this process, and what carries the mark, but for the processes `apart`.
     pub(super) fn new(mark: &str, apart: Vec<i32>, beat: LimitsSender) -> Self {
         let root = rustix::process::getpid().as_raw_pid();
-        Self { root, apart, mark: mark.into(), refused: HashSet::new(), beat }
+        Self { root, child: None, apart, mark: mark.into(), refused: HashSet::new(), beat }
     }
 
     /// Signals every process of the job that can be found, parents before children: a shell must not go on to its next
@@ -186,8 +188,14 @@ pub(super) fn own_children() -> Vec<i32> {
     processes().into_iter().filter(|entry| entry.parent == own).map(|entry| entry.pid).collect()
 }
 
-/// Every process that /proc shows.
+/// Every process that /proc shows. None if /proc is not that of our PID namespace, or is not there: its numbers would
+/// stand for other processes than ours.
 fn processes() -> Vec<Entry> {
+    let own = rustix::process::getpid().as_raw_pid();
+    let seen = fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok());
+    if seen != Some(own) {
+        return Vec::new();
+    }
     let proc = fs::read_dir("/proc").into_iter().flatten().flatten();
     proc.filter_map(|entry| read_entry(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
@@ -258,6 +266,7 @@ mod tests {
     fn parents_come_before_children_and_the_dead_lead_on() -> io::Result<()> {
         let family = Family {
             root: 10,
+            child: None,
             apart: vec![13],
             mark: vec![],
             refused: HashSet::new(),

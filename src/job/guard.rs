@@ -23,7 +23,8 @@ use std::time::Duration;
 pub(super) struct Setup {
     pub argv: Vec<CString>,
     pub group: Group,
-    pub caller_group: Pid,
+    /// `None` if it has no name here: its leader is outside of this PID namespace.
+    pub caller_group: Option<Pid>,
     pub caller: i32,
     pub grace: Duration,
     pub max_run: Option<Duration>,
@@ -90,7 +91,10 @@ impl<F: FnMut(Alone)> Watch<F> {
         // Blocked, not ignored: what is ignored stays so across exec, and CMD would inherit it. Blocking also keeps the
         // terminal from stopping a background process that writes to it.
         sys::set_mask(SignalSet::ALL);
-        rustix::process::setpgid(None, None)?;
+        // A group without a name could not be joined again by CMD, so then we stay in it.
+        if setup.group == Group::Own || setup.caller_group.is_some() {
+            rustix::process::setpgid(None, None)?;
+        }
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         rustix::thread::set_name(c"dlock-guard")?;
         Ok(Self {
@@ -223,6 +227,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                 self.cmd = Some(Cmd { pid, exec: Some(exec), status: None, was_stopped: false });
                 self.state = State::Running { since: now };
                 self.no_child = false;
+                self.setup.family.child = Some(pid);
                 drop(report);
                 self.close_the_rest();
                 Ok(())
@@ -232,11 +237,12 @@ impl<F: FnMut(Alone)> Watch<F> {
 
     /// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
     fn become_cmd(&mut self) -> io::Error {
-        let group = match self.setup.group {
-            Group::Caller => Some(self.setup.caller_group),
-            Group::Own => None,
+        let moved = match (self.setup.group, self.setup.caller_group) {
+            (Group::Caller, None) => Ok(()),
+            (Group::Caller, group) => rustix::process::setpgid(None, group),
+            (Group::Own, _) => rustix::process::setpgid(None, None),
         };
-        if let Err(error) = rustix::process::setpgid(None, group) {
+        if let Err(error) = moved {
             return error.into();
         }
         let without: Vec<Vec<u8>> = self.changes.iter().map(|(name, _)| name.clone()).collect();
@@ -295,6 +301,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             let Some(cmd) = self.cmd.as_mut().filter(|cmd| cmd.pid == pid) else { continue };
             if let Some(status) = Status::of(raw) {
                 cmd.status = Some(status);
+                self.setup.family.child = None;
                 if cmd.exec.is_some() {
                     self.executed();
                 }
