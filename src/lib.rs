@@ -6,6 +6,7 @@ pub mod commands;
 pub mod config;
 pub mod error;
 pub mod exit;
+pub mod law;
 pub mod lock;
 pub mod output;
 pub mod store;
