@@ -22,13 +22,15 @@ pub mod status;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let exit = match usage::parse(std::env::args_os()) {
-        Ok(Parsed::Print(text)) => output::print(&text).map(|()| Exit::Ok).map_err(Into::into),
-        Ok(Parsed::Command(command)) => dispatch(&command),
-        Err(line) => Err(Error::Usage(line).into()),
+    let (exit, printer) = match usage::parse(std::env::args_os()) {
+        Ok(Parsed::Print(text)) => {
+            (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Command(command)) => (dispatch(&command), Printer::early(Some(command.common()))),
+        Err(line) => (Err(Error::Usage(line).into()), Printer::early(None)),
     };
     let exit = exit.unwrap_or_else(|error| {
-        Printer::early(None).say(Kind::Error, &error::line(&error));
+        printer.say(Kind::Error, &error::line(&error));
         error::exit_of(&error)
     });
     if let Exit::Signal(signal) = exit {
@@ -75,7 +77,7 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
         Place::Tcp { host, port, db } => (Address::Tcp { host: host.clone(), port: *port }, *db),
         Place::Unix { path, db } => (Address::Unix(path.clone()), *db),
         Place::File { dir } => {
-            let store = FileStore::open(dir, &shown, settings.op_timeout);
+            let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
     };

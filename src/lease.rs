@@ -7,9 +7,7 @@
 use crate::clock::Moment;
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::lock::{Name, Token};
-use crate::store::{
-    Acquired, Ask, Blocker, End, Error, Grant, Left, Patience, Ran, Renewal, Store, Waiting,
-};
+use crate::store::{Acquired, Ask, Blocker, End, Error, Grant, Left, Patience, Ran, Renewal, Store, Waiting};
 use bell::Bell;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -321,7 +319,10 @@ impl Keeper {
                     next = schedule.retry_at(began);
                     if schedule.deadline(sent).passed() {
                         if !std::mem::replace(&mut overdue, true) {
-                            self.report(Report::Lost { how: Loss::Deadline, kill_by: schedule.kill_at(sent) });
+                            self.report(Report::Lost {
+                                how: Loss::Deadline,
+                                kill_by: schedule.kill_at(sent),
+                            });
                         }
                         // The job that is left, if any, runs without the lock; there is no hurry any more.
                         next = schedule.renew_at(began);

@@ -16,11 +16,10 @@ use crate::job::{self, Event, Group, Guard, Inherited, Limits, OnLost, Plan};
 use crate::law::schedule::Schedule;
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Name, Token};
-use crate::output::{Kind, Printer};
-use crate::store::{Ask, End, JobEnd, Ran, Store};
+use crate::output::Printer;
+use crate::store::{Ask, End, JobEnd, Ran};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
 use std::time::Duration;
 use surroundings::environment;
 use words::Words;
@@ -39,7 +38,8 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let name = name(settings, &run.key)?;
     let printer = printer.about(name.key());
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
-    let inherited = job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
+    let inherited =
+        job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
     let mut store = open(settings)?;
     let keep = store.prepare(&name, &token).map_err(|error| located(settings, error))?;
 
@@ -65,8 +65,9 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
         keep,
     };
     let words = Words::new(settings, name.key(), printer);
-    let guard = Guard::fork(plan, &inherited, alone::alone(&mut *store, &name, &token, settings, run, &words))
-        .map_err(|error| internal("cannot make the guard", &error))?;
+    let guard =
+        Guard::fork(plan, &inherited, alone::alone(&mut *store, &name, &token, settings, run, &words))
+            .map_err(|error| internal("cannot make the guard", &error))?;
 
     let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
     let request = Request {
@@ -79,7 +80,8 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     };
     let limits = guard.limits();
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
-    let lease = Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
+    let lease =
+        Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
     Session { settings, run, name, token, inherited, group, schedule, guard, lease, words, limits }.go()
 }
 
@@ -131,17 +133,25 @@ impl Session<'_> {
 
     /// Waits for the lock; the job has been started when this answers [`Obtained::Lock`].
     fn obtain(&mut self) -> anyhow::Result<Obtained> {
+        let mut queued = None;
         loop {
-            match self.news(None)? {
+            // The line on a terminal moves on although nothing is heard.
+            let until = queued.as_ref().map(|_| self.words.next());
+            match self.news(until)? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
                 News::Signal(received) if received.signal == libc::SIGTSTP => job::stop_by(libc::SIGTSTP),
-                News::Signal(_) | News::Nothing => {}
+                News::Signal(_) => {}
+                News::Nothing => queued.iter().for_each(|waiting| self.words.waiting(waiting)),
                 News::Job(Event::Died) => {
                     return Err(Error::Internal(self.words.guard_died_before_start()).into());
                 }
                 News::Job(_) => {}
+                News::Lease(Report::Waiting(waiting)) => {
+                    self.words.waiting(&waiting);
+                    queued = Some(waiting);
+                }
                 News::Lease(report) => {
                     if let Some(obtained) = self.hear(report)? {
                         return Ok(obtained);
@@ -175,17 +185,18 @@ impl Session<'_> {
             }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
-                let error = error.map(|text| format!("{text} ({}); the command did not run", self.settings.store.origin()));
+                let error = error.map(|text| {
+                    format!("{text} ({}); the command did not run", self.settings.store.origin())
+                });
                 return Err(Error::Store(error).into());
             }
             Report::TakenAway => {
                 self.words.taken_away();
                 return Ok(Some(Obtained::Nothing(Exit::Lost)));
             }
-            Report::Waiting(waiting) => self.words.waiting(&waiting),
             Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
             Report::Recovered => self.words.recovered(),
-            Report::Lost { .. } | Report::Left(_) => {}
+            Report::Waiting(_) | Report::Lost { .. } | Report::Left(_) => {}
         }
         Ok(None)
     }
@@ -311,7 +322,9 @@ impl Session<'_> {
     fn news(&mut self, until: Option<Moment>) -> anyhow::Result<News> {
         loop {
             // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
-            if let Some(received) = self.inherited.next_signal().map_err(|e| internal("cannot read signals", &e))? {
+            if let Some(received) =
+                self.inherited.next_signal().map_err(|e| internal("cannot read signals", &e))?
+            {
                 return Ok(News::Signal(received));
             }
             if let Some(event) = self.guard.next_event().map_err(|e| internal("cannot hear the guard", &e))? {
@@ -329,7 +342,7 @@ impl Session<'_> {
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(internal("cannot wait", &errno.into())),
+                Err(errno) => return Err(internal("cannot wait", &errno)),
             }
         }
     }

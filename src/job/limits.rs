@@ -40,7 +40,7 @@ impl LimitsSender {
     }
 
     /// The newest limits; boot, long past, before any were set.
-    pub(super) fn get(&self) -> Limits {
+    pub fn get(&self) -> Limits {
         let term_at = moment(self.cells[TERM].load(Ordering::Acquire));
         Limits { term_at, kill_at: moment(self.cells[KILL].load(Ordering::Acquire)) }
     }

@@ -23,8 +23,8 @@ const WIPE: &str = "\r\x1b[K";
 
 /// The voice of a waiter.
 #[derive(Debug)]
-pub struct Waiter<'a> {
-    printer: &'a Printer,
+pub struct Waiter {
+    printer: Printer,
     place: Place,
     next: Moment,
 }
@@ -42,9 +42,9 @@ enum Place {
     Log,
 }
 
-impl<'a> Waiter<'a> {
+impl Waiter {
     /// A waiter that came to wait at `since`.
-    pub fn new(printer: &'a Printer, since: Moment) -> Self {
+    pub fn new(printer: &Printer, since: Moment) -> Self {
         let smart = || std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let (place, next) = if !printer.says(Kind::Note) {
             (Place::Nowhere, since.after(Duration::MAX))
@@ -53,7 +53,7 @@ impl<'a> Waiter<'a> {
         } else {
             (Place::Log, since.after(FIRST))
         };
-        Self { printer, place, next }
+        Self { printer: printer.clone(), place, next }
     }
 
     /// When there will be something to say again.
@@ -96,7 +96,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for Waiter {
     fn drop(&mut self) {
         self.clear();
     }
