@@ -3,5 +3,7 @@
 pub mod clock;
 pub mod error;
 pub mod exit;
+pub mod job;
 pub mod lock;
 pub mod store;
+mod sys;
