@@ -246,6 +246,25 @@ fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
 }
 
 #[test]
+fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut silent) = (place.process()?, place.process()?);
+    let (mut dead, mut next) = (place.process()?, place.process()?);
+    holder.granted()?;
+    silent.waits()?;
+    for process in [&mut dead, &mut next] {
+        process.store.boot.ahead = Duration::from_secs(4);
+        process.waits()?;
+    }
+    dead.die();
+    holder.store.boot.ahead = Duration::from_secs(6);
+    holder.leave()?;
+    next.woken()?;
+    next.granted()?;
+    Ok(())
+}
+
+#[test]
 fn a_waiter_that_leaves_makes_way() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut middle, mut last) = (place.process()?, place.process()?, place.process()?);
@@ -444,6 +463,31 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     assert!(process.store.inspect(&name()?, by).is_ok(), "reading needs no mutex");
     drop(mutex);
     assert_eq!(process.store.renew(&name()?, &process.token, TTL, self::by())?, Renewal::Renewed);
+    Ok(())
+}
+
+#[test]
+fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
+    let place = Place::new()?;
+    let store = place.store()?;
+    let inside = AtomicU32::new(0);
+    let rounds = || -> Result<()> {
+        for _ in 0..300 {
+            let mutex = Mutex::lock(&store.directory, name()?.as_str(), by())?;
+            ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
+            thread::yield_now();
+            inside.fetch_sub(1, Ordering::SeqCst);
+            mutex.remove()?;
+        }
+        Ok(())
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(rounds)).collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
     Ok(())
 }
 
