@@ -116,11 +116,10 @@ impl FileStore {
         let now = kept.now(&self.boot);
         let before = Glance::at(&kept.record);
 
-        let mut dead = self.bury(&mut kept, now, me);
+        let dead = self.bury(&mut kept, now, me);
         self.drop_spent(&mut kept, me);
         let answer = operation(&mut kept, now);
-        // The operation may have granted the lock to one that was behind those looked at before it.
-        dead.extend(self.bury(&mut kept, now, me));
+        // If the lock went to a dead one, behind those looked at, whoever is behind that watches it and asks at once.
         let woken =
             before.whom_to_wake(&kept.record, me).and_then(|token| match pulse(&self.directory, &token) {
                 Pulse::Beats(watch) => Some(watch),
