@@ -41,7 +41,7 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
     let mut store = open(settings)?;
-    let keep = store.prepare(&name, &token).map_err(|error| located(settings, error))?;
+    let keep = store.prepare(&token).map_err(|error| located(settings, error))?;
 
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
