@@ -158,6 +158,18 @@ impl Lease {
         let _ = self.orders.send(Order::Leave(end));
         self.wake_thread.ring();
     }
+
+    /// Waits for the answer to [`Lease::leave`], at most until `until`; `None` if there was none.
+    pub fn wait_for_leave(&self, until: Moment) -> Option<Result<Left, Error>> {
+        loop {
+            match self.next_report() {
+                Some(Report::Left(answer)) => return Some(answer),
+                Some(_) => {}
+                None if until.passed() => return None,
+                None => self.wake_owner.wait(Some(until)).ok()?,
+            }
+        }
+    }
 }
 
 /// Gives back whatever `token` has, retrying until `by`.

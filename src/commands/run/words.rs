@@ -100,11 +100,15 @@ impl<'a> Words<'a> {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let lock = self.lock();
         let text = match why {
+            NotStarted::Errno(libc::ENOENT) if command.contains('/') => format!(
+                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist; {lock} is \
+                 given back, the command did not run"
+            ),
             NotStarted::Errno(libc::ENOENT) => {
-                format!("{command}: command not found; {lock} is given back, the command did not run")
+                format!("command not found: '{command}'; {lock} is given back, the command did not run")
             }
             NotStarted::Errno(errno) => format!(
-                "cannot execute {command}: {}; {lock} is given back, the command did not run",
+                "cannot execute '{command}': {}; {lock} is given back, the command did not run",
                 std::io::Error::from_raw_os_error(errno)
             ),
             NotStarted::TooLate => {
