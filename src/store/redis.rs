@@ -84,6 +84,10 @@ pub struct RedisStore {
     /// that one must not swallow the wake meant for its successor.
     ear_number: u64,
     asked: bool,
+    /// The last request may still be on its way, so the next one brings its script along: if the answer comes too late
+    /// for us, there is nobody to send the text after a NOSCRIPT. So a server that was stopped finds, behind the
+    /// acquire that nobody waits for any more, a leave that it can execute.
+    doubt: bool,
 }
 
 /// The connection on which a waiter sleeps.
@@ -96,20 +100,23 @@ struct Ear {
 impl RedisStore {
     /// A store that connects when it is first used.
     pub const fn new(target: Target) -> Self {
-        Self { target, control: None, ear: None, ear_number: 0, asked: false }
+        Self { target, control: None, ear: None, ear_number: 0, asked: false, doubt: false }
     }
 
     fn run(&mut self, code: &Code, name: &Name, args: &[&str], by: Moment) -> Result<(String, Reply), Error> {
         let keys = keys(name);
         let target = &self.target;
+        let doubt = std::mem::replace(&mut self.doubt, true);
         let value = with_link(&mut self.control, target, by, |link, by| {
-            let value = link.ask(target, &code.by_hash(&keys, args), by)?;
+            let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
+            let value = link.ask(target, &first, by)?;
             if matches!(value, Value::ServerError(_)) {
                 link.ask(target, &code.by_text(&keys, args), by)
             } else {
                 Ok(value)
             }
         })?;
+        self.doubt = false;
         Reply::open(value, &self.target.shown)
     }
 
