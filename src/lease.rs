@@ -6,8 +6,9 @@
 
 use crate::clock::Moment;
 use crate::law::schedule::{FailedBefore, Schedule};
+use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
 use crate::lock::{Name, Token};
-use crate::store::{Acquired, Ask, Blocker, End, Error, Grant, Left, Patience, Ran, Renewal, Store, Waiting};
+use crate::store::{Error, Store};
 use bell::Bell;
 use std::io;
 use std::os::fd::BorrowedFd;

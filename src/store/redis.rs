@@ -3,12 +3,12 @@
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
 
-use super::{
-    Acquired, Ask, End, Error, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Store, View,
-    Waiter, Waiting, When,
-};
+use super::{Error, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
+use crate::law::{
+    Acquired, Ask, End, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
+};
 use crate::lock::{Fence, Key, Name, Owner, Token};
 use connect::Link;
 use redis::{Cmd, Value, cmd};
