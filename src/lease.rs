@@ -24,6 +24,9 @@ const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
+/// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
+const LATE_ANSWERS: u32 = 2;
+
 /// How long to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
@@ -223,7 +226,7 @@ impl Keeper {
     /// Takes the lock, waiting as long as is wanted. The moment from which the lease counts, or nothing.
     fn obtain(&mut self) -> Option<Moment> {
         let budget = self.request.connect_timeout + self.request.op_timeout;
-        let (mut queued, mut troubled) = (false, false);
+        let (mut queued, mut troubled, mut late) = (false, false, 0);
         loop {
             let sent = Moment::now();
             let by = match self.request.wait {
@@ -231,6 +234,14 @@ impl Keeper {
                 _ => sent.after(budget),
             };
             match self.store.acquire(&self.request.name, &self.request.ask, by) {
+                // Asking again extends the lease, counted from the new request.
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
+                    let ttl = self.request.ask.ttl;
+                    let why = format!("the store answers too slowly for a lease of {} ms", ttl.as_millis());
+                    self.report(Report::Failed(Error::Unavailable(why)));
+                    return None;
+                }
                 Ok(Acquired::Granted(grant)) => {
                     self.report(Report::Granted { grant, sent });
                     return Some(sent);
@@ -273,6 +284,10 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    fn is_too_late(&self, sent: Moment) -> bool {
+        self.request.schedule.term_at(sent).passed()
     }
 
     fn is_over(&self) -> bool {
