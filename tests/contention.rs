@@ -13,6 +13,7 @@ on_every_store!(
     who_does_not_wait_does_not_overtake,
     waiting_for_a_while_ends_busy,
     keys_and_prefixes_do_not_meet,
+    a_waiter_speaks_up_after_a_while,
 );
 
 fn one_of_many_runs_and_the_others_are_told(backend: Backend) {
@@ -129,4 +130,24 @@ fn keys_and_prefixes_do_not_meet(backend: Backend) {
     world.write("go", "");
     holder.finish();
     assert_eq!(world.log(), ["up", "another key", "another prefix", "another case"]);
+}
+
+/// Not at once, where nobody watches: a cron job's mail should not be about seconds. And not twice.
+fn a_waiter_speaks_up_after_a_while(backend: Backend) {
+    let world = World::new(backend);
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1s", "--label", "the-long-one"], hold).spawn();
+    world.wait_for_log("up");
+    let quiet = world.run("k", &["-w", "-q"], "true").spawn();
+    world.wait_for_waiters("k", 1);
+    let waiter = world.run("k", &["-w"], "echo waited >> log").stderr_like("dlock: .*\n").spawn();
+    world.wait_for_waiters("k", 2);
+    assert_eq!(waiter.messages(), "");
+    wait_until("it says what it waits for", || waiter.messages().ends_with('\n'));
+    let message = waiter.messages();
+    assert!(message.contains("the-long-one") && message.contains(&holder.pid().to_string()), "{message}");
+    world.write("go", "");
+    holder.finish();
+    quiet.finish();
+    waiter.finish();
 }

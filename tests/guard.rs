@@ -5,7 +5,9 @@ use crate::support::job;
 use crate::support::proc;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 on_every_store!(
@@ -136,4 +138,35 @@ fn on_lost_warn_ends_with_dlock(backend: Backend) {
     holder.finish();
     wait_until("the job is dead", || job::survivors(&world).is_empty());
     world.wait_for_state("k", "free");
+}
+
+/// Who has become another user, as through sudo, cannot be stopped by a dlock that may not signal that user: it is
+/// named, and the lock is not given back early.
+#[test]
+fn what_may_not_be_signalled_keeps_the_lock() {
+    let world = World::new(Backend::Redis);
+    world.open_to_all();
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let may = world.dlock(["--version"]).under(&nobody).any_stdout().any_stderr().spawn().output();
+    let made =
+        world.command("cp").args(["/usr/bin/setpriv", "rise"]).status().is_ok_and(|status| status.success());
+    if !may.status.success() || !made || !geteuid().is_root() {
+        println!("skipped: this user cannot become another one");
+        return;
+    }
+    fs::set_permissions(world.path("rise"), fs::Permissions::from_mode(0o4755)).expect("permissions");
+    let job = "echo $$ > job.pid; exec ./rise --reuid=0 sh -c 'echo $$ > risen.pid; exec sleep 1000'";
+    let holder = world.run("k", &["-t", "3s", "--grace", "200ms"], job).under(&nobody);
+    let holder = holder.dies_of(9).any_stderr().spawn();
+    let risen = world.wait_for_pid("risen.pid");
+    let next = world.run("k", &["-w"], "date +%s%3N > next").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    holder.signal(Signal::KILL);
+    let expires = world.redis().expires("dlock:k");
+    next.finish();
+    let began: i64 = world.read("next").trim().parse().expect("a time");
+    assert!(began >= expires, "not before the lease ended");
+    assert!(proc::alive(risen));
+    let output = holder.finish();
+    assert!(output.stderr.contains(&risen.to_string()), "it is named: {}", output.stderr);
 }

@@ -35,6 +35,25 @@ fn no_lost_packet_leaves_a_lock() {
     });
 }
 
+/// No single packet that is lost on the way of a renewal disturbs the job.
+#[test]
+fn no_lost_packet_disturbs_a_job() {
+    each_fault(|world, proxy, fault| {
+        for number in 3..=6 {
+            proxy.plan(number, fault);
+            world.write("log", "");
+            let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
+            let holder = world.run("k", &["-t", "2s"], job).env("DLOCK_STORE", proxy.url()).status(5).spawn();
+            // Two more than the one that is hit: the heartbeat has gone on.
+            wait_until("requests go on", || proxy.seen() >= number + 2 || !holder.messages().is_empty());
+            world.write("over", "");
+            holder.finish();
+            assert_eq!(world.log(), ["ran"], "{fault:?} of request {number}");
+            fs::remove_file(world.path("over")).expect("it was written");
+        }
+    });
+}
+
 /// The same for one that waits and is granted the lock while it waits.
 #[test]
 fn no_lost_packet_idles_the_queue() {
