@@ -110,6 +110,21 @@ fn dead_by_the_deadline(gone: Gone) {
     assert!(output.stderr.contains('k') && output.stderr.contains("lost"), "{}", output.stderr);
 }
 
+/// Once a job has been told to go, it goes, even if the server is back a moment later.
+#[test]
+fn a_late_renewal_does_not_call_off_the_end() {
+    let world = World::new(Backend::Redis);
+    let job = "trap 'echo term >> log' TERM; echo $$ > job.pid; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
+    let job = world.wait_for_pid("job.pid");
+    world.redis().pause();
+    world.wait_for_log("term");
+    world.redis().resume();
+    holder.finish();
+    assert!(!proc::alive(job));
+    assert_eq!(world.log(), ["term"]);
+}
+
 /// The store forgets the lock: the holder finds out at its next heartbeat, and no renewal brings the lock back.
 fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     let world = World::new(backend);
