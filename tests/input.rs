@@ -6,18 +6,32 @@ use crate::support::world::{Backend, World};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-/// The line begins so, and anything that the user can do about it follows.
-#[track_caller]
-fn refused(call: Dlock<'_>, status: i32, says: &[&str]) {
-    let output = call.any_stderr().spawn().output();
-    let lines = output.stderr.lines().collect::<Vec<_>>();
-    assert_eq!(output.end(), End::Status(status), "{lines:?}");
-    assert!(matches!(lines.len(), 1 | 2), "one line and at most a hint: {lines:?}");
-    assert!(lines.iter().all(|line| line.starts_with("dlock: ")), "{lines:?}");
-    for text in says {
-        assert!(output.stderr.contains(text), "it says {text:?}: {lines:?}");
+/// What is wrong with the way in which a call was refused.
+#[derive(Default)]
+struct Faults(Vec<String>);
+
+impl Faults {
+    /// Expects a status and one line, with at most a hint after it, that says certain things.
+    fn refused(&mut self, case: &str, call: Dlock<'_>, status: i32, says: &[&str]) {
+        let output = call.any_stderr().spawn().output();
+        let lines = output.stderr.lines().collect::<Vec<_>>();
+        let ours = lines.iter().all(|line| line.starts_with("dlock: "));
+        let complete = says.iter().all(|text| output.stderr.contains(text));
+        if output.end() != End::Status(status) || !matches!(lines.len(), 1 | 2) || !ours || !complete {
+            let end = output.end();
+            self.0.push(format!("{case}: {end:?}, wanted {status} and {says:?}: {lines:?}"));
+        }
+        if !output.stdout.is_empty() {
+            self.0.push(format!("{case}: it prints {:?}", output.stdout));
+        }
     }
-    assert_eq!(output.stdout, "");
+
+    #[track_caller]
+    fn are_none(self, world: &World) {
+        assert!(self.0.is_empty(), "{}", self.0.join("\n"));
+        assert_eq!(world.redis().keys(), [""; 0], "nothing is locked");
+        assert!(!world.path("ran").exists(), "nothing ran");
+    }
 }
 
 #[test]
@@ -30,7 +44,7 @@ fn usage_is_64() {
         (&["rum"], &["run"]),
         (&["run", "-k", "k", "--wiat", "--", "touch", "ran"], &["--wait"]),
         // Keys.
-        (&["run", "--", "touch", "ran"], &["--key"]),
+        (&["run", "--", "touch", "ran"], &["-k"]),
         (&["run", "-k", "", "--", "touch", "ran"], &["512"]),
         (&["run", "-k", &long, "--", "touch", "ran"], &["512", "513"]),
         (&["run", "-k", "a\nb", "--", "touch", "ran"], &["control"]),
@@ -82,16 +96,16 @@ fn usage_is_64() {
         (&["release", "k", "--force", "--token-file", "-"], &[]),
         (&["completions", "tcsh"], &["bash"]),
     ];
+    let mut faults = Faults::default();
     for (words, says) in cases {
-        refused(world.dlock(*words), 64, says);
+        faults.refused(&words.join(" "), world.dlock(*words), 64, says);
     }
     let bytes = OsString::from_vec(b"a\xffb".to_vec());
     let words = ["run".into(), "-k".into(), bytes, "--".into(), "touch".into(), "ran".into()];
-    refused(world.dlock::<[OsString; 6]>(words), 64, &["UTF-8"]);
+    faults.refused("not UTF-8", world.dlock::<[OsString; 6]>(words), 64, &["UTF-8"]);
+    faults.are_none(&world);
     // The same key twice is one.
     world.dlock(["run", "-k", "k", "-k", "k", "--", "true"]).run();
-    world.redis().ask::<()>(&["FLUSHALL"]);
-    nothing_happened(&world);
 }
 
 /// Whatever is in force comes from somewhere that is named.
@@ -121,15 +135,17 @@ fn a_bad_store_is_78() {
         "redis://127.0.0.1\n",
         "",
     ];
+    let mut faults = Faults::default();
     for url in urls {
         let words = ["--", "touch", "ran"];
         let flag = world.dlock(["run", "-k", "k", "--store", url]).args(words).env_remove("DLOCK_STORE");
-        refused(flag, 78, &["--store"]);
-        refused(world.dlock(["run", "-k", "k"]).args(words).env("DLOCK_STORE", url), 78, &["DLOCK_STORE"]);
+        faults.refused(&format!("--store {url:?}"), flag, 78, &["--store"]);
+        let variable = world.dlock(["run", "-k", "k"]).args(words).env("DLOCK_STORE", url);
+        faults.refused(&format!("DLOCK_STORE={url:?}"), variable, 78, &["DLOCK_STORE"]);
     }
     let two = ["run", "-k", "k", "--store", "redis://127.0.0.1:1", "--store", "redis://127.0.0.1:2", "--"];
-    refused(world.dlock(two).args(["touch", "ran"]), 78, &["--store"]);
-    nothing_happened(&world);
+    faults.refused("two stores", world.dlock(two).args(["touch", "ran"]), 78, &["--store"]);
+    faults.are_none(&world);
 }
 
 #[test]
@@ -152,14 +168,14 @@ fn a_bad_variable_is_78() {
         ("DLOCK_LOG_FORMAT", "xml"),
         ("DLOCK_PREFIX", "a\nb"),
     ];
+    let commands = [&["run", "-k", "k", "--", "touch", "ran"][..], &["status"], &["release", "k", "--force"]];
+    let mut faults = Faults::default();
     for (name, value) in cases {
-        for command in
-            [&["run", "-k", "k", "--", "touch", "ran"][..], &["status"], &["release", "k", "--force"]]
-        {
-            refused(world.dlock(command).env(name, value), 78, &[name]);
+        for words in commands {
+            faults.refused(&format!("{name}={value:?}"), world.dlock(words).env(name, value), 78, &[name]);
         }
     }
-    nothing_happened(&world);
+    faults.are_none(&world);
 }
 
 #[test]
@@ -175,34 +191,29 @@ fn a_bad_config_line_is_78() {
         ("store = \"http://x\"\n", 1, "store"),
         ("on-lost = \"panic\"\n", 1, "stop"),
         ("busy-exit-code = 300\n", 1, "255"),
-        ("prefix = \"a\"\nprefix = \"b\"\n", 2, "prefix"),
+        ("prefix = \"a\"\nprefix = \"b\"\n", 2, "duplicate"),
         ("ttl = \n", 1, ""),
         ("[run]\nttl = \"5s\"\n", 1, "run"),
     ];
+    let mut faults = Faults::default();
     for (text, line, says) in cases {
         world.write("bad.toml", text);
         let place = format!("line {line}");
         let call = world.dlock(["run", "--config", "bad.toml", "-k", "k", "--", "touch", "ran"]);
         let call = if text.starts_with("store") { call.env_remove("DLOCK_STORE") } else { call };
-        refused(call, 78, &["bad.toml", &place, says]);
+        faults.refused(text, call, 78, &["bad.toml", &place, says]);
     }
     std::fs::write(world.path("bad.toml"), b"prefix = \"\xff\"\n").expect("a file");
-    refused(world.dlock(["status", "--config", "bad.toml"]), 78, &["bad.toml"]);
-    refused(world.dlock(["status", "--config", "absent.toml"]), 78, &["absent.toml"]);
-    refused(world.dlock(["status", "--config", ""]), 78, &["--config"]);
+    faults.refused("bad", world.dlock(["status", "--config", "bad.toml"]), 78, &["bad.toml"]);
+    faults.refused("absent", world.dlock(["status", "--config", "absent.toml"]), 78, &["absent.toml"]);
+    faults.refused("empty", world.dlock(["status", "--config", ""]), 78, &["--config"]);
     // Found, not named: an error all the same.
     world.write("config/dlock.toml", "tll = \"5s\"\n");
-    refused(world.dlock(["status"]), 78, &["dlock.toml", "ttl"]);
+    faults.refused("found", world.dlock(["status"]), 78, &["dlock.toml", "ttl"]);
     std::fs::remove_file(world.path("config/dlock.toml")).expect("a file");
     std::fs::create_dir(world.path("config/dlock.toml")).expect("a directory");
-    refused(world.dlock(["status"]), 78, &["dlock.toml"]);
-    nothing_happened(&world);
-}
-
-#[track_caller]
-fn nothing_happened(world: &World) {
-    assert_eq!(world.redis().keys(), [""; 0], "nothing is locked");
-    assert!(!world.path("ran").exists(), "nothing ran");
+    faults.refused("a directory", world.dlock(["status"]), 78, &["dlock.toml"]);
+    faults.are_none(&world);
 }
 
 /// What looks odd and is allowed.
