@@ -36,15 +36,18 @@ impl Error {
     }
 }
 
-/// The status of any error that reaches the top: that of the [`Error`] or [`store::Error`] inside, else 70.
+/// The status of any error that reaches the top: that of the innermost [`Error`] or [`store::Error`], else 70.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
-    if let Some(ours) = error.downcast_ref::<Error>() {
-        ours.exit()
-    } else if let Some(store) = error.downcast_ref::<store::Error>() {
-        store.exit()
-    } else {
-        Exit::Internal
-    }
+    let ours = |cause: &(dyn std::error::Error + 'static)| {
+        let ours = cause.downcast_ref::<Error>().map(Error::exit);
+        ours.or_else(|| cause.downcast_ref::<store::Error>().map(store::Error::exit))
+    };
+    error.chain().filter_map(ours).last().unwrap_or(Exit::Internal)
+}
+
+/// The whole of an error as one line: what was tried, then why that failed.
+pub fn line(error: &anyhow::Error) -> String {
+    format!("{error:#}")
 }
 
 impl fmt::Display for Error {
@@ -64,5 +67,26 @@ impl std::error::Error for Error {}
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         Self::Store(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_inside_decides() {
+        let inner = || Error::Store(store::Error::Denied("no".into()));
+        for error in [
+            anyhow::Error::new(inner()),
+            anyhow::Error::new(inner()).context("reading"),
+            anyhow::Error::new(inner()).context("reading").context("starting"),
+            anyhow::Error::new(store::Error::Denied("no".into())).context("reading"),
+            anyhow::Error::new(inner()).context(Error::Usage("outer".into())),
+        ] {
+            assert_eq!(exit_of(&error).code(), 77, "{error:?}");
+        }
+        assert_eq!(exit_of(&anyhow::anyhow!("x")).code(), 70);
+        assert_eq!(line(&anyhow::Error::new(inner()).context("reading")), "reading: no");
     }
 }

@@ -1,2 +1,5 @@
 //! The binary; everything is in the library.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    dlock::commands::main()
+}

@@ -13,11 +13,17 @@
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release: the other commands
 //! - interop: the well-known pattern of other lock libraries
+//! - twin: the law against the scripts, on random histories
 //! - walls: who may know whom in src
 //! - readme: the documents' examples
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
-#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by a panic that says what it missed")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by a panic that says what it missed"
+)]
 
 mod config;
 mod contention;
@@ -38,4 +44,5 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod twin;
 mod walls;

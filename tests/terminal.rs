@@ -1,10 +1,10 @@
 //! On a real terminal dlock is not noticed: keys do to CMD what they do without it.
 
 use crate::signals::{COUNTER, RELAYED};
-use crate::support::proc;
 use crate::support::pty::{CTRL_BACKSLASH, CTRL_C, CTRL_Z, Terminal};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use crate::support::{job, proc};
 use rustix::process::Signal;
 
 on_every_store!(
@@ -47,10 +47,10 @@ fn the_keyboard_is_the_jobs(backend: Backend) {
     // The terminal belongs to the shell again.
     terminal.type_line("echo back-$((2+2))");
     terminal.expect("back-4");
-    terminal.type_line(
-        "dlock run -k k -- bash -c 'ps -o stat= -p $$ | grep -c +; test -t 0 -a -t 1 && echo tty-$((3+3))'",
-    );
-    terminal.expect("1\r\n");
+    let job = "read pid name state parent group session tty front rest < /proc/$$/stat
+        test $group = $front -a -t 0 -a -t 1 && echo tty-$((3+3))";
+    world.write("front", job);
+    terminal.type_line("dlock run -k k -- sh front");
     terminal.expect("tty-6");
     terminal.close();
 }
@@ -90,15 +90,13 @@ fn stop_background_foreground(backend: Backend) {
 #[test]
 fn stopped_for_longer_than_the_lease_the_job_is_dead() {
     let world = World::new(Backend::Redis);
+    job::prepare(&world);
     let mut terminal = Terminal::open(&world);
     terminal.type_line("dlock run -k k -t 1s -- sh -c 'echo $$ > job.pid; exec sleep 1000'");
-    let job = world.wait_for_pid("job.pid");
+    world.wait_for_pid("job.pid");
     terminal.press(CTRL_Z);
     terminal.expect("Stopped");
-    world
-        .run("k", &["-w"], &format!("ps -o stat= -p {job} | grep -v Z >> log; echo next >> log"))
-        .any_stderr()
-        .run();
+    world.run("k", &["-w"], job::SUCCESSOR).any_stderr().run();
     assert_eq!(world.log(), ["next"]);
     terminal.type_line("fg");
     terminal.expect("READY> ");

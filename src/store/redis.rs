@@ -1,1 +1,333 @@
-//! The Redis store.
+//! How does a single Redis server hold locks? One server, its scripts, and the two connections of a waiter.
+//!
+//! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
+//! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
+
+use super::{
+    Acquired, Ask, End, Error, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Store, View,
+    Waiter, Waiting, When,
+};
+use crate::clock::Moment;
+use crate::law;
+use crate::lock::{Fence, Key, Name, Owner, Token};
+use connect::Link;
+use redis::{Cmd, Value, cmd};
+use reply::{Reply, Seen, garbled, owner_from};
+use script::Code;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+pub use connect::Address;
+
+mod connect;
+mod reply;
+mod script;
+
+/// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
+const EAR_BOUND: u64 = 30;
+/// The number of keys that one step of SCAN looks at.
+const SCAN_STEP: u64 = 1000;
+
+/// A server and how to get in.
+#[derive(Clone)]
+pub struct Target {
+    /// Where it listens.
+    pub address: Address,
+    /// The database; 0 needs no SELECT.
+    pub database: u32,
+    /// For AUTH.
+    pub username: Option<String>,
+    /// For AUTH. Never shown.
+    pub password: Option<String>,
+    /// How messages name it: the URL without its secret.
+    pub shown: String,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long one operation may take.
+    pub op_timeout: Duration,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Target {
+    fn greeting(&self) -> Vec<Cmd> {
+        let mut greeting = Vec::new();
+        if let Some(password) = &self.password {
+            let mut auth = cmd("AUTH");
+            if let Some(username) = &self.username {
+                auth.arg(username);
+            }
+            auth.arg(password);
+            greeting.push(auth);
+        }
+        if self.database != 0 {
+            let mut select = cmd("SELECT");
+            select.arg(self.database);
+            greeting.push(select);
+        }
+        greeting
+    }
+}
+
+/// Locks on one Redis server.
+pub struct RedisStore {
+    target: Target,
+    control: Option<Link>,
+    ear: Option<Ear>,
+    /// Names the wake list of the current ear. A server may still have the blocked client of an ear that broke, and
+    /// that one must not swallow the wake meant for its successor.
+    ear_number: u64,
+    asked: bool,
+}
+
+/// The connection on which a waiter sleeps.
+struct Ear {
+    link: Link,
+    /// Whether a blocking pop is under way on it.
+    listening: bool,
+}
+
+impl RedisStore {
+    /// A store that connects when it is first used.
+    pub const fn new(target: Target) -> Self {
+        Self { target, control: None, ear: None, ear_number: 0, asked: false }
+    }
+
+    fn run(&mut self, code: &Code, name: &Name, args: &[&str], by: Moment) -> Result<(String, Reply), Error> {
+        let keys = keys(name);
+        let target = &self.target;
+        let value = with_link(&mut self.control, target, by, |link, by| {
+            let value = link.ask(target, &code.by_hash(&keys, args), by)?;
+            if matches!(value, Value::ServerError(_)) {
+                link.ask(target, &code.by_text(&keys, args), by)
+            } else {
+                Ok(value)
+            }
+        })?;
+        Reply::open(value, &self.target.shown)
+    }
+
+    fn scan(&mut self, pattern: &str, only_strings: bool, by: Moment) -> Result<Vec<String>, Error> {
+        let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
+        loop {
+            let mut scan = cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+            if only_strings {
+                scan.arg("TYPE").arg("string");
+            }
+            let target = &self.target;
+            let value = with_link(&mut self.control, target, by, |link, by| link.ask(target, &scan, by))?;
+            let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
+                .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
+            found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
+            if next == "0" {
+                return Ok(found);
+            }
+            cursor = next;
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
+        let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
+        let ear = self.ear_number.to_string();
+        let turn = if self.asked { "again" } else { "first" };
+        let owner = owner_to(&ask.owner)?;
+        self.asked = true;
+        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &owner];
+        let (what, mut reply) = self.run(&script::ACQUIRE, name, &args, by)?;
+        match what.as_str() {
+            "granted" => {
+                Ok(Acquired::Granted(Grant { fence: Fence(reply.number()?), waited: reply.span()? }))
+            }
+            "waiting" => Ok(Acquired::Waiting(Waiting {
+                ahead: reply.number()?,
+                next: reply.span()?,
+                blocker: reply.seen()?.blocker,
+            })),
+            "busy" => Ok(Acquired::Busy(reply.seen()?.blocker)),
+            "spent" => Ok(Acquired::Spent),
+            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+        }
+    }
+
+    fn renew(&mut self, name: &Name, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+        let ttl = law::millis(ttl).to_string();
+        let (what, _) = self.run(&script::RENEW, name, &[token.secret(), &ttl], by)?;
+        match what.as_str() {
+            "renewed" => Ok(Renewal::Renewed),
+            "revoked" => Ok(Renewal::Revoked),
+            "not-held" => Ok(Renewal::NotHeld),
+            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+        }
+    }
+
+    fn leave(&mut self, name: &Name, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+        let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
+        let job = match end.job {
+            Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
+            None => String::new(),
+        };
+        let (what, mut reply) = self.run(&script::LEAVE, name, &[token.secret(), ran, &job], by)?;
+        match what.as_str() {
+            "released" => Ok(Left::Released { cooling: reply.span()? }),
+            "dequeued" => Ok(Left::Dequeued),
+            "already" => Ok(Left::Already),
+            "not-held" => Ok(Left::NotHeld),
+            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+        }
+    }
+
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
+        let when = if revoke.when == When::Now { "now" } else { "safe" };
+        let (what, mut reply) = self.run(&script::REVOKE, name, &[when, &owner_to(&revoke.by)?], by)?;
+        let left = reply.span()?;
+        let Seen { blocker, foreign } = reply.seen()?;
+        match (what.as_str(), blocker.holder, foreign) {
+            ("free", ..) => Ok(Revoked::Free),
+            ("cooling", ..) => Ok(Revoked::Cooling),
+            ("hold", Some(holder), _) => Ok(Revoked::Hold { holder, left }),
+            ("revoked", holder, _) => Ok(Revoked::AlreadyRevoked { holder, left }),
+            ("foreign", _, Some(foreign)) => Ok(Revoked::Foreign(foreign)),
+            ("foreign-deleted", ..) => Ok(Revoked::ForeignDeleted),
+            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+        }
+    }
+
+    fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
+        let (_, mut reply) = self.run(&script::INSPECT, name, &[], by)?;
+        let now = reply.now();
+        let Seen { blocker, foreign } = reply.nested()?.seen()?;
+        let fence = reply.text()?.parse().ok().map(Fence);
+        let mut queue = reply.nested()?;
+        let mut waiters = Vec::new();
+        while !queue.is_empty() {
+            let owner = owner_from(&queue.text()?);
+            let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
+            waiters.push(Waiter { owner, waiting });
+        }
+        let mut ends = reply.nested()?;
+        let mut log = Vec::new();
+        while !ends.is_empty() {
+            log.extend(ends.logged_end()?);
+        }
+        let (state, holder, left) = (blocker.state, blocker.holder, blocker.left);
+        let left = if state == State::Free { None } else { left };
+        Ok(View { name: name.clone(), now, state, foreign, holder, left, fence, waiters, log })
+    }
+
+    fn list(&mut self, prefix: &str, by: Moment) -> Result<Vec<Name>, Error> {
+        let mut names = BTreeSet::new();
+        let escaped = escape_glob(prefix);
+        for key in self.scan(&format!("dlock.fence:{{*}}:{escaped}*"), false, by)? {
+            let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
+            names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
+        }
+        if !prefix.is_empty() {
+            let strings = self.scan(&format!("{escaped}*"), true, by)?;
+            names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    fn sleep(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
+        let heard = self.hear(name, token, until);
+        if heard.is_err() {
+            self.ear = None;
+            self.ear_number += 1;
+        }
+        heard
+    }
+
+    fn reset(&mut self) {
+        self.control = None;
+    }
+}
+
+impl RedisStore {
+    /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
+    /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
+    fn hear(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
+        let target = &self.target;
+        let by = || Moment::now().after(target.op_timeout);
+        let mut ear = match self.ear.take() {
+            Some(ear) => ear,
+            None => {
+                let link = match self.control.take() {
+                    Some(link) => link,
+                    None => Link::dial(target, Moment::now().after(target.connect_timeout))?,
+                };
+                Ear { link, listening: false }
+            }
+        };
+        if !ear.listening {
+            let mut pop = cmd("BLPOP");
+            pop.arg(wake_key(name, token, self.ear_number)).arg(EAR_BOUND);
+            ear.link.send(target, &pop, by())?;
+            ear.listening = true;
+        }
+        if ear.link.listen(target, until)? {
+            ear.link.answer(target, by())?;
+            ear.listening = false;
+            if self.control.is_none() {
+                self.control = Some(ear.link);
+                return Ok(());
+            }
+        }
+        self.ear = Some(ear);
+        Ok(())
+    }
+}
+
+/// Uses the connection there is, or a new one; one that failed is dropped.
+fn with_link<T>(
+    slot: &mut Option<Link>,
+    target: &Target,
+    by: Moment,
+    exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut link = match slot.take() {
+        Some(link) => link,
+        None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
+    };
+    let result = exchange(&mut link, by.min(Moment::now().after(target.op_timeout)));
+    if result.is_ok() {
+        *slot = Some(link);
+    }
+    result
+}
+
+fn owner_to(owner: &Owner) -> Result<String, Error> {
+    serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
+}
+
+fn keys(name: &Name) -> [String; 5] {
+    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
+    [name.as_str().into(), derived("hold"), derived("queue"), derived("fence"), derived("log")]
+}
+
+fn wake_key(name: &Name, token: &Token, ear: u64) -> String {
+    format!("dlock.wake:{{{}}}:{}:{}:{ear}", name.tag(), name.as_str(), token.secret())
+}
+
+fn name_under(prefix: &str, full: &str) -> Option<Name> {
+    Name::new(prefix, &Key::new(full.strip_prefix(prefix)?).ok()?).ok()
+}
+
+/// A prefix as a SCAN pattern that matches only itself.
+fn escape_glob(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, c| {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+        escaped
+    })
+}

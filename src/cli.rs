@@ -1,0 +1,445 @@
+//! What can be said on the command line? The structs that clap fills, and the help; it is written here and nowhere
+//! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
+//! may also give stays as it was typed, for `config`.
+
+use crate::lock::{Key, Ttl};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub mod duration;
+pub mod usage;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dlock",
+    version,
+    about = "Run a command under a lock that a whole fleet of machines respects",
+    long_about = "Run a command under a lock that a whole fleet of machines respects.\n\n\
+        dlock is flock(1) for more than one machine. The lock lives in a Redis server (or, for one machine, in a \
+        directory). It is a lease: dlock renews it while the command runs, gives it back when the command ends, and \
+        stops the command before the lease ends if it cannot be renewed.",
+    after_long_help = "Examples:\n  \
+        # Crontab on every machine; one of them runs the job:\n  \
+        0 3 * * *  dlock run -k nightly-report --min-hold 1m -- /usr/local/bin/report\n\n  \
+        # Who holds what, and who waits:\n  \
+        dlock status\n\n\
+        The store is redis://127.0.0.1:6379 unless --store or DLOCK_STORE names another one.\n\
+        'dlock run --help' explains the rest.",
+    disable_help_subcommand = true,
+    args_override_self = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Take the lock, run a command under it, give it back, exit as the command did
+    ///
+    /// The lease is renewed while CMD runs. Without --wait dlock does not wait: if the lock is held it says by whom
+    /// and exits 75. CMD gets stdin, stdout, stderr, directory and signals as if it had been started without dlock.
+    Run(Box<Run>),
+    /// Show who holds what, who waits, and for how long
+    ///
+    /// Without KEY: every lock under the prefix that is held, cooling or waited for.
+    Status(Status),
+    /// Give back a lock, or take it away from whoever holds it
+    Release(Release),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+const RUN_AFTER: &str = "\
+Examples:
+  # From cron on every machine; one of them runs the job, the others exit 75:
+  dlock run -k nightly-report --min-hold 1m -- /usr/local/bin/report
+
+  # Wait up to ten minutes for the lock; then give up with 75:
+  dlock run -k deploy -w 10m -- ./deploy.sh
+
+  # A shell line:
+  dlock run -k backup -c 'pg_dump app | gzip > /backup/app.gz'
+
+  # Not busy is not an error: exit 0 if another machine has it:
+  dlock run -k nightly-report -E 0 -- /usr/local/bin/report
+
+The command gets DLOCK_KEY, DLOCK_TOKEN and DLOCK_FENCE in its environment.
+The fence is a number that grows with every grant of the key; a database that
+refuses a smaller one is safe from a job that was thought dead.
+
+EXIT STATUS
+  The command's own status if it ran; if it died of a signal, dlock dies of the
+  same. Else:
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   70  a fault of dlock's own
+   75  busy: the lock was not obtained (-E changes the number)
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the lock was lost, and the command was stopped
+  124  --max-run stopped the command
+  126  the command cannot be executed
+  127  the command was not found
+  With 64 to 78, 126 and 127 the command never ran.";
+
+/// `dlock run`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock run -k KEY [OPTIONS] -- CMD [ARG]...\n       dlock run -k KEY [OPTIONS] -c STRING",
+    allow_negative_numbers = true,
+    after_long_help = RUN_AFTER
+)]
+pub struct Run {
+    /// The lock's name: 1 to 512 bytes of UTF-8
+    #[arg(short, long, value_name = "KEY", value_parser = Key::new, action = ArgAction::Append)]
+    pub key: Vec<Key>,
+
+    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
+    ///
+    /// Waiters are served in the order they came, whatever machine they are on. A duration is 90s, 1h30m, or bare
+    /// seconds, fractions too. 0: do not wait.
+    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
+    pub wait: Option<Option<Duration>>,
+
+    /// Keep the lock at least this long after it was granted
+    ///
+    /// For cron hosts whose clocks differ: a job that takes a second is then not run again by a machine whose clock
+    /// is two seconds behind. Holds also when CMD fails or dlock is killed; dlock itself exits as soon as CMD does.
+    /// Not together with --wait.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub min_hold: Option<Duration>,
+
+    /// Stop CMD when it has run this long, and exit 124
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub max_run: Option<Duration>,
+
+    /// The length of the lease, 500ms to 24h [default: 30s]
+    ///
+    /// Renewed every quarter of it. An outage of the store of up to half of it disturbs nothing. After the machine
+    /// is lost the lock is free when this time has passed.
+    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
+    pub ttl: Option<Ttl>,
+
+    /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
+    ///
+    /// While a lease runs out it is cut to a fifth of the ttl.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub grace: Option<Duration>,
+
+    /// What to do with CMD when the lock is lost [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    pub on_lost: Option<OnLost>,
+
+    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = status)]
+    pub busy_exit_code: Option<u8>,
+
+    /// Why; `dlock status` shows it
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub reason: Option<String>,
+
+    /// Show and store TEXT in place of the command line
+    ///
+    /// Without it the first 200 bytes of the command line are stored, where everybody with access to the store can
+    /// read them.
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub label: Option<String>,
+
+    /// One holder at a time; what dlock does anyway
+    #[arg(short = 'x', long, short_alias = 'e')]
+    pub exclusive: bool,
+
+    /// Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`
+    #[arg(short = 'c', long = "command", value_name = "STRING")]
+    pub shell: Option<OsString>,
+
+    /// The command and its arguments, after `--`
+    #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+
+    /// Other tools' habits, and what later versions bring.
+    #[command(flatten)]
+    pub hidden: Hidden,
+}
+
+/// What `run` understands without showing it: habits of other tools, and what a later version brings.
+#[derive(Debug, Args)]
+pub struct Hidden {
+    /// flock's way to say that it does not wait
+    #[arg(long, alias = "nb", hide = true)]
+    pub nonblock: bool,
+
+    /// An ambiguous word
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pub timeout: Option<Option<String>>,
+
+    /// flock's --nonblock, and a later version's number of slots
+    #[arg(short = 'n', long, hide = true, num_args = 0..=1)]
+    pub slots: Option<Option<String>>,
+
+    /// A later version's shared mode
+    #[arg(short = 's', long, hide = true)]
+    pub shared: bool,
+
+    /// A later version's
+    #[arg(long, hide = true)]
+    pub tree: bool,
+
+    /// A later version's
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pub report: Option<Option<PathBuf>>,
+
+    /// A later version's
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pub replicas: Option<Option<String>>,
+}
+
+const STATUS_AFTER: &str = "\
+Examples:
+  # Every lock that is held, cooling or waited for:
+  dlock status
+
+  # One lock, for a script:
+  dlock status nightly-report --json | jq -r '.[0].state'
+
+A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
+or revoked (taken away by an operator while the old job may still run).
+
+EXIT STATUS
+    0  the store answered, whatever it said
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   74  output could not be written
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock status`.
+#[derive(Debug, Args)]
+#[command(after_long_help = STATUS_AFTER)]
+pub struct Status {
+    /// The locks to show
+    #[arg(value_name = "KEY", value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// Print a JSON array, one object a lock
+    ///
+    /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
+    /// explained in docs/status.md.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const RELEASE_AFTER: &str = "\
+Examples:
+  # Give back a lock whose token was kept in a file:
+  dlock release nightly-report --token-file token
+
+  # The job hangs: its dlock stops it at the next heartbeat, and the next grant
+  # comes when it is known dead:
+  dlock release nightly-report --force
+
+  # The machine is gone for good, do not wait for the lease to end:
+  dlock release nightly-report --force --now
+
+EXIT STATUS
+    0  the lock is given back or taken away, or was free
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the token given holds nothing";
+
+/// `dlock release`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    after_long_help = RELEASE_AFTER
+)]
+pub struct Release {
+    /// The lock
+    #[arg(value_name = "KEY", value_parser = Key::new)]
+    pub key: Key,
+
+    /// Give back the hold whose token is in FILE (`-`: standard input)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "force")]
+    pub token_file: Option<PathBuf>,
+
+    /// Take the lock away: its renewals are refused from now on
+    ///
+    /// The holder's dlock stops the job. The next grant comes when the job is known dead or its lease ends.
+    #[arg(long)]
+    pub force: bool,
+
+    /// With --force: grant it to the next at once; both jobs may then run
+    #[arg(long)]
+    pub now: bool,
+
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const COMPLETIONS_AFTER: &str = "\
+Examples:
+  dlock completions bash > ~/.local/share/bash-completion/completions/dlock
+  dlock completions zsh > \"${fpath[1]}/_dlock\"
+  dlock completions fish > ~/.config/fish/completions/dlock.fish
+
+EXIT STATUS
+    0  the script was printed
+   64  the command line makes no sense
+   74  output could not be written";
+
+/// `dlock completions`.
+#[derive(Debug, Args)]
+#[command(after_long_help = COMPLETIONS_AFTER)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: Shell,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// The options every command takes. A flag wins over its variable, a variable over a configuration file.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Options every command takes")]
+pub struct Common {
+    /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
+    ///
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], or file:/DIR for locks between the
+    /// processes of this machine only. Better not write a password here: every user of this machine can see it.
+    #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
+    pub store: Vec<OsString>,
+
+    /// What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<OsString>,
+
+    /// Read FILE in place of the configuration files (or DLOCK_CONFIG)
+    ///
+    /// TOML; the keys are the long flags without the dashes, also those of `run`. Without this option
+    /// /etc/dlock.toml is read, then ~/.config/dlock.toml; the later one wins key by key.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<OsString>,
+
+    /// The user to log in to the store as (or DLOCK_USERNAME)
+    #[arg(long, value_name = "USER")]
+    pub username: Option<OsString>,
+
+    /// Read the store's password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub password_file: Option<OsString>,
+
+    /// How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub connect_timeout: Option<Duration>,
+
+    /// How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub op_timeout: Option<Duration>,
+
+    /// Do not say that the lock is busy, waited for or lost; errors are still said
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say more
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+
+    /// When to use colours; NO_COLOR in the environment means never [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub color: Option<Color>,
+}
+
+/// `--on-lost`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnLost {
+    /// Stop it
+    Stop,
+    /// Let it run on, warn, and exit 79 when it has ended
+    Warn,
+}
+
+/// `--log-format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// `--color`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    Auto,
+    /// Also into a pipe
+    Always,
+    /// Not at all
+    Never,
+}
+
+/// A shell that has a completion script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// bash
+    Bash,
+    /// zsh
+    Zsh,
+    /// fish
+    Fish,
+}
+
+/// The value of `--ttl`.
+fn ttl(text: &str) -> Result<Ttl, String> {
+    Ttl::new(duration::parse(text)?)
+}
+
+/// The value of a timeout: a duration that is not zero.
+fn timeout(text: &str) -> Result<Duration, String> {
+    duration::parse_positive(text)
+}
+
+/// The value of `--busy-exit-code`.
+fn status(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "an exit status is a number from 0 to 255".into())
+}
+
+/// The greatest number of bytes in `--reason` and `--label`.
+pub const NOTE_MAX: usize = 500;
+
+/// The value of `--reason` and `--label`: short enough to be kept in every record of the hold. It may be empty, for a
+/// script whose variable is.
+pub fn note(text: &str) -> Result<String, String> {
+    if text.len() > NOTE_MAX {
+        return Err(format!("the text is at most {NOTE_MAX} bytes long, this one has {}", text.len()));
+    }
+    Ok(text.into())
+}

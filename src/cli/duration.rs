@@ -1,0 +1,105 @@
+//! How is a span of time written? `90s`, `1h30m`, or bare seconds with or without a fraction, as flock(1) takes them.
+//! Months and years are refused: nobody means 30.44 days.
+
+use std::time::Duration;
+
+/// What a duration may look like, for messages.
+const ALLOWED: &str = "a duration is like 90s, 1h30m, 500ms, or seconds like 1.5";
+
+/// The most digits in one number: more than anybody needs, and too few to overflow anything.
+const DIGITS_MAX: usize = 10;
+
+/// What humantime understands and nobody means.
+const REFUSED: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
+
+/// Reads a duration. The error says what is allowed.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let refused = || Err(ALLOWED.to_owned());
+    let numbers = text.split(|c: char| !c.is_ascii_digit());
+    if numbers.map(str::len).max().unwrap_or(0) > DIGITS_MAX {
+        return Err(format!("{ALLOWED}; numbers have at most {DIGITS_MAX} digits"));
+    }
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        let seconds = text.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        return seconds.map_or_else(refused, Ok);
+    }
+    if text.split(|c: char| !c.is_alphabetic()).any(|word| REFUSED.contains(&word)) {
+        return Err(format!("{ALLOWED}; the greatest unit is the week"));
+    }
+    humantime::parse_duration(text).or_else(|_| refused())
+}
+
+/// Reads a duration that is greater than zero.
+pub fn parse_positive(text: &str) -> Result<Duration, String> {
+    let span = parse(text)?;
+    if span.is_zero() { Err("must be greater than 0".into()) } else { Ok(span) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write() {
+        for (text, millis) in [
+            ("90s", 90_000),
+            ("1h30m", 5_400_000),
+            ("1h 30m", 5_400_000),
+            ("500ms", 500),
+            ("2d", 172_800_000),
+            ("1w", 604_800_000),
+            ("0", 0),
+            ("10", 10_000),
+            ("1.5", 1_500),
+            ("0.25", 250),
+            (".5", 500),
+            ("3.", 3_000),
+            ("1.5s", 1_500),
+            ("0.5h", 1_800_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused() {
+        for text in [
+            "",
+            " ",
+            ".",
+            "..",
+            "1.2.3",
+            "-1",
+            "-1s",
+            "+1",
+            "1e3",
+            "nan",
+            "inf",
+            "1M",
+            "1month",
+            "2 months",
+            "1y",
+            "1 year",
+            "1x",
+            "s",
+            "1h30",
+            "10 20",
+            "99999999999",
+            "99999999999s",
+            "18446744073709551615s 1000000000ns",
+            "1:30",
+            "٣s",
+            "infinity",
+            "sleep",
+        ] {
+            assert!(parse(text).is_err(), "{text:?} gave {:?}", parse(text));
+        }
+    }
+
+    #[test]
+    fn timeouts_are_not_zero() {
+        assert!(parse_positive("0").is_err());
+        assert!(parse_positive("0ms").is_err());
+        assert_eq!(parse_positive("1ms"), Ok(Duration::from_millis(1)));
+    }
+}

@@ -1,0 +1,332 @@
+//! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
+//! one line with a hint. Nothing is printed here, and no variable or file is looked at.
+
+use super::{Cli, Command, Release, Run};
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Parsed {
+    /// To run a command.
+    Command(Command),
+    /// To print this (help or version) on stdout.
+    Print(String),
+}
+
+/// What later versions bring: said as such, so that nobody looks for the typing error.
+const LATER: [&str; 8] = ["acquire", "renew", "check", "wait", "history", "watch", "metrics", "doctor"];
+
+/// The commands, for messages.
+const COMMANDS: &str = "run, status, release, completions";
+
+/// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    if arguments.get(1).is_some_and(|word| word == "help") {
+        arguments.remove(1);
+        arguments.truncate(2);
+        arguments.push("--help".into());
+    }
+    let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+    match Cli::try_parse_from(&arguments) {
+        Ok(cli) => {
+            match &cli.command {
+                Command::Run(run) => check_run(run)?,
+                Command::Release(release) => check_release(release)?,
+                Command::Status(_) | Command::Completions(_) => {}
+            }
+            Ok(Parsed::Command(cli.command))
+        }
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                Ok(Parsed::Print(error.render().to_string()))
+            }
+            _ => {
+                let separator = if arguments.iter().any(|word| word == "--") {
+                    Separator::There
+                } else {
+                    Separator::Missing
+                };
+                Err(explain(&error, &command, separator))
+            }
+        },
+    }
+}
+
+/// Whether there is a `--` on the command line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Separator {
+    There,
+    Missing,
+}
+
+/// What clap cannot express about `run`.
+fn check_run(run: &Run) -> Result<(), String> {
+    let hidden = &run.hidden;
+    if hidden.timeout.is_some() {
+        return Err("run has no --timeout: waiting is -w, a limit for CMD is --max-run".into());
+    }
+    match &hidden.slots {
+        Some(None) => {
+            return Err("-n without a number: not waiting is the default, leave it out \
+                 (with a number it means slots, which come with a later version)"
+                .into());
+        }
+        Some(Some(_)) => return Err(later("--slots", "a lock has one holder")),
+        None => {}
+    }
+    if hidden.shared {
+        return Err(later("--shared", "every lock is exclusive"));
+    }
+    if hidden.tree {
+        return Err(later("--tree", "the lock is given back when CMD itself has ended"));
+    }
+    if hidden.report.is_some() {
+        return Err(later("--report", "the exit status and stderr say what happened"));
+    }
+    if hidden.replicas.is_some() {
+        return Err(later("--replicas", "only the server that was asked acknowledges"));
+    }
+    let Some(first) = run.key.first() else {
+        return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
+    };
+    if run.key.iter().any(|key| key != first) {
+        return Err(later("several keys (a second -k)", "one command takes one lock"));
+    }
+    if waits(run) && hidden.nonblock {
+        return Err("--wait and --nonblock contradict each other; leave one out".into());
+    }
+    if waits(run) && run.min_hold.is_some_and(|span| !span.is_zero()) {
+        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+    }
+    match (&run.shell, run.command.is_empty()) {
+        (None, true) => Err("run needs a command: dlock run -k KEY -- CMD, or -c STRING".into()),
+        (Some(_), false) => Err("-c STRING and a command after -- exclude each other; leave one out".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the flags ask to wait.
+fn waits(run: &Run) -> bool {
+    run.wait.is_some_and(|bound| bound != Some(Duration::ZERO))
+}
+
+/// What clap cannot express about `release`.
+fn check_release(release: &Release) -> Result<(), String> {
+    if release.now && !release.force {
+        return Err("--now goes with --force: dlock release KEY --force --now".into());
+    }
+    if !release.force && release.token_file.is_none() {
+        return Err("asking a holder to stop comes with a later version; --force takes the lock away, \
+             --token-file FILE gives back a hold of your own"
+            .into());
+    }
+    Ok(())
+}
+
+/// The line for what this version does not do.
+fn later(what: &str, today: &str) -> String {
+    format!("{what} comes with a later version; today {today}")
+}
+
+/// One line for what clap refuses.
+fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
+        _ => None,
+    };
+    let argument = text(ContextKind::InvalidArg).unwrap_or_default();
+    // "--wait [<DUR>]" and "<KEY>" as clap names them; people say --wait and KEY.
+    let name = argument.split([' ', '=']).next().unwrap_or_default().trim_matches(['<', '>', '[', ']', '.']);
+    let value = text(ContextKind::InvalidValue).unwrap_or_default();
+    let known = COMMANDS.split(", ").any(|known| known == command);
+    let help = if known { format!("dlock {command} --help") } else { "dlock --help".into() };
+    match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            format!("which command? There are {COMMANDS}; see '{help}'")
+        }
+        ErrorKind::InvalidSubcommand => {
+            let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
+            if LATER.contains(&word.as_str()) {
+                return format!("the command '{word}' comes with a later version; there are {COMMANDS}");
+            }
+            let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
+            format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
+        }
+        ErrorKind::UnknownArgument if command == "run" && !argument.starts_with('-') => match separator {
+            Separator::Missing => {
+                format!("the command goes after --, as in: dlock run -k KEY -- {}", short(&argument))
+            }
+            Separator::There => {
+                let word = short(&argument);
+                format!(
+                    "'{word}' before the -- belongs to no option; a key is given by -k: dlock run -k {word} -- CMD"
+                )
+            }
+        },
+        ErrorKind::UnknownArgument if !known => {
+            format!("no option '{}' here; options come after the command, see '{help}'", short(&argument))
+        }
+        ErrorKind::UnknownArgument => {
+            let near = text(ContextKind::SuggestedArg).map(|near| format!(" (did you mean {near}?)"));
+            let what = if argument.starts_with('-') { "no option" } else { "one operand too many:" };
+            format!("{what} '{}'{}; see '{help}'", short(&argument), near.unwrap_or_default())
+        }
+        ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value; see '{help}'"),
+        ErrorKind::InvalidValue => {
+            let valid = text(ContextKind::ValidValue).unwrap_or_default();
+            format!("{name} is one of {valid}, not '{}'", short(&value))
+        }
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            let forgotten = name == "--wait" && value.chars().all(|c| !c.is_ascii_digit());
+            let hint = if forgotten { "; the command goes after --" } else { "" };
+            format!("{name} '{}': {why}{hint}", short(&value))
+        }
+        ErrorKind::ArgumentConflict => {
+            let other = text(ContextKind::PriorArg).unwrap_or_default();
+            let other = other.split(' ').next().unwrap_or_default();
+            format!("{name} and {other} exclude each other; leave one out")
+        }
+        ErrorKind::MissingRequiredArgument => format!("{command} needs {name}; see '{help}'"),
+        ErrorKind::InvalidUtf8 => format!("an argument is not valid UTF-8; see '{help}'"),
+        _ => {
+            let all = error.render().to_string();
+            let line = all.lines().next().unwrap_or_default();
+            format!("{}; see '{help}'", line.strip_prefix("error: ").unwrap_or(line))
+        }
+    }
+}
+
+/// The beginning of what somebody typed: enough to recognise it, and still one line.
+fn short(text: &str) -> String {
+    const MOST: usize = 60;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn refused(line: &[&str]) -> String {
+        let arguments = std::iter::once("dlock").chain(line.iter().copied()).map(OsString::from);
+        match parse(arguments) {
+            Err(line) => line,
+            Ok(parsed) => unreachable!("{line:?} gave {parsed:?}"),
+        }
+    }
+
+    fn run(line: &[&str]) -> Box<Run> {
+        let arguments = ["dlock", "run"].iter().chain(line).map(OsString::from);
+        match parse(arguments) {
+            Ok(Parsed::Command(Command::Run(run))) => run,
+            other => unreachable!("{line:?} gave {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_structs_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_refusal_is_one_line() {
+        let long = "x".repeat(600);
+        let lines: &[&[&str]] = &[
+            &[],
+            &["foo"],
+            &["statsu"],
+            &["acquire", "-k", "x"],
+            &["--store", "x", "run"],
+            &["run"],
+            &["run", "-k"],
+            &["run", "-k", ""],
+            &["run", "-k", "a\nb", "--", "true"],
+            &["run", "-k", &long, "--", "true"],
+            &["run", "-k", "a", "-k", "b", "--", "true"],
+            &["run", "-k", "a", "true"],
+            &["run", "a", "--", "true"],
+            &["run", "-k", "a", "--"],
+            &["run", "-k", "a", "-c", "true", "--", "true"],
+            &["run", "-k", "a", "-w", "sleep", "--", "1"],
+            &["run", "-k", "a", "-t", "1", "--ttl=100ms", "--", "true"],
+            &["run", "-k", "a", "-E", "256", "--", "true"],
+            &["run", "-k", "a", "-E", "-1", "--", "true"],
+            &["run", "-k", "a", "--on-lost", "ignore", "--", "true"],
+            &["run", "-k", "a", "--timeout", "5", "--", "true"],
+            &["run", "-k", "a", "-n", "--", "true"],
+            &["run", "-k", "a", "-n", "3", "--", "true"],
+            &["run", "-k", "a", "-s", "--", "true"],
+            &["run", "-k", "a", "--tree", "--", "true"],
+            &["run", "-k", "a", "--report", "f", "--", "true"],
+            &["run", "-k", "a", "--replicas", "all", "--", "true"],
+            &["run", "-k", "a", "--min-hold", "1", "-w", "--", "true"],
+            &["run", "-k", "a", "--nonblock", "-w", "1", "--", "true"],
+            &["run", "-k", "a", "--wiat", "--", "true"],
+            &["run", "-k", "a", "-q", "-v", "--", "true"],
+            &["run", "-k", "a", "--op-timeout", "0", "--", "true"],
+            &["status", "--jsno"],
+            &["status", "--json=1"],
+            &["release"],
+            &["release", "k"],
+            &["release", "k", "--now"],
+            &["release", "k", "--force", "--token-file", "f"],
+            &["release", "k", "l", "--force"],
+            &["completions"],
+            &["completions", "tcsh"],
+        ];
+        for line in lines {
+            let said = refused(line);
+            assert!(!said.contains('\n') || line.contains(&"a\nb"), "{line:?}: {said}");
+            assert!(said.len() < 250, "{line:?}: {said}");
+            println!("{line:?}\n    {said}");
+        }
+    }
+
+    #[test]
+    fn the_sentences_of_the_contract() {
+        let said = refused(&["run", "-k", "a", "--timeout", "5", "--", "true"]);
+        assert!(said.contains("waiting is -w, a limit for CMD is --max-run"), "{said}");
+        let said = refused(&["run", "-k", "a", "-n", "--", "true"]);
+        assert!(said.contains("not waiting is the default"), "{said}");
+        let said = refused(&["run", "-k", "a", "echo", "hi"]);
+        assert!(said.contains("after --"), "{said}");
+        let said = refused(&["release", "a"]);
+        assert!(said.contains("later version") && said.contains("--force"), "{said}");
+    }
+
+    #[test]
+    fn other_tools_habits() {
+        assert_eq!(run(&["-k", "a", "--conflict-exit-code", "9", "--", "x"]).busy_exit_code, Some(9));
+        assert!(run(&["-k", "a", "-e", "--", "x"]).exclusive);
+        assert!(run(&["-k", "a", "-x", "--", "x"]).exclusive);
+        assert!(run(&["-k", "a", "--nonblock", "--", "x"]).hidden.nonblock);
+        assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).hidden.nonblock);
+        assert_eq!(run(&["-k", "a", "-k", "a", "--", "x", "-k", "b"]).command, ["x", "-k", "b"]);
+        assert_eq!(run(&["-k", "a", "-w", "--", "10"]).wait, Some(None));
+        assert_eq!(run(&["-k", "a", "-w", "1.5", "--", "x"]).wait, Some(Some(Duration::from_millis(1500))));
+        assert_eq!(
+            run(&["-k", "a", "-t1", "-t", "2", "--", "x"]).ttl.map(|ttl| ttl.get().as_secs()),
+            Some(2)
+        );
+        assert_eq!(run(&["-k", "a", "-c", ""]).shell, Some("".into()));
+    }
+
+    #[test]
+    fn help_shows_no_variable_and_exits_by_print() {
+        for line in
+            [&["--help"][..], &["run", "--help"], &["help", "run"], &["help"], &["--version"], &["run", "-h"]]
+        {
+            let arguments = std::iter::once("dlock").chain(line.iter().copied()).map(OsString::from);
+            assert!(matches!(parse(arguments), Ok(Parsed::Print(_))), "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,508 @@
+//! Which settings are in force, and who said so? Flag, then variable, then configuration file, then default, resolved
+//! once into plain values. Nothing here connects to anything; the store's URL is only taken apart.
+//!
+//! No setting is lost silently, because two machines that lock in different places run the job twice: a variable that
+//! is set but empty, two different stores, a file that is named and absent, an unknown key are all status 78.
+
+use crate::cli::{Color, Common, LogFormat};
+use crate::error::Error;
+use clap::ValueEnum;
+use file::{File, Value};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use url::{Place, Secret};
+
+pub mod file;
+pub mod run;
+pub mod url;
+
+/// The store that is used where none is named.
+pub const DEFAULT_STORE: &str = "redis://127.0.0.1:6379";
+
+/// The prefix that is used where none is named.
+pub const DEFAULT_PREFIX: &str = "dlock:";
+
+/// Every variable that dlock reads, beside HOME, XDG_CONFIG_HOME, SHELL, TZ and NO_COLOR.
+pub const VARIABLES: [&str; 9] = [
+    "DLOCK_STORE",
+    "DLOCK_PREFIX",
+    "DLOCK_CONFIG",
+    "DLOCK_USERNAME",
+    "DLOCK_PASSWORD",
+    "DLOCK_PASSWORD_FILE",
+    "DLOCK_CONNECT_TIMEOUT",
+    "DLOCK_OP_TIMEOUT",
+    "DLOCK_LOG_FORMAT",
+];
+
+/// What the process was started with, as far as settings depend on it.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// The environment, by name.
+    pub variables: BTreeMap<&'static str, OsString>,
+    /// The configuration file of the machine.
+    pub machine_file: PathBuf,
+    /// The effective user.
+    pub uid: u32,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    pub fn of_process() -> Self {
+        let others = ["HOME", "XDG_CONFIG_HOME", "SHELL", "NO_COLOR"];
+        let names = VARIABLES.into_iter().chain(others);
+        Self {
+            variables: names.filter_map(|name| Some((name, std::env::var_os(name)?))).collect(),
+            machine_file: "/etc/dlock.toml".into(),
+            uid: rustix::process::geteuid().as_raw(),
+        }
+    }
+
+    /// A variable that other programs own: empty means unset.
+    fn foreign(&self, name: &str) -> Option<&OsStr> {
+        self.variables.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+}
+
+/// Who set a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A flag, with its dashes.
+    Flag(&'static str),
+    /// A variable.
+    Variable(&'static str),
+    /// A configuration file.
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+    },
+    /// Nobody.
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(name) | Self::Variable(name) => f.write_str(name),
+            Self::File { path, line } => write!(f, "{} line {line}", path.display()),
+            Self::Default => f.write_str("the default"),
+        }
+    }
+}
+
+/// A value and who set it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Set<T> {
+    /// The value.
+    pub value: T,
+    /// Who set it.
+    pub source: Source,
+}
+
+impl<T> Set<T> {
+    /// Turns the value into another one, or says at which setting that failed.
+    fn try_map<U>(self, read: impl FnOnce(T) -> Result<U, String>) -> Result<Set<U>, Error> {
+        match read(self.value) {
+            Ok(value) => Ok(Set { value, source: self.source }),
+            Err(why) => Err(invalid(&self.source, &why)),
+        }
+    }
+}
+
+/// What a store asks to be shown before it serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user; null for the server's default user.
+    pub username: Option<String>,
+    /// The password.
+    pub password: Secret,
+}
+
+/// The store that was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Store {
+    /// Where it is.
+    pub place: Place,
+    /// What to log in with.
+    pub credentials: Option<Credentials>,
+    /// Who named it.
+    pub source: Source,
+}
+
+impl Store {
+    /// Where the store was set, to stand in parentheses after its name; at the default also how to name another.
+    pub fn origin(&self) -> String {
+        match &self.source {
+            Source::Default => "the default; --store or DLOCK_STORE names another".into(),
+            source => format!("set by {source}"),
+        }
+    }
+}
+
+/// The URL, without a secret.
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(f)
+    }
+}
+
+/// How much is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors and warnings.
+    Quiet,
+    /// Also who is busy, waited for, and that the lock is lost.
+    Normal,
+    /// Also what goes as it should.
+    Verbose,
+}
+
+/// The settings that every command has.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The store.
+    pub store: Store,
+    /// What the names of all locks begin with.
+    pub prefix: String,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long an answer may take.
+    pub op_timeout: Duration,
+    /// How much is said.
+    pub verbosity: Verbosity,
+    /// How messages are written.
+    pub log_format: LogFormat,
+    /// When to use colours.
+    pub color: Color,
+    /// What worked and should not be done so: one line each, to be printed once.
+    pub warnings: Vec<String>,
+    /// What `--verbose` says about the settings themselves.
+    pub remarks: Vec<String>,
+    /// What the configuration files say.
+    file: File,
+    /// The program that runs `-c STRING`.
+    shell: OsString,
+}
+
+impl Settings {
+    /// Resolves the options that every command takes. Reads the configuration files and the password file.
+    pub fn resolve(flags: &Common, around: &Surroundings) -> Result<Self, Error> {
+        let variables = own_variables(around)?;
+        let layers = Layers { variables: &variables };
+        let mut warnings = Vec::new();
+        let mut remarks = Vec::new();
+        let files = files(&layers, flags, around, &mut remarks)?;
+        let file = File::merged(&files);
+
+        let url = layers.store(flags, &file)?;
+        if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
+            warnings.push(
+                "a password on the command line can be seen by every user of this machine; \
+                 use DLOCK_PASSWORD or --password-file"
+                    .into(),
+            );
+        }
+        let credentials = match url.value.place {
+            Place::Tcp { .. } | Place::Unix { .. } => layers.credentials(flags, &file, &files, &url)?,
+            Place::File { .. } => None,
+        };
+        let prefix = layers
+            .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
+            .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
+            .try_map(|prefix| match prefix.chars().any(char::is_control) {
+                true => Err("a prefix must not contain control characters".into()),
+                false => Ok(prefix),
+            })?;
+        let timeout = |flag: Option<Duration>, variable, key, default| {
+            let set = match layers.variable(variable) {
+                Some(set) if flag.is_none() => {
+                    Some(set.try_map(|text| crate::cli::duration::parse_positive(&text))?.value)
+                }
+                _ => flag,
+            };
+            Ok::<_, Error>(set.or_else(|| file.span(key)).unwrap_or(default))
+        };
+        let log_format = match layers.variable("DLOCK_LOG_FORMAT") {
+            Some(set) if flags.log_format.is_none() => Some(set.try_map(|text| choice(&text))?.value),
+            _ => flags.log_format,
+        };
+        let no_color = around.foreign("NO_COLOR").map(|_| Color::Never);
+        Ok(Self {
+            connect_timeout: timeout(
+                flags.connect_timeout,
+                "DLOCK_CONNECT_TIMEOUT",
+                "connect-timeout",
+                Duration::from_secs(2),
+            )?,
+            op_timeout: timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?,
+            verbosity: verbosity(flags, &file)?,
+            log_format: log_format.or_else(|| file.choice("log-format")).unwrap_or(LogFormat::Text),
+            color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
+            store: Store { place: url.value.place, credentials, source: url.source },
+            prefix: prefix.value,
+            warnings,
+            remarks,
+            file,
+            shell: around.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
+        })
+    }
+}
+
+/// How much to say: `--quiet` and `--verbose` exclude each other, also in one file.
+fn verbosity(flags: &Common, file: &File) -> Result<Verbosity, Error> {
+    let of = |quiet, verbose| match (quiet, verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
+    };
+    if flags.quiet || flags.verbose {
+        return Ok(of(flags.quiet, flags.verbose));
+    }
+    match (file.get("quiet"), file.get("verbose")) {
+        (Some(quiet), Some(verbose)) if quiet.value == Value::Flag(true) && verbose.value == quiet.value => {
+            Err(invalid(&verbose.source, "quiet and verbose exclude each other; leave one out"))
+        }
+        _ => Ok(of(file.flag("quiet"), file.flag("verbose"))),
+    }
+}
+
+/// An invalid setting, with its place.
+fn invalid(source: &Source, why: &str) -> Error {
+    Error::Config(format!("{source}: {why}"))
+}
+
+/// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8.
+fn own_variables(around: &Surroundings) -> Result<BTreeMap<&'static str, String>, Error> {
+    let mut read = BTreeMap::new();
+    for name in VARIABLES {
+        let Some(value) = around.variables.get(name) else { continue };
+        let Some(text) = value.to_str() else {
+            return Err(Error::Config(format!("{name} is not valid UTF-8")));
+        };
+        if text.is_empty() && name != "DLOCK_PREFIX" {
+            return Err(Error::Config(format!("{name} is set but empty; give it a value or unset it")));
+        }
+        read.insert(name, text.to_owned());
+    }
+    Ok(read)
+}
+
+/// The value of a closed set of words.
+fn choice<T: ValueEnum>(text: &str) -> Result<T, String> {
+    T::from_str(text, false).map_err(|_| {
+        let words: Vec<_> = T::value_variants()
+            .iter()
+            .filter_map(|value| Some(value.to_possible_value()?.get_name().to_owned()))
+            .collect();
+        format!("must be one of {}", words.join(", "))
+    })
+}
+
+/// The layers above the configuration files.
+struct Layers<'a> {
+    variables: &'a BTreeMap<&'static str, String>,
+}
+
+impl Layers<'_> {
+    /// A variable, if set.
+    fn variable(&self, name: &'static str) -> Option<Set<String>> {
+        let value = self.variables.get(name)?.clone();
+        Some(Set { value, source: Source::Variable(name) })
+    }
+
+    /// A text that may come from all three layers. Only the prefix may be empty.
+    fn text(
+        &self,
+        flag: Option<&OsStr>,
+        name: &'static str,
+        variable: &'static str,
+        key: &str,
+        file: &File,
+    ) -> Result<Option<Set<String>>, Error> {
+        match flag {
+            Some(text) => of_flag(text, name).map(Some),
+            None => Ok(self.variable(variable).or_else(|| file.text(key))),
+        }
+    }
+
+    /// The store: from one layer whole, so that a URL never gets another one's user or password by accident.
+    fn store(&self, flags: &Common, file: &File) -> Result<Set<url::Url>, Error> {
+        if let Some((first, others)) = flags.store.split_first()
+            && others.iter().any(|other| other != first)
+        {
+            return Err(Error::Config("--store: two different stores are given; a lock has one".into()));
+        }
+        let flag = flags.store.first().map(OsString::as_os_str);
+        self.text(flag, "--store", "DLOCK_STORE", "store", file)?
+            .unwrap_or(Set { value: DEFAULT_STORE.into(), source: Source::Default })
+            .try_map(|text| url::parse(&text))
+    }
+
+    /// User and password. A password in the URL counts as set where the URL was set. On the highest layer that has a
+    /// password there may be several only if they are equal.
+    fn credentials(
+        &self,
+        flags: &Common,
+        file: &File,
+        files: &[File],
+        url: &Set<url::Url>,
+    ) -> Result<Option<Credentials>, Error> {
+        let rank = |source: &Source| match source {
+            Source::Flag(_) => usize::MAX,
+            Source::Variable(_) => usize::MAX - 1,
+            Source::File { path, .. } => 1 + files.iter().position(|file| file.path == *path).unwrap_or(0),
+            Source::Default => 0,
+        };
+        let in_url = |text: &Option<String>| {
+            text.as_ref().map(|text| Set { value: text.clone(), source: url.source.clone() })
+        };
+        let separate =
+            self.text(flags.username.as_deref(), "--username", "DLOCK_USERNAME", "username", file)?;
+        let username = highest("users", &rank, [separate, in_url(&url.value.username)])?;
+
+        let secret = url.value.password.as_ref().map(|secret| secret.expose().to_owned());
+        let flag = flags.password_file.as_deref().map(|path| of_flag(path, "--password-file")).transpose()?;
+        let candidates = [
+            flag.map(Password::In),
+            self.variable("DLOCK_PASSWORD").map(Password::Is),
+            self.variable("DLOCK_PASSWORD_FILE").map(Password::In),
+            in_url(&secret).map(Password::Is),
+            file.text("password").map(Password::Is),
+            file.text("password-file").map(Password::In),
+        ];
+        let top = candidates.iter().flatten().map(|password| rank(password.source())).max().unwrap_or(0);
+        let mut read = Vec::new();
+        for password in candidates.into_iter().flatten().filter(|password| rank(password.source()) == top) {
+            read.push(Some(password.read()?));
+        }
+        match (username, highest("passwords", &rank, read)?) {
+            (username, Some(password)) => Ok(Some(Credentials {
+                username: username.map(|set| set.value),
+                password: Secret::new(password.value),
+            })),
+            (Some(username), None) => Err(invalid(
+                &username.source,
+                "a user is named and no password; DLOCK_PASSWORD or --password-file gives it",
+            )),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A password, or where it is.
+enum Password {
+    Is(Set<String>),
+    In(Set<String>),
+}
+
+impl Password {
+    fn source(&self) -> &Source {
+        match self {
+            Self::Is(set) | Self::In(set) => &set.source,
+        }
+    }
+
+    fn read(self) -> Result<Set<String>, Error> {
+        match self {
+            Self::Is(set) => Ok(set),
+            Self::In(set) => {
+                // A file names its neighbours: under cron the current directory means nothing.
+                let path = match &set.source {
+                    Source::File { path, .. } => path.parent().unwrap_or(Path::new("/")).join(&set.value),
+                    _ => PathBuf::from(&set.value),
+                };
+                set.try_map(|_| password_in(&path))
+            }
+        }
+    }
+}
+
+/// The one value of the highest layer; two different ones there are an error that names both places.
+fn highest(
+    what: &str,
+    rank: &impl Fn(&Source) -> usize,
+    candidates: impl IntoIterator<Item = Option<Set<String>>>,
+) -> Result<Option<Set<String>>, Error> {
+    let mut best: Option<Set<String>> = None;
+    for next in candidates.into_iter().flatten() {
+        match &best {
+            Some(kept) if rank(&next.source) < rank(&kept.source) => {}
+            Some(kept) if rank(&next.source) == rank(&kept.source) => {
+                if next.value != kept.value {
+                    return Err(Error::Config(format!(
+                        "{} and {} give different {what} for the store; leave one out",
+                        kept.source, next.source
+                    )));
+                }
+            }
+            _ => best = Some(next),
+        }
+    }
+    Ok(best)
+}
+
+/// The text of a flag. Only `--prefix` may be empty.
+fn of_flag(text: &OsStr, name: &'static str) -> Result<Set<String>, Error> {
+    let source = Source::Flag(name);
+    match text.to_str() {
+        None => Err(invalid(&source, "the value is not valid UTF-8")),
+        Some("") if name != "--prefix" => Err(invalid(&source, "the value is empty")),
+        Some(text) => Ok(Set { value: text.into(), source }),
+    }
+}
+
+/// The password in a file. One line end at its end does not count.
+fn password_in(path: &Path) -> Result<String, String> {
+    const MOST: u64 = 64 * 1024;
+    let said = |error: std::io::Error| format!("cannot read {}: {}", path.display(), file::plain(&error));
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(said)?;
+    if bytes.len() as u64 > MOST {
+        return Err(format!("{} is too long for a password", path.display()));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
+    let text = text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
+    if text.is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(text.into()) }
+}
+
+/// The configuration files in force, the weakest first.
+fn files(
+    layers: &Layers<'_>,
+    flags: &Common,
+    around: &Surroundings,
+    remarks: &mut Vec<String>,
+) -> Result<Vec<File>, Error> {
+    let named = match &flags.config {
+        Some(path) => Some(of_flag(path, "--config")?),
+        None => layers.variable("DLOCK_CONFIG"),
+    };
+    if let Some(named) = named {
+        let path = Path::new(&named.value);
+        return match File::read(path) {
+            Ok(Some(file)) => Ok(vec![file]),
+            Ok(None) => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
+            Err(error) => Err(invalid(&named.source, &error.to_string())),
+        };
+    }
+    let mut found: Vec<File> = File::read(&around.machine_file)?.into_iter().collect();
+    let xdg = around.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let home = || around.foreign("HOME").map(|home| Path::new(home).join(".config"));
+    if let Some(dir) = around.foreign("HOME").and(xdg).or_else(home) {
+        let path = dir.join("dlock.toml");
+        match file::owner(&path)? {
+            None => {}
+            Some(uid) if uid == around.uid => found.extend(File::read(&path)?),
+            Some(_) => remarks.push(format!("{} belongs to somebody else and is skipped", path.display())),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! What does a configuration file say? TOML, one flat table, keys named as the long flags. A key that is not known,
+//! or a value of the wrong type, is an error with file, line and what is allowed: a setting that is misspelt must not
+//! be lost. Which file wins is decided in `config`.
+
+use super::{Set, Source, choice, invalid};
+use crate::cli::{self, Color, LogFormat, OnLost};
+use crate::error::Error;
+use clap::ValueEnum;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::de::{DeTable, DeValue};
+
+/// A value, of the type that its key asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Any text, or one of a closed set of words, already checked.
+    Text(String),
+    /// Yes or no.
+    Flag(bool),
+    /// A span of time.
+    Span(Duration),
+    /// An exit status.
+    Status(u8),
+}
+
+/// What a key wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    /// Text that may be empty.
+    Prefix,
+    /// Text that `status` shows.
+    Note,
+    Flag,
+    Span,
+    /// A span greater than zero.
+    Timeout,
+    Ttl,
+    /// A span, or true for ever.
+    Wait,
+    Status,
+    OnLost,
+    LogFormat,
+    Color,
+}
+
+/// Every key, and what it wants.
+const KEYS: [(&str, Kind); 21] = [
+    ("store", Kind::Text),
+    ("prefix", Kind::Prefix),
+    ("username", Kind::Text),
+    ("password", Kind::Text),
+    ("password-file", Kind::Text),
+    ("connect-timeout", Kind::Timeout),
+    ("op-timeout", Kind::Timeout),
+    ("quiet", Kind::Flag),
+    ("verbose", Kind::Flag),
+    ("log-format", Kind::LogFormat),
+    ("color", Kind::Color),
+    ("ttl", Kind::Ttl),
+    ("wait", Kind::Wait),
+    ("min-hold", Kind::Span),
+    ("max-run", Kind::Span),
+    ("grace", Kind::Span),
+    ("on-lost", Kind::OnLost),
+    ("busy-exit-code", Kind::Status),
+    ("reason", Kind::Note),
+    ("label", Kind::Note),
+    ("exclusive", Kind::Flag),
+];
+
+/// Keys that later versions bring.
+const LATER: [&str; 5] = ["shared", "slots", "replicas", "tree", "report"];
+
+/// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
+#[derive(Clone, Default)]
+pub struct File {
+    /// Where it was read; empty for a merged one.
+    pub path: PathBuf,
+    entries: BTreeMap<&'static str, Set<Value>>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.entries.keys()).finish()
+    }
+}
+
+impl File {
+    /// Reads a file; none if it does not exist.
+    pub fn read(path: &Path) -> Result<Option<Self>, Error> {
+        match std::fs::read(path) {
+            Ok(bytes) => match String::from_utf8(bytes) {
+                Ok(text) => Self::parse(path, &text).map(Some),
+                Err(_) => Err(Error::Config(format!("{} is not valid UTF-8", path.display()))),
+            },
+            Err(error) if is_absence(&error) => Ok(None),
+            Err(error) => Err(Error::Config(format!("cannot read {}: {}", path.display(), plain(&error)))),
+        }
+    }
+
+    /// Reads the text of a file.
+    fn parse(path: &Path, text: &str) -> Result<Self, Error> {
+        let source = |at: usize| {
+            let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+            Source::File { path: path.into(), line }
+        };
+        let table = DeTable::parse(text).map_err(|error| {
+            // The message of the parser, not its picture of the line: a password may stand there.
+            let why = error.message().replace('\n', "; ");
+            let span = error.span().unwrap_or_default();
+            let key = text.get(span.clone()).filter(|word| KEYS.iter().any(|(name, _)| name == word));
+            let key = key.map(|key| format!(" '{key}'")).unwrap_or_default();
+            invalid(&source(span.start), &format!("this is not TOML: {why}{key}"))
+        })?;
+        let mut entries = BTreeMap::new();
+        for (key, value) in table.get_ref() {
+            let source = source(key.span().start);
+            let Some((name, kind)) = KEYS.iter().find(|(name, _)| *name == key.get_ref().as_ref()) else {
+                return Err(invalid(&source, &unknown(key.get_ref())));
+            };
+            let value =
+                typed(*kind, value.get_ref()).map_err(|why| invalid(&source, &format!("{name} {why}")))?;
+            entries.insert(*name, Set { value, source });
+        }
+        Ok(Self { path: path.into(), entries })
+    }
+
+    /// Joins files, the later winning key by key.
+    pub fn merged(files: &[Self]) -> Self {
+        let entries = files.iter().flat_map(|file| file.entries.clone()).collect();
+        Self { path: PathBuf::new(), entries }
+    }
+
+    /// A value.
+    pub fn get(&self, key: &str) -> Option<&Set<Value>> {
+        self.entries.get(key)
+    }
+
+    /// A text.
+    pub fn text(&self, key: &str) -> Option<Set<String>> {
+        let set = self.get(key)?;
+        match &set.value {
+            Value::Text(text) => Some(Set { value: text.clone(), source: set.source.clone() }),
+            _ => None,
+        }
+    }
+
+    /// A span of time.
+    pub fn span(&self, key: &str) -> Option<Duration> {
+        match self.get(key)?.value {
+            Value::Span(span) => Some(span),
+            _ => None,
+        }
+    }
+
+    /// A yes or no; no if it is not there.
+    pub fn flag(&self, key: &str) -> bool {
+        self.get(key).is_some_and(|set| set.value == Value::Flag(true))
+    }
+
+    /// One of a closed set of words.
+    pub fn choice<T: ValueEnum>(&self, key: &str) -> Option<T> {
+        choice(&self.text(key)?.value).ok()
+    }
+}
+
+/// Reads a value as its key wants it. The error reads after the key's name.
+fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
+    let word = |check: fn(&str) -> Result<(), String>| match value {
+        DeValue::String(text) => check(text).map(|()| Value::Text(text.to_string())),
+        _ => Err("must be a string".into()),
+    };
+    let span = |read: fn(&str) -> Result<Duration, String>| {
+        let text = match value {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+            DeValue::Float(number) => number.as_str().to_owned(),
+            _ => return Err("must be a duration like \"90s\", or seconds".into()),
+        };
+        read(&text).map(Value::Span).map_err(|why| format!("'{text}': {why}"))
+    };
+    let flag = || match value {
+        DeValue::Boolean(flag) => Ok(Value::Flag(*flag)),
+        _ => Err("must be true or false".into()),
+    };
+    match kind {
+        Kind::Prefix => word(|_| Ok(())),
+        Kind::Text => word(|text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }),
+        Kind::Note => word(|text| cli::note(text).map(|_| ()).map_err(|why| format!("is refused: {why}"))),
+        Kind::Flag => flag(),
+        Kind::Span => span(cli::duration::parse),
+        Kind::Timeout => span(cli::duration::parse_positive),
+        Kind::Ttl => span(|text| Ok(crate::lock::Ttl::new(cli::duration::parse(text)?)?.get())),
+        Kind::Wait => match value {
+            DeValue::Boolean(_) => flag(),
+            _ => span(cli::duration::parse),
+        },
+        Kind::Status => match value {
+            DeValue::Integer(number) if number.radix() == 10 => {
+                number.as_str().parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
+            }
+            _ => Err("must be a number from 0 to 255".into()),
+        },
+        Kind::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
+        Kind::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
+        Kind::Color => word(|text| choice::<Color>(text).map(|_| ())),
+    }
+}
+
+/// What to say about a key that is not known.
+fn unknown(key: &str) -> String {
+    if LATER.contains(&key) {
+        return format!("{key} comes with a later version");
+    }
+    let near = KEYS
+        .iter()
+        .map(|(name, _)| (strsim::damerau_levenshtein(name, key), name))
+        .min()
+        .map(|(_, name)| format!("; the nearest one is '{name}'"));
+    format!("there is no key '{key}'{}", near.unwrap_or_default())
+}
+
+/// Who owns a file; none if it does not exist. Where even that is hidden, the owner of what hides it: a directory
+/// that the caller may not enter, of somebody else, makes the file somebody else's.
+pub fn owner(path: &Path) -> Result<Option<u32>, Error> {
+    for path in path.ancestors() {
+        match std::fs::metadata(path) {
+            Ok(found) => return Ok(Some(found.uid())),
+            Err(error) if is_absence(&error) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+            Err(error) => {
+                return Err(Error::Config(format!("cannot read {}: {}", path.display(), plain(&error))));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Whether an error says that there is no such file.
+fn is_absence(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// An error of the operating system without Rust's "(os error 2)".
+pub fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}

@@ -1,0 +1,115 @@
+//! What is `run` to do, once flags and configuration files are joined? Plain values for one run; every default of
+//! `run` stands here. Whether the command exists, and whether the lock is to be had, is not asked.
+
+use super::file::Value;
+use super::{Settings, Source};
+use crate::cli::{self, OnLost};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::lock::{Key, Ttl};
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// How long to wait for the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// At most this long.
+    For(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The lock.
+    pub key: Key,
+    /// The lease.
+    pub ttl: Ttl,
+    /// How long to wait.
+    pub wait: Wait,
+    /// How long the lock is kept at least; zero for not at all.
+    pub min_hold: Duration,
+    /// When to stop the job.
+    pub max_run: Option<Duration>,
+    /// The time between TERM and KILL.
+    pub grace: Duration,
+    /// What to do with the job when the lock is lost.
+    pub on_lost: OnLost,
+    /// The status when the lock was not obtained.
+    pub busy: u8,
+    /// The program and its arguments; never empty.
+    pub argv: Vec<OsString>,
+    /// `--reason`, if not empty.
+    pub reason: Option<String>,
+    /// `--label`.
+    pub label: Option<String>,
+}
+
+impl Settings {
+    /// Joins the flags of `run` with the configuration files.
+    pub fn run(&self, flags: &cli::Run) -> Result<Run, Error> {
+        let file = &self.file;
+        let key = flags.key.first().cloned().ok_or_else(|| Error::Usage("run needs a key".into()))?;
+        let ttl = match flags.ttl {
+            Some(ttl) => ttl,
+            None => Ttl::new(file.span("ttl").unwrap_or(Duration::from_secs(30))).map_err(Error::Config)?,
+        };
+        let wait = match flags.wait {
+            Some(bound) => wait(bound),
+            None if flags.hidden.nonblock => Wait::No,
+            None => match file.get("wait").map(|set| &set.value) {
+                Some(Value::Flag(true)) => Wait::Forever,
+                Some(Value::Span(span)) => wait(Some(*span)),
+                _ => Wait::No,
+            },
+        };
+        let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
+        if !min_hold.is_zero() && wait != Wait::No {
+            // The flags alone were looked at before; so a file has a part in this.
+            let of = |key, flag, given: bool| match file.get(key) {
+                Some(set) if !given => set.source.clone(),
+                _ => Source::Flag(flag),
+            };
+            return Err(Error::Config(format!(
+                "min-hold ({}) and wait ({}) do not go together; '-w 0' or '--min-hold 0' sets one aside",
+                of("min-hold", "--min-hold", flags.min_hold.is_some()),
+                of("wait", "--wait", flags.wait.is_some()),
+            )));
+        }
+        let argv = match &flags.shell {
+            Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
+            None => flags.command.clone(),
+        };
+        let text = |flag: &Option<String>, key| flag.clone().or_else(|| Some(file.text(key)?.value));
+        let busy = match file.get("busy-exit-code").map(|set| &set.value) {
+            Some(Value::Status(status)) => *status,
+            _ => Exit::BUSY,
+        };
+        Ok(Run {
+            key,
+            ttl,
+            wait,
+            min_hold,
+            // As with timeout(1), no time means no limit.
+            max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
+            grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
+            on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
+            busy: flags.busy_exit_code.unwrap_or(busy),
+            argv,
+            reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
+            label: text(&flags.label, "label"),
+        })
+    }
+}
+
+/// `--wait` with or without a bound; a bound of zero is not to wait.
+fn wait(bound: Option<Duration>) -> Wait {
+    match bound {
+        None => Wait::Forever,
+        Some(Duration::ZERO) => Wait::No,
+        Some(bound) => Wait::For(bound),
+    }
+}

@@ -1,0 +1,289 @@
+//! Do the layers win in their order, and is no setting lost?
+
+use super::run::Wait;
+use super::*;
+use crate::cli::{Command, OnLost, usage};
+use tempfile::TempDir;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// A machine of its own: no variables, no files.
+struct Machine {
+    dir: TempDir,
+    around: Surroundings,
+}
+
+impl Machine {
+    fn new() -> std::io::Result<Self> {
+        let dir = TempDir::new()?;
+        let around = Surroundings {
+            variables: BTreeMap::new(),
+            machine_file: dir.path().join("machine.toml"),
+            uid: rustix::process::geteuid().as_raw(),
+        };
+        Ok(Self { dir, around })
+    }
+
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.around.variables.insert(name, value.into());
+        self
+    }
+
+    fn machine_file(self, text: &str) -> std::io::Result<Self> {
+        std::fs::write(&self.around.machine_file, text)?;
+        Ok(self)
+    }
+
+    fn user_file(self, text: &str) -> std::io::Result<Self> {
+        let config = self.dir.path().join(".config");
+        std::fs::create_dir_all(&config)?;
+        std::fs::write(config.join("dlock.toml"), text)?;
+        let home = self.dir.path().display().to_string();
+        Ok(self.with("HOME", &home))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn run(&self, flags: &[&str]) -> Result<(Settings, run::Run), Error> {
+        let line = ["dlock", "run", "-k", "k"].iter().chain(flags).chain(&["--", "true"]).map(OsString::from);
+        match usage::parse(line) {
+            Ok(usage::Parsed::Command(Command::Run(flags))) => {
+                let settings = Settings::resolve(&flags.common, &self.around)?;
+                let run = settings.run(&flags)?;
+                Ok((settings, run))
+            }
+            other => Err(Error::Usage(format!("{other:?}"))),
+        }
+    }
+
+    fn settings(&self, flags: &[&str]) -> Result<Settings, Error> {
+        Ok(self.run(flags)?.0)
+    }
+
+    /// The line for a setting that is refused with 78.
+    fn refused(&self, flags: &[&str]) -> String {
+        match self.run(flags) {
+            Err(Error::Config(line)) => {
+                assert!(!line.contains("hush"), "{line}");
+                println!("{line}");
+                line
+            }
+            other => unreachable!("{flags:?} gave {other:?}"),
+        }
+    }
+}
+
+/// What a store is logged in to with.
+fn login(settings: &Settings) -> (Option<&str>, Option<&str>) {
+    let known = settings.store.credentials.as_ref();
+    (known.and_then(|c| c.username.as_deref()), known.map(|c| c.password.expose()))
+}
+
+#[test]
+fn defaults() -> Outcome {
+    let (settings, run) = Machine::new()?.run(&[])?;
+    assert_eq!(settings.store.to_string(), DEFAULT_STORE);
+    assert!(settings.store.origin().contains("DLOCK_STORE"));
+    assert_eq!(settings.prefix, "dlock:");
+    assert_eq!(settings.connect_timeout, Duration::from_secs(2));
+    assert_eq!(settings.op_timeout, Duration::from_secs(1));
+    assert_eq!(login(&settings), (None, None));
+    assert_eq!(run.ttl.get(), Duration::from_secs(30));
+    assert_eq!(run.grace, Duration::from_secs(10));
+    assert_eq!((run.wait, run.busy, run.on_lost, run.max_run), (Wait::No, 75, OnLost::Stop, None));
+    Ok(())
+}
+
+#[test]
+fn flag_then_variable_then_user_file_then_machine_file() -> Outcome {
+    let machine = Machine::new()?.machine_file("store = 'redis://machine'\nprefix = 'm:'\nttl = 7\n")?;
+    assert_eq!(machine.settings(&[])?.store.to_string(), "redis://machine:6379");
+    let machine = machine.user_file("store = 'redis://user'\nwait = true")?;
+    let (settings, run) = machine.run(&[])?;
+    assert_eq!(settings.store.to_string(), "redis://user:6379");
+    assert!(settings.store.origin().ends_with("dlock.toml line 1"), "{}", settings.store.origin());
+    assert_eq!(settings.prefix, "m:");
+    assert_eq!((run.ttl.get().as_secs(), run.wait), (7, Wait::Forever));
+    let machine = machine.with("DLOCK_STORE", "redis://variable").with("DLOCK_PREFIX", "");
+    let settings = machine.settings(&[])?;
+    assert_eq!(settings.store.source, Source::Variable("DLOCK_STORE"));
+    assert_eq!(settings.prefix, "");
+    let (settings, run) =
+        machine.run(&["--store", "file:/f", "--prefix", "f:", "-t9", "-w0", "--min-hold=1"])?;
+    assert_eq!((settings.store.to_string().as_str(), settings.prefix.as_str()), ("file:/f", "f:"));
+    assert_eq!((run.ttl.get().as_secs(), run.wait), (9, Wait::No));
+    Ok(())
+}
+
+#[test]
+fn a_named_file_stands_alone() -> Outcome {
+    let machine = Machine::new()?.machine_file("prefix = 'm:'")?;
+    std::fs::write(machine.path("own.toml"), "op-timeout = 0.5")?;
+    let own = machine.path("own.toml");
+    let settings = machine.settings(&["--config", &own])?;
+    assert_eq!((settings.prefix.as_str(), settings.op_timeout), ("dlock:", Duration::from_millis(500)));
+    assert!(machine.refused(&["--config", "/nonexistent/x.toml"]).contains("does not exist"));
+    assert!(machine.refused(&["--config", "/"]).contains("cannot read"));
+    let machine = machine.with("DLOCK_CONFIG", "/nonexistent/y.toml");
+    assert!(machine.refused(&[]).contains("DLOCK_CONFIG"));
+    assert_eq!(machine.settings(&["--config", &own])?.prefix, "dlock:");
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_somebody_elses_is_skipped() -> Outcome {
+    let mut machine = Machine::new()?.user_file("prefix = 'u:'")?;
+    assert_eq!(machine.settings(&[])?.prefix, "u:");
+    machine.around.uid += 1;
+    let settings = machine.settings(&[])?;
+    assert_eq!((settings.prefix.as_str(), settings.remarks.len()), ("dlock:", 1));
+    machine.around.uid -= 1;
+    machine.around.variables.remove("HOME");
+    assert_eq!(machine.settings(&[])?.prefix, "dlock:");
+    Ok(())
+}
+
+#[test]
+fn set_but_empty_is_refused() -> Outcome {
+    for name in VARIABLES.into_iter().filter(|name| *name != "DLOCK_PREFIX") {
+        assert!(Machine::new()?.with(name, "").refused(&["--store=redis://h"]).contains(name));
+    }
+    for flag in ["--store=", "--config=", "--username=", "--password-file="] {
+        assert!(Machine::new()?.refused(&[flag]).contains("empty"));
+    }
+    assert_eq!(Machine::new()?.settings(&["--prefix="])?.prefix, "");
+    Ok(())
+}
+
+#[test]
+fn variables_that_make_no_sense() -> Outcome {
+    for (name, value) in [
+        ("DLOCK_STORE", "redis://a redis://b"),
+        ("DLOCK_STORE", " redis://a"),
+        ("DLOCK_STORE", "hush@h"),
+        ("DLOCK_OP_TIMEOUT", "soon"),
+        ("DLOCK_OP_TIMEOUT", "0"),
+        ("DLOCK_CONNECT_TIMEOUT", "1 month"),
+        ("DLOCK_LOG_FORMAT", "xml"),
+        ("DLOCK_PREFIX", "a\nb"),
+        ("DLOCK_PASSWORD_FILE", "/nonexistent/p"),
+        ("DLOCK_USERNAME", "u"),
+    ] {
+        assert!(Machine::new()?.with(name, value).refused(&[]).starts_with(name), "{name}={value}");
+    }
+    let mut machine = Machine::new()?;
+    let raw = std::os::unix::ffi::OsStringExt::from_vec(vec![0xff]);
+    machine.around.variables.insert("DLOCK_STORE", raw);
+    assert!(machine.refused(&[]).contains("UTF-8"));
+    let machine = Machine::new()?;
+    assert!(machine.refused(&["--store=redis://a", "--store=redis://b"]).contains("two different"));
+    assert_eq!(
+        machine.settings(&["--store=redis://a", "--store=redis://a"])?.store.to_string(),
+        "redis://a:6379"
+    );
+    Ok(())
+}
+
+#[test]
+fn files_that_make_no_sense() -> Outcome {
+    for (text, parts) in [
+        ("\nstor = 'redis://h'", &["line 2", "'store'"][..]),
+        ("tll = 3", &["line 1", "'ttl'"]),
+        ("slots = 3", &["later version"]),
+        ("store = 3", &["must be a string"]),
+        ("store = ''", &["empty"]),
+        ("ttl = '100ms'", &["500ms"]),
+        ("ttl = -1", &["duration"]),
+        ("ttl = '1y'", &["week"]),
+        ("wait = [1]", &["duration"]),
+        ("op-timeout = 0", &["greater than 0"]),
+        ("busy-exit-code = 256", &["0 to 255"]),
+        ("on-lost = 'shrug'", &["stop, warn"]),
+        ("log-format = 'xml'", &["text, json"]),
+        ("quiet = 'yes'", &["true or false"]),
+        ("quiet = true\nverbose = true", &["line 2", "exclude"]),
+        ("min-hold = 1\nwait = true", &["line 1", "line 2", "do not go together"]),
+        ("ttl = 1\nttl = 2", &["line 2", "TOML", "'ttl'"]),
+        ("ttl =\n", &["line 1", "TOML"]),
+        ("[run]\nttl = 2", &["line 1", "'run'"]),
+        ("password = 'hush", &["line 1", "TOML"]),
+        ("password = 3", &["must be a string"]),
+        ("password = 'hush'\npassword-file = '/dev/stdin'x", &["TOML"]),
+        ("store = 'redis://u:hush/@h'", &["line 1"]),
+        ("reason = 3", &["must be a string"]),
+    ] {
+        let machine = Machine::new()?.machine_file(text)?;
+        let line = machine.refused(&[]);
+        for part in parts.iter().chain(&["machine.toml"]) {
+            assert!(line.contains(part), "{text:?}: {part}: {line}");
+        }
+        assert!(!line.contains('\n'), "{line}");
+    }
+    let machine = Machine::new()?.machine_file("wait = true")?;
+    assert!(machine.refused(&["--min-hold", "5"]).contains("--min-hold"));
+    Ok(())
+}
+
+#[test]
+fn the_password_of_the_highest_layer() -> Outcome {
+    let machine = Machine::new()?.machine_file("username = 'file'\npassword = 'hush-file'")?;
+    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-file")));
+    assert_eq!(login(&machine.settings(&["--store=file:/x"])?), (None, None));
+    let machine = machine.with("DLOCK_STORE", "redis://:hush-url@h");
+    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-url")));
+    let machine = machine.with("DLOCK_PASSWORD", "hush-variable");
+    let line = machine.refused(&[]);
+    assert!(line.contains("DLOCK_PASSWORD") && line.contains("DLOCK_STORE"), "{line}");
+    std::fs::write(machine.path("pw"), "hush-flag\r\n")?;
+    let flag = format!("--password-file={}", machine.path("pw"));
+    assert_eq!(login(&machine.settings(&[&flag, "--username=u"])?), (Some("u"), Some("hush-flag")));
+    let machine = machine.with("DLOCK_PASSWORD", "hush-url");
+    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-url")));
+    let settings = machine.settings(&["--store=redis://v:hush-argv@h"])?;
+    assert_eq!(login(&settings), (Some("v"), Some("hush-argv")));
+    assert_eq!(settings.warnings.len(), 1);
+    assert!(!format!("{settings:?}").contains("hush"));
+    Ok(())
+}
+
+#[test]
+fn what_stands_in_a_password_file() -> Outcome {
+    let machine = Machine::new()?.machine_file("password-file = 'pw'")?;
+    for (bytes, password) in [
+        (&b"hush"[..], Some("hush")),
+        (b"hush\n", Some("hush")),
+        (b"hush\r\n", Some("hush")),
+        (b" hush \n\n", Some(" hush \n")),
+        (b"", None),
+        (b"\n", None),
+        (b"\xff", None),
+        (&[b'x'; 70_000], None),
+    ] {
+        std::fs::write(machine.path("pw"), bytes)?;
+        match password {
+            Some(password) => assert_eq!(login(&machine.settings(&[])?), (None, Some(password))),
+            None => assert!(machine.refused(&[]).contains("line 1")),
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn words_and_colours() -> Outcome {
+    let machine = Machine::new()?.machine_file("quiet = true\ncolor = 'always'\nlog-format = 'json'")?;
+    let settings = machine.settings(&[])?;
+    assert_eq!(
+        (settings.verbosity, settings.color, settings.log_format),
+        (Verbosity::Quiet, Color::Always, LogFormat::Json)
+    );
+    let machine = machine.with("NO_COLOR", "1").with("DLOCK_LOG_FORMAT", "text");
+    let settings = machine.settings(&["-v"])?;
+    assert_eq!(
+        (settings.verbosity, settings.color, settings.log_format),
+        (Verbosity::Verbose, Color::Never, LogFormat::Text)
+    );
+    assert_eq!(machine.settings(&["--color=always"])?.color, Color::Always);
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! When does a holder do what? The holder's own machine (I6): from the moment its last successful renewal was sent,
+//! and the ttl, to the moments of the next renewal, of TERM, of KILL and of the deadline. Reads no clock.
+
+use crate::clock::Moment;
+use crate::lock::Ttl;
+use std::time::Duration;
+
+/// The plan of a holder. All moments count from `sent`, read *before* the send of the last acquire or renewal that
+/// succeeded: the store's own count began later, so the store outlasts every one of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Schedule {
+    ttl: Duration,
+    grace: Duration,
+    op_timeout: Duration,
+}
+
+impl Schedule {
+    /// For a lease of `ttl`, a job that gets `grace` between TERM and KILL, and a store that answers in `op_timeout`.
+    pub const fn new(ttl: Ttl, grace: Duration, op_timeout: Duration) -> Self {
+        Self { ttl: ttl.get(), grace, op_timeout }
+    }
+
+    /// The lease is no longer relied on from here. 1 % and 2 ms are kept for two clocks that do not run alike.
+    pub fn deadline(&self, sent: Moment) -> Moment {
+        sent.after(self.ttl.saturating_sub(self.ttl / 100 + Duration::from_millis(2)))
+    }
+
+    /// When the job gets KILL, so that it is dead at the deadline.
+    pub fn kill_at(&self, sent: Moment) -> Moment {
+        self.deadline(sent).before((self.ttl / 50).max(Duration::from_millis(20)))
+    }
+
+    /// When the job gets TERM: the grace before the deadline, cut to a fifth of the ttl.
+    pub fn term_at(&self, sent: Moment) -> Moment {
+        self.deadline(sent).before(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
+    }
+
+    /// When a job gets KILL whose lock was found lost at `now`, counting from the last success at `sent`.
+    pub fn kill_of_lost(&self, now: Moment, sent: Moment) -> Moment {
+        now.after(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
+    }
+
+    /// When to renew.
+    pub fn renew_at(&self, sent: Moment) -> Moment {
+        sent.after(self.ttl / 4)
+    }
+
+    /// How long an attempt may take, connecting included. One that follows a failure gets half of what the first gets:
+    /// with attempts back to back, an outage of half the ttl that began just before a renewal is over in time, whatever
+    /// it does to the attempt in flight (1/4 + 1/2 + 1/32 of the ttl lie before TERM, 1/4 + 1/2 + 1/16 do not).
+    pub fn attempt(&self, failed_before: FailedBefore) -> Duration {
+        let share = match failed_before {
+            FailedBefore::No => self.ttl / 16,
+            FailedBefore::Yes => self.ttl / 32,
+        };
+        share.min(self.op_timeout)
+    }
+
+    /// When the attempt after a failed one follows: at once after one that timed out, and never faster than every
+    /// fiftieth of the ttl.
+    pub fn retry_at(&self, attempt_began: Moment) -> Moment {
+        attempt_began.after(self.ttl / 50)
+    }
+}
+
+/// Whether the attempt before this one failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailedBefore {
+    /// It succeeded.
+    No,
+    /// It failed.
+    Yes,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plans() -> impl Iterator<Item = (Duration, Schedule)> {
+        let grace = Duration::from_secs(10);
+        [500, 501, 777, 1000, 3000, 30_000, 3_600_000, 86_400_000].into_iter().filter_map(move |ms| {
+            let ttl = Duration::from_millis(ms);
+            Some((ttl, Schedule::new(Ttl::new(ttl).ok()?, grace, Duration::from_secs(1))))
+        })
+    }
+
+    #[test]
+    fn an_outage_of_half_the_ttl_is_over_before_term() {
+        let sent = Moment::from_boot(Duration::from_secs(1000));
+        for (ttl, plan) in plans() {
+            let worst = plan.renew_at(sent).after(ttl / 2).after(plan.attempt(FailedBefore::Yes));
+            assert!(
+                worst < plan.term_at(sent),
+                "ttl {ttl:?}: back at {worst:?}, TERM at {:?}",
+                plan.term_at(sent)
+            );
+        }
+    }
+
+    #[test]
+    fn moments_come_in_order_and_before_the_store_forgets() {
+        let sent = Moment::from_boot(Duration::from_secs(1000));
+        for (ttl, plan) in plans() {
+            let order = [plan.renew_at(sent), plan.term_at(sent), plan.kill_at(sent), plan.deadline(sent)];
+            assert!(order.is_sorted(), "ttl {ttl:?}: {order:?}");
+            assert!(plan.deadline(sent) < sent.after(ttl));
+        }
+    }
+
+    #[test]
+    fn without_grace_term_and_kill_come_together() {
+        let sent = Moment::from_boot(Duration::from_secs(1000));
+        let Ok(ttl) = Ttl::new(Duration::from_secs(30)) else { return };
+        let plan = Schedule::new(ttl, Duration::ZERO, Duration::from_secs(1));
+        assert_eq!(plan.term_at(sent), plan.kill_at(sent));
+    }
+}

@@ -1,0 +1,247 @@
+//! How does a line reach a person or a program? Messages go to stderr, results to stdout. A message is one line, one
+//! write, and never fails or delays the run; a result that cannot be written is status 74. What the lines say about
+//! a lock is in `busy`, `table` and `json`.
+
+use crate::cli::{Color, Common, LogFormat};
+use crate::config::{Settings, Verbosity};
+use crate::error::Error;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::stdio::{stderr, stdout};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+pub mod busy;
+pub mod json;
+pub mod table;
+pub mod time;
+
+/// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
+const LONGEST: usize = 4096;
+
+/// What a message is about. Decides whether it is said, and its level in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What ends the command, other than busy. Always said.
+    Error,
+    /// What the user should change or look after. Always said.
+    Warning,
+    /// Busy, waiting, lost: silenced by `--quiet`.
+    Note,
+    /// What goes as it should: said with `--verbose`.
+    Detail,
+}
+
+/// Writes messages. Plain values: it may be copied into threads and forked processes.
+#[derive(Debug, Clone)]
+pub struct Printer {
+    format: LogFormat,
+    verbosity: Verbosity,
+    key: Option<String>,
+}
+
+impl Printer {
+    /// The printer that the settings ask for.
+    pub fn new(settings: &Settings) -> Self {
+        Self { format: settings.log_format, verbosity: settings.verbosity, key: None }
+    }
+
+    /// The printer for what goes wrong before there are settings. Knows the flag and the variable for the format.
+    pub fn early(flags: Option<&Common>) -> Self {
+        let variable = || std::env::var("DLOCK_LOG_FORMAT").ok().filter(|text| text == "json");
+        let format = flags.and_then(|flags| flags.log_format);
+        Self {
+            format: format.or_else(|| variable().map(|_| LogFormat::Json)).unwrap_or(LogFormat::Text),
+            verbosity: Verbosity::Normal,
+            key: None,
+        }
+    }
+
+    /// The same printer, naming this key in every JSON message.
+    pub fn about(mut self, key: &str) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Whether a message of this kind is said.
+    pub fn says(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Error | Kind::Warning => true,
+            Kind::Note => self.verbosity >= Verbosity::Normal,
+            Kind::Detail => self.verbosity >= Verbosity::Verbose,
+        }
+    }
+
+    /// Says one line, if its kind is to be said. `text` reads after `dlock: `; control characters in it are escaped.
+    pub fn say(&self, kind: Kind, text: &str) {
+        if self.says(kind) {
+            send(&self.line(kind, text));
+        }
+    }
+
+    /// A message as it is written, with its line end.
+    fn line(&self, kind: Kind, text: &str) -> String {
+        #[derive(Serialize)]
+        struct Message<'a> {
+            time: String,
+            level: &'static str,
+            message: &'a str,
+            key: Option<&'a str>,
+        }
+        let level = match kind {
+            Kind::Error => "error",
+            Kind::Warning => "warning",
+            Kind::Note => "info",
+            Kind::Detail => "debug",
+        };
+        let line = match self.format {
+            LogFormat::Text => {
+                let mut line = format!("dlock: {}", escaped(text));
+                if line.len() >= LONGEST {
+                    cut(&mut line, LONGEST - 4);
+                    line.push('…');
+                }
+                line
+            }
+            LogFormat::Json => {
+                let object = |text: &str| {
+                    let key = self.key.as_deref();
+                    let message = Message { time: time::now_utc(), level, message: text, key };
+                    json::line(&message).unwrap_or_default()
+                };
+                let line = object(text);
+                if line.len() < LONGEST {
+                    line
+                } else {
+                    // A quarter, because one byte may have become six; a half object would be no JSON.
+                    let mut short = text.to_owned();
+                    cut(&mut short, LONGEST / 8);
+                    object(&(short + "…"))
+                }
+            }
+        };
+        line + "\n"
+    }
+}
+
+/// Cuts a text to at most `most` bytes, between characters.
+fn cut(text: &mut String, most: usize) {
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    text.truncate(end);
+}
+
+/// One write, if stderr takes it now. A reader that does not read, a full disk or a closed terminal must not hold up
+/// a lease, so whatever goes wrong here is dropped.
+fn send(line: &str) {
+    let err = stderr();
+    let mut ready = [PollFd::new(&err, PollFlags::OUT)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut ready, Some(&at_once)) == Ok(1) && ready[0].revents().contains(PollFlags::OUT) {
+        let _dropped = rustix::io::write(err, line.as_bytes());
+    }
+}
+
+/// Writes a result to stdout, whole. That nobody reads it any more is no error.
+pub fn print(text: &str) -> Result<(), Error> {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match rustix::io::write(stdout(), rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut ready = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
+                let _woken = poll(&mut ready, None);
+            }
+            Err(Errno::PIPE) => return Ok(()),
+            Err(error) => return Err(Error::Output(error.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Whether results are coloured.
+pub fn coloured(color: Color) -> Coloured {
+    let terminal =
+        || rustix::termios::isatty(stdout()) && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+    match color {
+        Color::Always => Coloured::Yes,
+        Color::Never => Coloured::No,
+        Color::Auto if terminal() => Coloured::Yes,
+        Color::Auto => Coloured::No,
+    }
+}
+
+/// Whether escape sequences are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coloured {
+    /// They are.
+    Yes,
+    /// They are not.
+    No,
+}
+
+/// The text with everything escaped that a terminal would act on or that would change the order or the look of what
+/// stands beside it: control characters, line and paragraph separators, invisible and direction-changing ones.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\n' => safe.push_str("\\n"),
+            '\r' => safe.push_str("\\r"),
+            '\t' => safe.push_str("\\t"),
+            '\0'..='\u{7f}' if acts(c) => {
+                let _infallible = write!(safe, "\\x{:02x}", u32::from(c));
+            }
+            _ if acts(c) => {
+                let _infallible = write!(safe, "\\u{{{:x}}}", u32::from(c));
+            }
+            _ => safe.push(c),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// Whether a character does something other than being seen.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printer(format: LogFormat) -> Printer {
+        Printer { format, verbosity: Verbosity::Normal, key: Some("k".into()) }
+    }
+
+    #[test]
+    fn a_line_is_one_line() {
+        let line = printer(LogFormat::Text).line(Kind::Note, "a\nb\x1b[31m\u{9b}m\u{202e}c");
+        assert_eq!(line, "dlock: a\\nb\\x1b[31m\\u{9b}m\\u{202e}c\n");
+        for format in [LogFormat::Text, LogFormat::Json] {
+            for filler in ["x", "é", "\n", "\u{9b}"] {
+                let line = printer(format).line(Kind::Note, &filler.repeat(9000));
+                assert!(line.len() <= LONGEST, "{} bytes", line.len());
+                assert_eq!(line.matches('\n').count(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn json_is_json() -> Result<(), serde_json::Error> {
+        let line = printer(LogFormat::Json).line(Kind::Error, "a\nb\u{9b}");
+        assert!(line.contains("a\\nb\\u009b"), "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line)?;
+        assert_eq!(value["message"], "a\nb\u{9b}");
+        assert_eq!(value["level"], "error");
+        assert_eq!(value["key"], "k");
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! What do programs read? The objects of `status --json`. Every field is always there, null if unknown; times are
+//! RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a [`View`] has none. docs/status.md explains
+//! the fields; adding one is a minor change, anything else a major one.
+
+use super::time::{millis, utc};
+use crate::lock::{Fence, Owner};
+use crate::store::{Holder, JobEnd, LoggedEnd, Outcome, State, View, Waiter};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// What `status --json` prints: an array, also for one key.
+pub fn status(views: &[View]) -> serde_json::Result<String> {
+    let locks: Vec<_> = views.iter().map(Lock::of).collect();
+    let mut text = serde_json::to_string_pretty(&locks)?;
+    text.push('\n');
+    Ok(tamed(&text))
+}
+
+/// A value as JSON in one line, safe to show on a terminal.
+pub fn line(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(tamed(&serde_json::to_string(value)?))
+}
+
+/// Escapes what JSON allows and a terminal would act on. Such characters stand in strings only, apart from the line
+/// ends between fields.
+fn tamed(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && super::acts(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _infallible = write!(safe, "\\u{unit:04x}");
+            }
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
+/// The modes a lock can be held in.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Exclusive,
+}
+
+#[derive(Serialize)]
+struct Lock<'a> {
+    key: &'a str,
+    state: State,
+    mode: Option<Mode>,
+    slots: Option<u32>,
+    fence: Option<Fence>,
+    holders: Vec<Holds<'a>>,
+    waiters: Vec<Waits<'a>>,
+    last_run: Option<LastRun<'a>>,
+}
+
+#[derive(Serialize)]
+struct Holds<'a> {
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    user: Option<&'a str>,
+    command: Option<&'a str>,
+    reason: Option<&'a str>,
+    slot: Option<u32>,
+    fence: Option<Fence>,
+    acquired_at: Option<String>,
+    held_ms: Option<u64>,
+    lease_ms: Option<u64>,
+    foreign: bool,
+}
+
+#[derive(Serialize)]
+struct Waits<'a> {
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+    mode: Mode,
+    waiting_ms: u64,
+}
+
+#[derive(Serialize)]
+struct LastRun<'a> {
+    outcome: Outcome,
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+    command: &'a str,
+    reason: Option<&'a str>,
+    fence: Fence,
+    acquired_at: String,
+    ended_at: String,
+    held_ms: u64,
+    waited_ms: u64,
+    exit_status: Option<u8>,
+    signal: Option<i32>,
+    forced_by: Option<Person<'a>>,
+}
+
+#[derive(Serialize)]
+struct Person<'a> {
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+}
+
+impl<'a> Lock<'a> {
+    fn of(view: &'a View) -> Self {
+        let foreign = view.foreign.as_ref().map(|foreign| Holds {
+            host: None,
+            pid: None,
+            user: None,
+            command: None,
+            reason: None,
+            slot: None,
+            fence: None,
+            acquired_at: None,
+            held_ms: None,
+            lease_ms: foreign.left.map(millis),
+            foreign: true,
+        });
+        let known = view.foreign.is_none() && (view.state != State::Free || !view.waiters.is_empty());
+        Self {
+            key: view.name.key(),
+            state: view.state,
+            mode: known.then_some(Mode::Exclusive),
+            slots: None,
+            fence: view.fence,
+            holders: view.holder.as_ref().map(Holds::of).into_iter().chain(foreign).collect(),
+            waiters: view.waiters.iter().map(Waits::of).collect(),
+            last_run: view.log.first().map(LastRun::of),
+        }
+    }
+}
+
+impl<'a> Holds<'a> {
+    fn of(holder: &'a Holder) -> Self {
+        let Owner { host, pid, user, command, reason } = &holder.owner;
+        Self {
+            host: Some(host),
+            pid: Some(*pid),
+            user: Some(user),
+            command: Some(command),
+            reason: reason.as_deref(),
+            slot: None,
+            fence: Some(holder.fence),
+            acquired_at: Some(utc(holder.since)),
+            held_ms: Some(millis(holder.held)),
+            lease_ms: Some(millis(holder.lease)),
+            foreign: false,
+        }
+    }
+}
+
+impl<'a> Waits<'a> {
+    fn of(waiter: &'a Waiter) -> Self {
+        let Owner { host, pid, user, .. } = &waiter.owner;
+        Self { host, pid: *pid, user, mode: Mode::Exclusive, waiting_ms: millis(waiter.waiting) }
+    }
+}
+
+impl<'a> LastRun<'a> {
+    fn of(end: &'a LoggedEnd) -> Self {
+        let Owner { host, pid, user, command, reason } = &end.owner;
+        let (exit_status, signal) = match end.job {
+            Some(JobEnd::Status(status)) => (Some(status), None),
+            Some(JobEnd::Signal(signal)) => (None, Some(signal)),
+            None => (None, None),
+        };
+        Self {
+            outcome: end.outcome,
+            host,
+            pid: *pid,
+            user,
+            command,
+            reason: reason.as_deref(),
+            fence: end.fence,
+            acquired_at: utc(end.since),
+            ended_at: utc(end.ended),
+            held_ms: end.ended.saturating_sub(end.since),
+            waited_ms: end.waited,
+            exit_status,
+            signal,
+            forced_by: end.by.as_ref().map(|by| Person { host: &by.host, pid: by.pid, user: &by.user }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_there() -> Result<(), Box<dyn std::error::Error>> {
+        let text = status(&crate::output::table::tests::views()?)?;
+        println!("{text}");
+        assert!(!text.contains(|c: char| c != '\n' && crate::output::acts(c)));
+        let array: serde_json::Value = serde_json::from_str(&text)?;
+        for lock in array.as_array().into_iter().flatten() {
+            let fields = ["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run"];
+            assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
+            for holder in lock["holders"].as_array().into_iter().flatten() {
+                let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];
+                let fields = fields.iter().chain(&["held_ms", "lease_ms", "foreign"]);
+                assert!(fields.clone().all(|field| holder.get(field).is_some()), "{holder}");
+            }
+        }
+        assert_eq!(array[0]["last_run"]["exit_status"], 3);
+        assert_eq!(array[0]["holders"][0]["acquired_at"], "2025-11-21T11:20:00.000Z");
+        assert_eq!(array[3]["holders"][0]["foreign"], true);
+        assert_eq!(array[1]["key"], "b\u{202e}c");
+        assert_eq!(status(&[])?, "[]\n");
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! How are times shown? Local time and rounded spans to people, RFC 3339 in UTC and whole milliseconds to programs.
+//! All times come in as milliseconds since 1970; nothing is compared with this machine's clock.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use std::time::Duration;
+
+/// A span as people say it: two units at most.
+pub fn span(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let two =
+        |n: u64, a: &str, m: u64, b: &str| if m == 0 { format!("{n}{a}") } else { format!("{n}{a}{m}{b}") };
+    match seconds {
+        0 => format!("{}ms", span.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => two(seconds / 60, "m", seconds % 60, "s"),
+        3600..86_400 => two(seconds / 3600, "h", seconds % 3600 / 60, "m"),
+        _ => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
+    }
+}
+
+/// A local time: the time of day, with the date before it where that is not the date of `now`.
+pub fn local(at: u64, now: u64) -> String {
+    let zone = TimeZone::system();
+    let zoned = |at| stamp(at).to_zoned(zone.clone());
+    let (at, now) = (zoned(at), zoned(now));
+    let form = if at.date() == now.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
+    at.strftime(form).to_string()
+}
+
+/// RFC 3339 in UTC, to the millisecond.
+pub fn utc(at: u64) -> String {
+    format!("{:.3}", stamp(at))
+}
+
+/// The time of this machine, for the time of a message.
+pub fn now_utc() -> String {
+    format!("{:.3}", Timestamp::now())
+}
+
+/// A span in whole milliseconds.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The end of time where a number from a store is beyond it.
+fn stamp(at: u64) -> Timestamp {
+    i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (999, "999ms"),
+            (1_000, "1s"),
+            (59_999, "59s"),
+            (60_000, "1m"),
+            (192_000, "3m12s"),
+            (3_600_000, "1h"),
+            (5_405_000, "1h30m"),
+            (86_400_000, "1d"),
+            (100_000_000, "1d3h"),
+        ] {
+            assert_eq!(span(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(utc(1_763_724_242_007), "2025-11-21T11:24:02.007Z");
+        assert_eq!(local(u64::MAX, 0).len(), "9999-12-30 22:00:00".len());
+        let (today, before) =
+            (local(1_763_724_242_007, 1_763_724_243_000), local(1_663_724_242_007, 1_763_724_243_000));
+        assert_eq!((today.len(), before.len()), (8, 19));
+    }
+}

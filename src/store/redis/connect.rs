@@ -1,0 +1,312 @@
+//! How does one speak to a Redis server in bounded time? One connection: dialled, authenticated and used under
+//! deadlines that cover the whole exchange, not each read. The `redis` crate packs the commands and parses the replies;
+//! its own client is not used, because it cannot be given a deadline (its timeouts are per read, and none while
+//! connecting by name), needs a round trip of its own to set up, and hides the descriptor that a waiter polls.
+//!
+//! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
+//! caller drops it.
+
+use super::Target;
+use crate::clock::Moment;
+use crate::store::Error;
+use redis::{Cmd, Parser, Value};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// How long to wait before a full queue of a Unix socket is tried again.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// TCP.
+    Tcp {
+        /// Name or IP address, without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// One connection.
+pub struct Link {
+    stream: Stream,
+    parser: Parser,
+    greeting: Vec<Cmd>,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Link {
+    /// Connects by `by`. AUTH and SELECT go out with the first command, in the same write.
+    pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
+        let stream = match &target.address {
+            Address::Tcp { host, port } => {
+                Stream::Tcp(dial_tcp(host, *port, by).map_err(|e| unreachable(target, &e))?)
+            }
+            Address::Unix(path) => Stream::Unix(dial_unix(path, by).map_err(|e| match e.kind() {
+                ErrorKind::PermissionDenied => {
+                    Error::Denied(format!("{}: no permission to connect to the socket", target.shown))
+                }
+                _ => unreachable(target, &e),
+            })?),
+        };
+        Ok(Self { stream, parser: Parser::new(), greeting: target.greeting() })
+    }
+
+    /// Sends a command and waits for its reply until `by`.
+    pub fn ask(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<Value, Error> {
+        self.send(target, command, by)?;
+        self.answer(target, by)
+    }
+
+    /// Sends a command, preceded by what sets the connection up if it is the first.
+    pub fn send(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<(), Error> {
+        let greeting = std::mem::take(&mut self.greeting);
+        let mut bytes = Vec::new();
+        for cmd in &greeting {
+            cmd.write_packed_command(&mut bytes);
+        }
+        command.write_packed_command(&mut bytes);
+        Bounded { stream: &mut self.stream, by }.write_all(&bytes).map_err(|e| unreachable(target, &e))?;
+        for _ in &greeting {
+            if let Value::ServerError(error) = self.read(target, by)? {
+                return Err(refusal(target, error.code(), error.details()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except NOSCRIPT, which comes as the value.
+    pub fn answer(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
+        match self.read(target, by)? {
+            Value::ServerError(error) if error.code() != "NOSCRIPT" => {
+                Err(refusal(target, error.code(), error.details()))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
+    /// machine's sleep is over when it wakes.
+    pub fn listen(&self, target: &Target, until: Moment) -> Result<bool, Error> {
+        let wait = || -> rustix::io::Result<bool> {
+            let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
+            let at = until.since_boot().max(Duration::from_nanos(1));
+            let it_value = Timespec::try_from(at).map_err(|_| Errno::INVAL)?;
+            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+            timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })?;
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            loop {
+                match poll(&mut fds, None) {
+                    Ok(_) => return Ok(!fds[0].revents().is_empty()),
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+        };
+        wait().map_err(|errno| unreachable(target, &errno.into()))
+    }
+
+    fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
+        let mut reader = Bounded { stream: &mut self.stream, by };
+        self.parser.parse_value(&mut reader).map_err(|error| match error.kind() {
+            redis::ErrorKind::Io => {
+                let kind = std::error::Error::source(&error)
+                    .and_then(|source| source.downcast_ref::<io::Error>())
+                    .map_or_else(
+                        || if by.passed() { ErrorKind::TimedOut } else { ErrorKind::UnexpectedEof },
+                        io::Error::kind,
+                    );
+                unreachable(target, &kind.into())
+            }
+            _ => Error::Garbled(format!(
+                "{}: what answers there does not speak the Redis protocol",
+                target.shown
+            )),
+        })
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// A stream whose every read and write ends at one moment.
+struct Bounded<'a> {
+    stream: &'a mut Stream,
+    by: Moment,
+}
+
+impl Bounded<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.by.left();
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.left()?;
+        match self.stream {
+            Stream::Tcp(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
+            Stream::Unix(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
+        }
+    }
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let left = self.left()?;
+        match self.stream {
+            Stream::Tcp(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
+            Stream::Unix(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn dial_tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
+    let addresses = resolve(host, port, by)?;
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for (tried, address) in addresses.iter().enumerate() {
+        let untried = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        let share = by.left() / untried;
+        if share.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(address, share) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Connecting to a Unix socket blocks while the queue of a stopped server is full, and has no timeout of its own.
+fn dial_unix(path: &Path, by: Moment) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::INTR) if !by.passed() => thread::sleep(BACKLOG_PAUSE.min(by.left())),
+            Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// The name service has no deadline of its own, so a name is looked up on a thread that may be left behind.
+fn resolve(host: &str, port: u16, by: Moment) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (found, wait) = mpsc::channel();
+    let name = host.to_owned();
+    thread::Builder::new().spawn(move || {
+        let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        let _ = found.send(addresses);
+    })?;
+    match wait.recv_timeout(by.left()) {
+        Ok(addresses) => addresses,
+        Err(_) => Err(io::Error::new(ErrorKind::TimedOut, "the name could not be looked up in time")),
+    }
+}
+
+fn unreachable(target: &Target, error: &io::Error) -> Error {
+    let what = match error.kind() {
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
+        ErrorKind::UnexpectedEof
+        | ErrorKind::ConnectionReset
+        | ErrorKind::BrokenPipe
+        | ErrorKind::ConnectionAborted => "the server closed the connection".into(),
+        ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
+        ErrorKind::NotFound if matches!(target.address, Address::Unix(_)) => "there is no such socket".into(),
+        _ => error.to_string(),
+    };
+    Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
+}
+
+/// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
+fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
+    let store = &target.shown;
+    let text = details.unwrap_or_default();
+    let code = match code {
+        "ERR" => ["OOM", "READONLY", "MISCONF", "LOADING", "NOPERM", "NOREPLICAS"]
+            .into_iter()
+            .find(|code| text.contains(&format!("-{code} ")))
+            .unwrap_or("ERR"),
+        code => code,
+    };
+    let said = text.escape_debug();
+    match code {
+        "NOAUTH" => Error::Denied(format!(
+            "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
+        )),
+        "WRONGPASS" => Error::Denied(format!("{store} refused the user name or the password")),
+        "NOPERM" => Error::Denied(format!("{store} denies this user a right that dlock needs: {said}")),
+        "DENIED" => Error::Denied(format!("{store} is in protected mode and refuses this host")),
+        "LOADING" => {
+            Error::Unavailable(format!("{store} is still loading its data; try again when it is done"))
+        }
+        "READONLY" => Error::Unavailable(format!("{store} is a read-only replica; name the master")),
+        "OOM" => {
+            Error::Unavailable(format!("{store} is out of memory (maxmemory reached) and takes no new lock"))
+        }
+        "MISCONF" => Error::Unavailable(format!(
+            "{store} cannot save to disk and takes no writes (MISCONF); see its log"
+        )),
+        "NOREPLICAS" => Error::Unavailable(format!("{store} has too few good replicas and takes no writes")),
+        "MASTERDOWN" => Error::Unavailable(format!("{store} is a replica that has lost its master")),
+        "BUSY" => Error::Unavailable(format!("{store} is busy running somebody's script")),
+        "CLUSTERDOWN" | "TRYAGAIN" => {
+            Error::Unavailable(format!("{store}: the cluster is not able to serve: {said}"))
+        }
+        "MOVED" | "ASK" | "CROSSSLOT" => {
+            Error::Unfit(format!("{store} is a node of a Redis Cluster, not a single server"))
+        }
+        _ if text.contains("max number of clients") => {
+            Error::Unavailable(format!("{store} has reached its maximum number of clients"))
+        }
+        _ if text.contains("AUTH") || text.contains("invalid password") => {
+            Error::Denied(format!("{store} refused the password: {said}"))
+        }
+        _ if text.contains("DB index") || text.contains("SELECT") => {
+            Error::Unfit(format!("{store}: there is no such database: {said}"))
+        }
+        code => Error::Garbled(format!("{store} answered {code} {said}")),
+    }
+}

@@ -1,0 +1,59 @@
+//! The Lua scripts and how they are called: by hash, and once with the text when the server does not know the hash.
+
+use crate::law;
+use redis::{Cmd, Script, cmd};
+use std::sync::LazyLock;
+
+/// One script of `scripts/`, with what all of them start with in front.
+pub struct Code {
+    text: String,
+    hash: Script,
+}
+
+/// `scripts/acquire.lua`
+pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/acquire.lua")));
+/// `scripts/renew.lua`
+pub static RENEW: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/renew.lua")));
+/// `scripts/leave.lua`
+pub static LEAVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/leave.lua")));
+/// `scripts/revoke.lua`
+pub static REVOKE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/revoke.lua")));
+/// `scripts/inspect.lua`
+pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/inspect.lua")));
+
+impl Code {
+    fn new(body: &str) -> Self {
+        let constants = [
+            ("SILENCE", law::millis(law::SILENCE)),
+            ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
+            ("HEARTBEAT", law::millis(law::HEARTBEAT)),
+            ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
+            ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
+            ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
+            ("LOG_KEPT", law::LOG_KEPT as u64),
+            ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
+        ];
+        let mut text: String =
+            constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
+        text.push_str(include_str!("scripts/lock.lua"));
+        text.push_str(body);
+        let hash = Script::new(&text);
+        Self { text, hash }
+    }
+
+    /// The call by hash; it fails with NOSCRIPT where the server has not seen the script.
+    pub fn by_hash(&self, keys: &[String], args: &[&str]) -> Cmd {
+        call("EVALSHA", self.hash.get_hash(), keys, args)
+    }
+
+    /// The call that brings the text along.
+    pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
+        call("EVAL", &self.text, keys, args)
+    }
+}
+
+fn call(command: &str, script: &str, keys: &[String], args: &[&str]) -> Cmd {
+    let mut call = cmd(command);
+    call.arg(script).arg(keys.len()).arg(keys).arg(args);
+    call
+}
