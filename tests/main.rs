@@ -14,6 +14,7 @@
 //! - status, release: the other commands
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
+//! - generated: man/ and completions/ are what src/cli.rs says
 //! - walls: who may know whom in src
 //! - readme: the documents' examples
 //! - soak: thousands of runs, only when asked for
@@ -27,6 +28,7 @@
 
 mod config;
 mod contention;
+mod generated;
 mod guard;
 mod input;
 mod interop;
