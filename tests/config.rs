@@ -121,3 +121,25 @@ fn help_shows_no_values_and_everything_is_explained() {
     }
     world.dlock(["--version"]).stdout_like("dlock [0-9.]+\n").run();
 }
+
+#[test]
+fn messages_can_be_json() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    world.wait_for_log("up");
+    let by_flag = world.run("k", &["--log-format", "json"], "true").status(75).any_stderr().run();
+    let by_variable =
+        world.run("k", &[], "true").env("DLOCK_LOG_FORMAT", "json").status(75).any_stderr().run();
+    let fault = world.run("k", &["--log-format", "json", "--store", "redis://127.0.0.1:1"], "true");
+    let fault = fault.env_remove("DLOCK_STORE").status(69).any_stderr().run();
+    for output in [by_flag, by_variable, fault] {
+        assert!(!output.stderr.is_empty());
+        for line in output.stderr.lines() {
+            let message: serde_json::Value =
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+            assert!(message.is_object(), "{line}");
+        }
+    }
+    world.write("go", "");
+    holder.finish();
+}

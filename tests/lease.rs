@@ -262,6 +262,45 @@ fn an_outage_while_queued_is_ridden_out() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
+/// A wait whose time is up during an outage was not in vain for being busy.
+#[test]
+fn a_wait_that_ends_in_an_outage_is_69() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1m"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "2s"], "echo waited >> log").status(69).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    let output = waiter.finish();
+    assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    world.redis().resume();
+    wait_until("the queue is empty", || world.waiters("k") == 0);
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+/// A server that forgets its queue is told of it again by those who stand in it.
+#[test]
+fn who_waits_waits_on_after_a_restart() {
+    let mut world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "1s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters = [1, 2].map(|i| {
+        let waiter = world.run("k", &["-w"], "echo start >> log; echo end >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", i);
+        waiter
+    });
+    world.redis_mut().restart();
+    holder.finish();
+    for waiter in waiters {
+        waiter.finish();
+    }
+    assert_eq!(world.log(), ["up", "start", "end", "start", "end"]);
+}
+
 /// CMD's time limit: 124, also when it took KILL, with the lock kept until all of it is dead.
 #[test]
 fn max_run_stops_the_whole_job() {
