@@ -133,13 +133,16 @@ fn an_ignored_signal_does_not_end_the_job() {
     dlock.finish();
 }
 
-/// Without a terminal a signal to dlock's own group does not reach CMD twice: CMD has a group of its own.
+/// Without a terminal a signal to dlock's own group does not reach CMD twice: CMD has a group of its own, in the same
+/// session.
 #[test]
 fn without_a_terminal_the_job_has_its_own_group() {
     let world = World::new(Backend::Redis);
     let job = "read pid name state parent group session tty front rest < /proc/$$/stat
-        if test $front = -1; then test $group = $$ && echo own; else echo terminal; fi";
-    world.run("k", &[], job).under(&["setsid"]).stdout("own\n").run();
+        test $group = $$ && test $front = -1 && echo $session";
+    let dlock = world.run("k", &[], job).any_stdout().spawn();
+    let pid = dlock.pid();
+    assert_eq!(dlock.finish().stdout.trim(), pid.to_string());
 }
 
 /// TERM to dlock while its lock is being lost or its time is up does not spare the job.

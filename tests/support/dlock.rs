@@ -8,7 +8,7 @@ use regex_lite::Regex;
 use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -170,8 +170,10 @@ impl<'w> Dlock<'w> {
         let mut words = self.wrapper;
         words.push(BINARY.into());
         words.extend(self.args);
-        let mut command = self.world.command(&words[0]);
-        command.args(&words[1..]);
+        // A session of its own: no terminal, wherever the suite is run, and no signal that a test sends to a group
+        // can reach the suite. A child that leads no group becomes the leader, and keeps its process id.
+        let mut command = self.world.command("setsid");
+        command.args(&words);
         for (name, value) in self.variables {
             match value {
                 Some(value) => command.env(name, value),
@@ -189,8 +191,7 @@ impl<'w> Dlock<'w> {
         let file = |name| File::create(files.join(name)).expect("a file for what is printed");
         command.stdout(file("stdout")).stderr(file("stderr"));
         let words = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        // A group of its own, so that no signal that a test sends to a group can reach the suite.
-        let child = command.process_group(0).spawn().unwrap_or_else(|error| panic!("{words}: {error}"));
+        let child = command.spawn().unwrap_or_else(|error| panic!("{words}: {error}"));
         Running { words, child, files, expected: self.expected, status: None }
     }
 }
