@@ -5,6 +5,7 @@ use crate::support::job;
 use crate::support::proc;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 use std::fs;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -75,7 +76,9 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
 fn a_server_gone_for_good_means_dead_by_the_deadline() {
     thread::scope(|scope| {
         for gone in [Gone::Killed, Gone::Stopped] {
-            scope.spawn(move || dead_by_the_deadline(gone));
+            for guard in [Guard::Well, Guard::Stopped] {
+                scope.spawn(move || dead_by_the_deadline(gone, guard));
+            }
         }
     });
 }
@@ -86,11 +89,21 @@ enum Gone {
     Stopped,
 }
 
-fn dead_by_the_deadline(gone: Gone) {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    Well,
+    /// dlock must see that the guard does not do its work.
+    Stopped,
+}
+
+fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
     let holder = world.run("k", &["-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
+    if guard == Guard::Stopped {
+        proc::signal(holder.guard(), Signal::STOP);
+    }
     // A quarter of the ttl passes between this renewal and the next: it is the last one.
     let expires = world.redis().after_renewal("dlock:k");
     match gone {
@@ -105,7 +118,7 @@ fn dead_by_the_deadline(gone: Gone) {
         living.is_empty()
     });
     let output = holder.finish();
-    assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(guard == Guard::Stopped || world.log().contains(&"term".into()), "TERM comes before KILL");
     assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{}", output.stderr);
     assert!(output.stderr.contains('k') && output.stderr.contains("lost"), "{}", output.stderr);
 }
