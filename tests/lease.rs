@@ -21,8 +21,8 @@ on_every_store!(
 
 fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo up >> log; sleep 3; echo end >> log; exit 5";
-    let mut holder = world.run("k", &["-t", "500ms"], job).status(5).spawn();
+    let job = "echo up >> log; sleep 5.5; echo end >> log; exit 5";
+    let mut holder = world.run("k", &["-t", "1s"], job).status(5).spawn();
     world.wait_for_log("up");
     let fence = world.fence("k");
     while world.log().last().is_some_and(|line| line == "up") {
@@ -168,7 +168,7 @@ fn forget(world: &World) {
 fn on_lost_warn_lets_the_job_end(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log";
-    let holder = world.run("k", &["-t", "500ms", "--on-lost", "warn"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "1s", "--on-lost", "warn"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     forget(&world);
     wait_until("dlock warns", || holder.messages().contains("lost"));
