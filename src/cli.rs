@@ -56,6 +56,18 @@ pub enum Command {
     Completions(Completions),
 }
 
+impl Command {
+    /// The options every command takes.
+    pub fn common(&self) -> &Common {
+        match self {
+            Self::Run(run) => &run.common,
+            Self::Status(status) => &status.common,
+            Self::Release(release) => &release.common,
+            Self::Completions(completions) => &completions.common,
+        }
+    }
+}
+
 const RUN_AFTER: &str = "\
 Examples:
   # From cron on every machine; one of them runs the job, the others exit 75:

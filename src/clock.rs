@@ -2,7 +2,12 @@
 //! steps as the wall clock does, and unlike CLOCK_MONOTONIC it goes on while the machine is suspended, as the
 //! store's clock does. Wall-clock time is only ever shown to people, and comes from the store.
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// A point on this machine's CLOCK_BOOTTIME, as the time since boot. Not comparable between machines or boots.
@@ -49,5 +54,36 @@ impl Moment {
     /// Whether this moment has come.
     pub fn passed(self) -> bool {
         Self::now() >= self
+    }
+}
+
+/// Becomes readable at a moment. The timeouts of poll(2) and of channels are no substitute: they stand still while the
+/// machine is suspended.
+#[derive(Debug)]
+pub struct Timer(OwnedFd);
+
+impl Timer {
+    /// A timer that is not set.
+    pub fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self(timerfd_create(TimerfdClockId::Boottime, flags)?))
+    }
+
+    /// Makes it readable from `at` on; `None`: never. That it was readable before is forgotten.
+    pub fn set(&self, at: Option<Moment>) -> io::Result<()> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = match at {
+            None => zero,
+            // All zero would mean never; what is too far away for the kernel, is never.
+            Some(at) => Timespec::try_from(at.since_boot().max(Duration::from_nanos(1))).unwrap_or(zero),
+        };
+        timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value })?;
+        Ok(())
+    }
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -1,4 +1,24 @@
 //! dlock: flock(1) for a fleet. The map: what lives where, and who may know whom.
+//!
+//! | where | what it answers |
+//! |---|---|
+//! | [`cli`] | what can be said on the command line; help is written there and nowhere else |
+//! | [`config`] | which settings are in force, and who said so |
+//! | [`exit`], [`error`] | which status means what; which error has which |
+//! | [`lock`] | the nouns: key, name, token, fence, ttl, owner |
+//! | [`law`] | what a lock is allowed to do, and what a holder does when: pure |
+//! | [`clock`] | which clock, and why |
+//! | [`store`] | what a store is; `store::redis` and `store::file` are the two |
+//! | [`lease`] | how the lock is taken, waited for, renewed and given back: the heartbeat thread |
+//! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time |
+//! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |
+//! | [`output`] | every line that a person or a program reads |
+//! | `sys` | the only unsafe code |
+//!
+//! `cli`, `lock`, `law` and `exit` know nothing below them. `store` and `lease` know those; neither knows that children
+//! exist. `job` does not know that locks exist. Only `commands` joins them. `law` reads no clock and does no I/O.
+//! A test (`tests/walls.rs`) holds these walls. There are two threads: the main one supervises the job, the other one
+//! talks to the store.
 
 pub mod cli;
 pub mod clock;
@@ -6,7 +26,10 @@ pub mod commands;
 pub mod config;
 pub mod error;
 pub mod exit;
+pub mod job;
 pub mod law;
+pub mod lease;
 pub mod lock;
 pub mod output;
 pub mod store;
+mod sys;

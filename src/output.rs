@@ -14,6 +14,7 @@ use std::fmt::Write as _;
 
 pub mod busy;
 pub mod json;
+pub mod live;
 pub mod table;
 pub mod time;
 

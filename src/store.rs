@@ -10,6 +10,7 @@ use crate::exit::Exit;
 use crate::lock::{Fence, Name, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub mod file;
@@ -18,6 +19,10 @@ pub mod redis;
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and
 /// answers or fails by `by`.
 pub trait Store: Send {
+    /// Called once before a hold or a wait begins, while the process has one thread: what tells of its death must be
+    /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
+    fn prepare(&mut self, name: &Name, token: &Token) -> Result<Vec<RawFd>, Error>;
+
     /// Asks for the lock; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
 
@@ -347,10 +352,20 @@ impl Error {
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) => Exit::Unavailable,
+            Self::Unreachable(_) | Self::Unavailable(_) | Self::Garbled(_) => Exit::Unavailable,
             Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
-            Self::Garbled(_) => Exit::Internal,
+        }
+    }
+
+    /// The same error with its text changed.
+    pub fn map(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Unreachable(text) => Self::Unreachable(change(text)),
+            Self::Unavailable(text) => Self::Unavailable(change(text)),
+            Self::Denied(text) => Self::Denied(change(text)),
+            Self::Unfit(text) => Self::Unfit(change(text)),
+            Self::Garbled(text) => Self::Garbled(change(text)),
         }
     }
 }

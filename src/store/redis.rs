@@ -16,6 +16,7 @@ use reply::{Reply, Seen, garbled, owner_from};
 use script::Code;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
@@ -134,6 +135,11 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
+    /// The server hears of a death only by the lease, so there is nothing to share.
+    fn prepare(&mut self, _: &Name, _: &Token) -> Result<Vec<RawFd>, Error> {
+        Ok(Vec::new())
+    }
+
     fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };

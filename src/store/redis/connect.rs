@@ -7,15 +7,12 @@
 //! caller drops it.
 
 use super::Target;
-use crate::clock::Moment;
+use crate::clock::{Moment, Timer};
 use crate::store::Error;
 use redis::{Cmd, Parser, Value};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -107,22 +104,19 @@ impl Link {
     /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
     /// machine's sleep is over when it wakes.
     pub fn listen(&self, target: &Target, until: Moment) -> Result<bool, Error> {
-        let wait = || -> rustix::io::Result<bool> {
-            let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
-            let at = until.since_boot().max(Duration::from_nanos(1));
-            let it_value = Timespec::try_from(at).map_err(|_| Errno::INVAL)?;
-            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-            timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })?;
+        let wait = || -> io::Result<bool> {
+            let timer = Timer::new()?;
+            timer.set(Some(until))?;
             let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
             loop {
                 match poll(&mut fds, None) {
                     Ok(_) => return Ok(!fds[0].revents().is_empty()),
                     Err(Errno::INTR) => {}
-                    Err(errno) => return Err(errno),
+                    Err(errno) => return Err(errno.into()),
                 }
             }
         };
-        wait().map_err(|errno| unreachable(target, &errno.into()))
+        wait().map_err(|error| unreachable(target, &error))
     }
 
     fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {

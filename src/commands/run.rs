@@ -1,0 +1,368 @@
+//! How does one run go? THE page: prepare, fork the guard, take the lock, start the job, relay and wait, give the lock
+//! back, end as the job did. The parts do not know each other; here they meet.
+//!
+//! The order is the safety: the guard is forked before any thread and before anything is asked for (I7), the job starts
+//! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
+
+use super::owner::{command_line, owner};
+use super::{located, name, open};
+use crate::cli;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::config::run::{Run, Wait};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::job::{self, Event, Group, Guard, Inherited, Limits, OnLost, Plan};
+use crate::law::schedule::Schedule;
+use crate::lease::{self, Lease, Report, Request};
+use crate::lock::{Name, Token};
+use crate::output::Printer;
+use crate::store::{Ask, End, JobEnd, Ran};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::time::Duration;
+use surroundings::environment;
+use words::Words;
+
+mod alone;
+mod surroundings;
+mod words;
+
+/// A dlock that is told to end while it waits gives the guard this long to leave the queue, and then is gone (I9).
+const LEAVING: Duration = Duration::from_millis(60);
+/// The signals that end a dlock that waits.
+const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
+/// `dlock run`.
+pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<Exit> {
+    let name = name(settings, &run.key)?;
+    let printer = printer.about(name.key());
+    let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
+    let inherited =
+        job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
+    let mut store = open(settings)?;
+    let keep = store.prepare(&name, &token).map_err(|error| located(settings, error))?;
+
+    let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
+    let ask = Ask {
+        token: token.clone(),
+        ttl: run.ttl.get(),
+        min_hold: run.min_hold,
+        owner: owner(label, run.reason.clone()),
+        patience: waits(run).patience(),
+    };
+    let group = job::group();
+    let plan = Plan {
+        argv: run.argv.clone(),
+        group,
+        grace: run.grace,
+        max_run: run.max_run,
+        on_lost: match run.on_lost {
+            cli::OnLost::Stop => OnLost::Stop,
+            cli::OnLost::Warn => OnLost::Warn,
+        },
+        mark: token.secret().into(),
+        keep,
+    };
+    let words = Words::new(settings, name.key(), printer);
+    let guard =
+        Guard::fork(plan, &inherited, alone::alone(&mut *store, &name, &token, settings, run, &words))
+            .map_err(|error| internal("cannot make the guard", &error))?;
+
+    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
+    let request = Request {
+        name: name.clone(),
+        ask,
+        wait: waits(run),
+        schedule,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    };
+    let limits = guard.limits();
+    let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
+    let lease =
+        Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
+    Session { settings, run, name, token, inherited, group, schedule, guard, lease, words, limits }.go()
+}
+
+/// One run, from the request to the end.
+struct Session<'a> {
+    settings: &'a Settings,
+    run: &'a Run,
+    name: Name,
+    token: Token,
+    inherited: Inherited,
+    group: Group,
+    schedule: Schedule,
+    guard: Guard,
+    lease: Lease,
+    words: Words<'a>,
+    limits: job::LimitsSender,
+}
+
+/// How the job ended, or did not begin.
+struct Over {
+    exit: Exit,
+    end: End,
+}
+
+/// What came in while waiting for anything.
+enum News {
+    Signal(job::Received),
+    Job(Event),
+    Lease(Report),
+    /// Nothing, until the moment asked for.
+    Nothing,
+}
+
+impl Session<'_> {
+    fn go(mut self) -> anyhow::Result<Exit> {
+        match self.obtain()? {
+            Obtained::Lock => {
+                let over = self.supervise()?;
+                Ok(self.give_back(over))
+            }
+            Obtained::Nothing(exit) => Ok(exit),
+            Obtained::Interrupted(signal) => {
+                // The guard leaves by token. If it is not through in time it goes on by itself.
+                let _ = self.guard.finish(LEAVING);
+                Ok(Exit::Signal(signal))
+            }
+        }
+    }
+
+    /// Waits for the lock; the job has been started when this answers [`Obtained::Lock`].
+    fn obtain(&mut self) -> anyhow::Result<Obtained> {
+        let mut queued = None;
+        loop {
+            // The line on a terminal moves on although nothing is heard.
+            let until = queued.as_ref().map(|_| self.words.next());
+            match self.news(until)? {
+                News::Signal(received) if self.ends(received.signal) => {
+                    return Ok(Obtained::Interrupted(received.signal));
+                }
+                News::Signal(received) if received.signal == libc::SIGTSTP => job::stop_by(libc::SIGTSTP),
+                News::Signal(_) => {}
+                News::Nothing => queued.iter().for_each(|waiting| self.words.waiting(waiting)),
+                News::Job(Event::Died) => {
+                    return Err(Error::Internal(self.words.guard_died_before_start()).into());
+                }
+                News::Job(_) => {}
+                News::Lease(Report::Waiting(waiting)) => {
+                    self.words.waiting(&waiting);
+                    queued = Some(waiting);
+                }
+                News::Lease(report) => {
+                    if let Some(obtained) = self.hear(report)? {
+                        return Ok(obtained);
+                    }
+                }
+            }
+        }
+    }
+
+    fn ends(&self, signal: i32) -> bool {
+        ENDING.contains(&signal) && !self.inherited.ignored(signal)
+    }
+
+    /// A report that comes before the job runs; what follows from it, if anything does.
+    fn hear(&mut self, report: Report) -> anyhow::Result<Option<Obtained>> {
+        match report {
+            Report::Granted { grant, sent } => {
+                self.words.granted(grant);
+                let limits =
+                    Limits { term_at: self.schedule.term_at(sent), kill_at: self.schedule.kill_at(sent) };
+                let env = environment(self.settings, &self.name, &self.token, grant.fence);
+                if let Err(error) = self.guard.start(&env, limits) {
+                    // Ends without a goodbye, so the guard gives the lock back.
+                    return Err(internal("cannot start the command", &error));
+                }
+                return Ok(Some(Obtained::Lock));
+            }
+            Report::Busy(blocker) => {
+                self.words.busy(&blocker, self.run.wait);
+                return Ok(Some(Obtained::Nothing(Exit::Busy(self.run.busy))));
+            }
+            Report::Failed(error) => {
+                // The request may have arrived although no answer came: the guard leaves by token, in the background.
+                let error = error.map(|text| {
+                    format!("{text} ({}); the command did not run", self.settings.store.origin())
+                });
+                return Err(Error::Store(error).into());
+            }
+            Report::TakenAway => {
+                self.words.taken_away();
+                return Ok(Some(Obtained::Nothing(Exit::Lost)));
+            }
+            Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
+            Report::Recovered => self.words.recovered(),
+            Report::Waiting(_) | Report::Lost { .. } | Report::Left(_) => {}
+        }
+        Ok(None)
+    }
+
+    /// Relays and watches until the job is over.
+    fn supervise(&mut self) -> anyhow::Result<Over> {
+        let mut lost = None;
+        loop {
+            match self.news(None)? {
+                News::Nothing => {}
+                News::Signal(received) => self.relay(received),
+                News::Lease(Report::Lost { how, kill_by }) => {
+                    lost = Some(how);
+                    self.words.lost(how, self.run.on_lost);
+                    if how != lease::Loss::Deadline {
+                        self.guard.lost(kill_by);
+                    }
+                }
+                News::Lease(Report::Trouble { error, until }) => {
+                    self.words.trouble(&error, until.left(), self.run.on_lost);
+                }
+                News::Lease(Report::Recovered) => {
+                    // The lock key was there all the time, or the renewal would have failed.
+                    lost = None;
+                    self.words.recovered();
+                }
+                News::Lease(_) => {}
+                News::Job(Event::Started { pid }) => self.words.started(pid),
+                News::Job(Event::NotStarted(why)) => {
+                    self.words.not_started(&self.run.argv, why);
+                    let exit = match why {
+                        job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
+                        job::NotStarted::Errno(_) => Exit::CannotExecute,
+                        job::NotStarted::TooLate => Exit::Lost,
+                    };
+                    return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
+                }
+                News::Job(Event::Stopped { signal }) => self.stop_too(signal),
+                News::Job(Event::Continued) => {}
+                News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
+                News::Job(Event::Refused(process)) => self.words.refused(&process),
+                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why, lost.is_some())),
+                News::Job(Event::Died) => self.words.guard_died(),
+            }
+        }
+    }
+
+    /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
+    fn over(&self, status: Option<job::Status>, why: Option<job::Why>, lost: bool) -> Over {
+        let own = match status {
+            Some(job::Status::Exited(code)) => Exit::Job(code),
+            Some(job::Status::Signaled(signal)) => Exit::Signal(signal),
+            None => Exit::Internal,
+        };
+        let exit = match why {
+            Some(job::Why::Lost | job::Why::LeaseRanOut) => Exit::Lost,
+            _ if lost => Exit::Lost,
+            Some(job::Why::MaxRun) => Exit::TimedOut,
+            Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
+            None => own,
+        };
+        let job = match own {
+            Exit::Job(code) => Some(JobEnd::Status(code)),
+            Exit::Signal(signal) => Some(JobEnd::Signal(signal)),
+            _ => None,
+        };
+        Over { exit, end: End { ran: Ran::Yes, job } }
+    }
+
+    /// Gives the lock back, and waits one op-timeout for the answer.
+    fn give_back(mut self, over: Over) -> Exit {
+        let until = Moment::now().after(self.settings.op_timeout);
+        self.lease.leave(over.end);
+        loop {
+            match self.news(Some(until)) {
+                Ok(News::Lease(Report::Left(answer))) => {
+                    match answer {
+                        Ok(left) => {
+                            self.words.left(left);
+                            self.guard.done();
+                        }
+                        Err(error) => {
+                            self.words.not_given_back(&error.to_string(), over.exit);
+                            let _ = self.guard.finish(Duration::ZERO);
+                        }
+                    }
+                    return over.exit;
+                }
+                Ok(News::Nothing) | Err(_) => {
+                    // The guard tries once more, by itself.
+                    self.words.not_given_back("no answer in time", over.exit);
+                    let _ = self.guard.finish(Duration::ZERO);
+                    return over.exit;
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already.
+    fn relay(&mut self, received: job::Received) {
+        let from_terminal = received.from == job::Sender::Kernel && self.group == Group::Caller;
+        let from_guard = received.from == job::Sender::Process(self.guard.pid().cast_unsigned());
+        let stops_reading = [libc::SIGTTIN, libc::SIGTTOU].contains(&received.signal);
+        if !from_terminal && !from_guard && !stops_reading {
+            self.guard.relay(received.signal);
+        }
+    }
+
+    /// CMD was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
+    fn stop_too(&self, signal: i32) {
+        if self.group == Group::Caller {
+            self.words.stopped(self.limits_left(), self.run.on_lost);
+            job::stop_by(signal);
+        }
+    }
+
+    fn limits_left(&self) -> Duration {
+        self.limits.get().term_at.left()
+    }
+
+    /// Waits for a signal, news of the job or of the lease, at most until `until`.
+    fn news(&mut self, until: Option<Moment>) -> anyhow::Result<News> {
+        loop {
+            // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
+            if let Some(received) =
+                self.inherited.next_signal().map_err(|e| internal("cannot read signals", &e))?
+            {
+                return Ok(News::Signal(received));
+            }
+            if let Some(event) = self.guard.next_event().map_err(|e| internal("cannot hear the guard", &e))? {
+                return Ok(News::Job(event));
+            }
+            if let Some(report) = self.lease.next_report() {
+                return Ok(News::Lease(report));
+            }
+            if until.is_some_and(Moment::passed) {
+                return Ok(News::Nothing);
+            }
+            let left = until.map(|until| Timespec::try_from(until.left())).transpose()?;
+            let [guard, timer] = self.guard.fds();
+            let mut fds = [self.inherited.fd(), guard, timer, self.lease.fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(internal("cannot wait", &errno)),
+            }
+        }
+    }
+}
+
+/// What came of asking for the lock.
+enum Obtained {
+    Lock,
+    Nothing(Exit),
+    Interrupted(i32),
+}
+
+fn waits(run: &Run) -> lease::Wait {
+    match run.wait {
+        Wait::No => lease::Wait::No,
+        Wait::For(span) => lease::Wait::Until(Moment::now().after(span)),
+        Wait::Forever => lease::Wait::Forever,
+    }
+}
+
+fn internal(what: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
+    Error::Internal(format!("{what}: {error}; the command did not run")).into()
+}

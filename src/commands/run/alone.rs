@@ -1,0 +1,38 @@
+//! What does the guard do once dlock is gone? It gives back what the token has: the place in the queue, or the hold,
+//! after the job is dead. This runs in the guard's process, whose only thread it is.
+
+use super::words::Words;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::config::run::Run;
+use crate::job::Alone;
+use crate::lease::give_back;
+use crate::lock::{Name, Token};
+use crate::store::{End, Ran, Store};
+use std::time::Duration;
+
+/// A guard does not outlive the lease by trying to end it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What to hand to the guard.
+pub fn alone<'a>(
+    store: &'a mut dyn Store,
+    name: &'a Name,
+    token: &'a Token,
+    settings: &'a Settings,
+    run: &'a Run,
+    words: &'a Words<'_>,
+) -> impl FnMut(Alone) + 'a {
+    move |what| match what {
+        Alone::Refused(process) => words.refused(&process),
+        Alone::Over { started, why } => {
+            let ran = if started { Ran::Yes } else { Ran::No };
+            let patience = (settings.connect_timeout + settings.op_timeout).max(PATIENCE.min(run.ttl.get()));
+            let by = Moment::now().after(patience);
+            let answer = give_back(store, name, token, &End { ran, job: None }, by);
+            if started && why.is_some() {
+                words.alone(why, answer);
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
+//! woken by it: which key, which store, what happened to the command, what comes next.
+
+use crate::cli;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::config::run::{Run, Wait};
+use crate::exit::Exit;
+use crate::job::{NotStarted, Process, Why};
+use crate::lease::Loss;
+use crate::output::busy::{self, Tried};
+use crate::output::live::Waiter;
+use crate::output::time::span;
+use crate::output::{Kind, Printer};
+use crate::store::{self, Blocker, Grant, Left, Waiting};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// The voice of one run.
+pub struct Words<'a> {
+    printer: Printer,
+    key: String,
+    store: String,
+    settings: &'a Settings,
+    live: RefCell<Waiter>,
+    since: Moment,
+}
+
+impl<'a> Words<'a> {
+    /// A voice that speaks of this key.
+    pub fn new(settings: &'a Settings, key: &str, printer: Printer) -> Self {
+        let since = Moment::now();
+        let live = RefCell::new(Waiter::new(&printer, since));
+        Self { printer, key: key.into(), store: settings.store.to_string(), settings, live, since }
+    }
+
+    fn say(&self, kind: Kind, text: &str) {
+        self.live.borrow_mut().clear();
+        self.printer.say(kind, text);
+    }
+
+    fn lock(&self) -> String {
+        format!("{} in {}", self.key, self.store)
+    }
+
+    /// When the line about waiting wants to be said again.
+    pub fn next(&self) -> Moment {
+        self.live.borrow().next()
+    }
+
+    /// In the queue; says so when it is time.
+    pub fn waiting(&self, waiting: &Waiting) {
+        let waited = Moment::now().since(self.since);
+        self.live.borrow_mut().say(|| busy::waiting(&self.key, &self.store, waiting, waited));
+    }
+
+    /// The lock is ours.
+    pub fn granted(&self, grant: Grant) {
+        self.live.borrow_mut().clear();
+        if self.printer.says(Kind::Detail) {
+            self.say(
+                Kind::Detail,
+                &format!("got {} after {}, fence {}", self.lock(), span(grant.waited), grant.fence),
+            );
+        }
+    }
+
+    /// Not obtained.
+    pub fn busy(&self, blocker: &Blocker, wait: Wait) {
+        let tried = match wait {
+            Wait::For(bound) => Tried::Waited(bound),
+            Wait::No | Wait::Forever => Tried::Once,
+        };
+        self.say(Kind::Note, &busy::busy(&self.key, &self.store, blocker, tried));
+    }
+
+    /// Taken away between grant and start.
+    pub fn taken_away(&self) {
+        let lock = self.lock();
+        self.say(
+            Kind::Warning,
+            &format!("an operator took {lock} away before the command ran; it did not run"),
+        );
+    }
+
+    /// The store is gone while we wait.
+    pub fn trouble_in_queue(&self, error: &store::Error) {
+        let origin = self.settings.store.origin();
+        self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {}, trying again", self.key));
+    }
+
+    /// The store is back.
+    pub fn recovered(&self) {
+        self.say(Kind::Note, &format!("{} answers again", self.store));
+    }
+
+    /// The job runs.
+    pub fn started(&self, pid: i32) {
+        if self.printer.says(Kind::Detail) {
+            self.say(Kind::Detail, &format!("the command runs as process {pid} under {}", self.lock()));
+        }
+    }
+
+    /// The job cannot run.
+    pub fn not_started(&self, argv: &[OsString], why: NotStarted) {
+        let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let lock = self.lock();
+        let text = match why {
+            NotStarted::Errno(libc::ENOENT) => {
+                format!("{command}: command not found; {lock} is given back, the command did not run")
+            }
+            NotStarted::Errno(errno) => format!(
+                "cannot execute {command}: {}; {lock} is given back, the command did not run",
+                std::io::Error::from_raw_os_error(errno)
+            ),
+            NotStarted::TooLate => {
+                format!("{lock} was granted, but too late to rely on it; the command did not run")
+            }
+        };
+        self.say(Kind::Error, &text);
+    }
+
+    /// A renewal failed.
+    pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: cli::OnLost) {
+        let then = match on_lost {
+            cli::OnLost::Stop => "then the command is stopped",
+            cli::OnLost::Warn => "the command runs on after that, without the lock",
+        };
+        let text = format!(
+            "cannot renew {} ({error}, {}); trying again for {}, {then}",
+            self.key,
+            self.settings.store.origin(),
+            span(left)
+        );
+        self.say(Kind::Warning, &text);
+    }
+
+    /// The lock is lost.
+    pub fn lost(&self, how: Loss, on_lost: cli::OnLost) {
+        let lock = self.lock();
+        let happened = match how {
+            Loss::NotHeld => {
+                format!("{lock} is lost: it is not ours any more ('dlock status {}' shows whose)", self.key)
+            }
+            Loss::Revoked => format!("an operator took {lock} away"),
+            Loss::Deadline => format!("{lock} is lost: it could not be renewed in time"),
+        };
+        let (kind, then) = match on_lost {
+            cli::OnLost::Stop => (Kind::Warning, "the command is being stopped"),
+            cli::OnLost::Warn => (Kind::Note, "the command runs on without it (--on-lost warn)"),
+        };
+        self.say(kind, &format!("{happened}; {then}"));
+    }
+
+    /// The job is being stopped. That the lock is lost has been said.
+    pub fn stopping(&self, why: Why, run: &Run) {
+        let lock = self.lock();
+        let text = match why {
+            Why::LeaseRanOut => {
+                format!("the lease of {lock} runs out and cannot be renewed; the command is being stopped")
+            }
+            Why::MaxRun => format!(
+                "the command has run for {} (--max-run) under {lock}; it is being stopped",
+                span(run.max_run.unwrap_or_default())
+            ),
+            Why::Lost | Why::CallerGone | Why::GuardGone => return,
+        };
+        self.say(Kind::Warning, &text);
+    }
+
+    /// A process of the job may not be signalled.
+    pub fn refused(&self, Process { pid, name }: &Process) {
+        let text = format!(
+            "process {pid} ({name}) of the command cannot be stopped: it runs as another user (start dlock itself with \
+             sudo: 'sudo dlock run …'); waiting for it to end"
+        );
+        self.say(Kind::Warning, &text);
+    }
+
+    /// The guard died with a job to watch.
+    pub fn guard_died(&self) {
+        let lock = self.lock();
+        self.say(
+            Kind::Error,
+            &format!("the guard process was killed; the command under {lock} is being stopped"),
+        );
+    }
+
+    /// The guard died while there was nothing to watch.
+    pub fn guard_died_before_start(&self) -> String {
+        format!("the guard process was killed while waiting for {}; the command did not run", self.lock())
+    }
+
+    /// CMD was stopped, and dlock is about to be.
+    pub fn stopped(&self, left: Duration, on_lost: cli::OnLost) {
+        let then = match on_lost {
+            cli::OnLost::Stop => "continue it before that (fg, bg), or it is ended then",
+            cli::OnLost::Warn => "after that another may take it",
+        };
+        self.say(Kind::Note, &format!("stopped; {} stays locked for {}: {then}", self.key, span(left)));
+    }
+
+    /// Given back.
+    pub fn left(&self, left: Left) {
+        if !self.printer.says(Kind::Detail) {
+            return;
+        }
+        let lock = self.lock();
+        let text = match left {
+            Left::Released { cooling } if cooling.is_zero() => format!("gave {lock} back"),
+            Left::Released { cooling } => {
+                format!("gave {lock} back; --min-hold keeps it for {}", span(cooling))
+            }
+            Left::Already | Left::Dequeued | Left::NotHeld => {
+                format!("nothing was left to give back of {lock}")
+            }
+        };
+        self.say(Kind::Detail, &text);
+    }
+
+    /// The store did not answer the release. After a loss nobody expects it to.
+    pub fn not_given_back(&self, why: &str, exit: Exit) {
+        if exit != Exit::Lost {
+            let text = format!(
+                "the command has ended, but {} could not be given back ({why}); it is free when its lease ends",
+                self.lock()
+            );
+            self.say(Kind::Warning, &text);
+        }
+    }
+
+    /// From the guard: dlock is gone, and so is its job.
+    pub fn alone(&self, why: Option<Why>, given_back: Result<Left, store::Error>) {
+        let lock = self.lock();
+        let stopped = if why.is_some() {
+            "dlock was killed, so its guard stopped the command"
+        } else {
+            "dlock was killed"
+        };
+        let text = match given_back {
+            Ok(_) => format!("{stopped} and gave {lock} back"),
+            Err(error) => {
+                format!("{stopped}; {lock} could not be given back ({error}) and is free when its lease ends")
+            }
+        };
+        self.printer.say(Kind::Error, &text);
+    }
+}

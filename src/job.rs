@@ -1,0 +1,538 @@
+//! How does CMD run under dlock, and how is all of it stopped in time? By a guard: a process between dlock and CMD that
+//! knows until when the job may run, and stops it then, whatever has become of dlock. Here are deadlines, terminals and
+//! processes; of locks and stores nothing is known.
+//!
+//! ```text
+//! dlock (child subreaper) ── guard (child subreaper, own group) ── CMD ── …
+//! ```
+//!
+//! - dlock says start, relays signals and keeps moving the limits; the guard alone sends TERM and KILL.
+//! - dlock killed: the guard sees its socket close, stops the job and calls what it was given for that case.
+//! - dlock stopped or hung: the limits stay where they are, and the guard acts by them.
+//! - The guard killed: dlock adopts the job, being a subreaper too, and stops it.
+//! - The guard stopped or hung: when the kill is overdue, dlock kills the guard, adopts the job and stops it.
+//! - Both killed at the same moment: the job lives on, and nothing of ours is left to stop it.
+
+mod family;
+mod guard;
+mod limits;
+mod signals;
+mod stop;
+mod talk;
+mod tty;
+
+pub use limits::{Limits, LimitsSender};
+pub use signals::{Inherited, Received, Sender, prepare};
+pub use tty::{Group, group};
+
+pub use crate::sys::{die_of, stop_by};
+
+use crate::clock::Moment;
+use crate::sys::{self, Fork, Waited};
+use family::Family;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
+use rustix::process::Pid;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::collections::VecDeque;
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::Duration;
+use stop::Stop;
+use talk::Order;
+
+/// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
+const OVERDUE: Duration = Duration::from_millis(5);
+/// How long a guard that has begun to kill may show no progress. It counts every process it signals.
+const STALLED: Duration = Duration::from_millis(250);
+/// Between two looks at a job that dlock adopted. It is not told of each end, unlike the guard.
+const ADOPTED: Duration = Duration::from_millis(5);
+
+/// What to do with the job when its limits pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLost {
+    /// Stop it.
+    Stop,
+    /// Let it run. It is still stopped when dlock is gone.
+    Warn,
+}
+
+/// What is to run, and how it is to be stopped.
+#[derive(Debug)]
+pub struct Plan {
+    /// The command; the first is looked for in PATH.
+    pub argv: Vec<OsString>,
+    /// The process group it runs in.
+    pub group: Group,
+    /// Between TERM and KILL when the job is stopped for another reason than its limits.
+    pub grace: Duration,
+    /// How long it may run.
+    pub max_run: Option<Duration>,
+    /// What to do when the limits pass.
+    pub on_lost: OnLost,
+    /// A text that the job, and nothing else, carries in its environment. Empty: none.
+    pub mark: String,
+    /// Descriptors that the guard keeps open, besides 2. All others it closes once CMD has been started.
+    pub keep: Vec<RawFd>,
+}
+
+/// How CMD ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// With this status.
+    Exited(u8),
+    /// Of this signal; it may be any, real-time ones too.
+    Signaled(i32),
+}
+
+/// Why the job was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// Its limits passed; also when dlock had to step in for a hung guard because of that.
+    LeaseRanOut,
+    /// [`Guard::lost`] said so.
+    Lost,
+    /// It ran for as long as it may.
+    MaxRun,
+    /// dlock is gone.
+    CallerGone,
+    /// The guard is gone.
+    GuardGone,
+}
+
+/// A process that could not be signalled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its id.
+    pub pid: i32,
+    /// Its name as the kernel has it, of up to 15 bytes; may contain control characters.
+    pub name: String,
+}
+
+/// Why CMD was not started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotStarted {
+    /// It cannot be executed; the system's number for the reason (ENOENT: there is no such command).
+    Errno(i32),
+    /// The limits had passed when the guard came to it.
+    TooLate,
+}
+
+/// What dlock hears of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// CMD runs.
+    Started {
+        /// Its process id.
+        pid: i32,
+    },
+    /// CMD could not be started. Nothing follows.
+    NotStarted(NotStarted),
+    /// CMD was stopped by this signal; the rest of the job may run.
+    Stopped {
+        /// The signal.
+        signal: i32,
+    },
+    /// CMD was continued.
+    Continued,
+    /// The whole job has been sent TERM.
+    Stopping {
+        /// Why.
+        why: Why,
+    },
+    /// A process of the job may not be signalled. Until it has ended by itself the job does not count as ended. Said
+    /// once for each.
+    Refused(Process),
+    /// All is over. If the job was stopped, nothing of it is left; if CMD ended by itself, what it left behind runs on
+    /// and will not be touched. Nothing follows but perhaps `Died`.
+    Ended {
+        /// How CMD ended; `None` if that cannot be known, because the guard died too early.
+        status: Option<Status>,
+        /// Why the job was stopped; `None` if CMD ended by itself.
+        why: Option<Why>,
+    },
+    /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next`] is called, and `Ended`
+    /// follows.
+    Died,
+}
+
+/// What the guard tells when dlock is gone, from the guard's own process.
+#[derive(Debug)]
+pub enum Alone {
+    /// This process may not be signalled, and nothing else of the job is left: the guard waits for it to end.
+    Refused(Process),
+    /// Nothing is left to watch; the guard ends after this.
+    Over {
+        /// Whether CMD had been started.
+        started: bool,
+        /// Why the job was stopped, if it was.
+        why: Option<Why>,
+    },
+}
+
+/// The guard, as dlock sees it. Dropping it is like dying: the guard stops the job.
+#[derive(Debug)]
+pub struct Guard {
+    pid: i32,
+    link: OwnedFd,
+    limits: LimitsSender,
+    /// Set from the start of CMD on, and when adopting.
+    timer: Option<OwnedFd>,
+    armed: Moment,
+    beats: u64,
+    grace: Duration,
+    on_lost: OnLost,
+    mark: String,
+    /// Children that dlock had before the guard.
+    apart: Vec<i32>,
+    cmd: Option<i32>,
+    watch: Watch,
+}
+
+/// Who watches the job.
+#[derive(Debug)]
+enum Watch {
+    /// The guard.
+    Guard,
+    /// dlock itself, the guard being gone.
+    Adopted(Box<Adopted>),
+    /// Nobody need.
+    Over,
+}
+
+#[derive(Debug)]
+struct Adopted {
+    family: Family,
+    stop: Stop,
+    status: Option<Status>,
+    /// The last look found nothing.
+    was_empty: bool,
+    pending: VecDeque<Event>,
+}
+
+impl Guard {
+    /// Makes the guard. This process must have one thread. `alone` is called in the guard once dlock is gone (killed, or
+    /// after [`Guard::finish`]); it may block, and takes with it whatever it needs. It must not print to a pipe that may
+    /// be full before `Alone::Over`: the guard would hang on it.
+    pub fn fork(plan: Plan, inherited: &Inherited, alone: impl FnMut(Alone)) -> io::Result<Self> {
+        let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
+        let limits = LimitsSender::new()?;
+        let (link, far) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let apart = if sys::has_children() { family::own_children() } else { Vec::new() };
+        let caller = rustix::process::getpid().as_raw_pid();
+        let caller_group = Pid::from_raw(sys::own_group());
+        match sys::fork()? {
+            Fork::Child => {
+                drop(link);
+                guard::run(
+                    guard::Setup {
+                        argv,
+                        group: plan.group,
+                        caller_group,
+                        caller,
+                        grace: plan.grace,
+                        max_run: plan.max_run,
+                        on_lost: plan.on_lost,
+                        family: Family::new(&plan.mark, vec![caller], limits),
+                        keep: plan.keep,
+                        mask: inherited.mask,
+                        child_ignored: inherited.ignored_child,
+                        link: far,
+                        limits,
+                    },
+                    alone,
+                )
+            }
+            Fork::Parent(pid) => Ok(Self {
+                pid,
+                link,
+                limits,
+                timer: None,
+                armed: Moment::from_boot(Duration::ZERO),
+                beats: 0,
+                grace: plan.grace,
+                on_lost: plan.on_lost,
+                mark: plan.mark,
+                apart,
+                cmd: None,
+                watch: Watch::Guard,
+            }),
+        }
+    }
+
+    /// The guard's process id. A CONT that this process sends is its own business, and not to be relayed.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// When one of these is readable, [`Guard::next`] is to be called, once. They may change with each call of it.
+    pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
+        let timer = self.timer.as_ref().map_or(self.link.as_fd(), OwnedFd::as_fd);
+        match self.watch {
+            Watch::Guard | Watch::Over => [self.link.as_fd(), timer],
+            Watch::Adopted(_) => [timer, timer],
+        }
+    }
+
+    /// Where new limits go.
+    pub fn limits(&self) -> LimitsSender {
+        self.limits
+    }
+
+    /// Has CMD started, with these variables set or unset, to run within these limits.
+    pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
+        self.limits.set(limits);
+        let bytes = |text: &OsString| text.as_bytes().to_vec();
+        let mut part = Vec::new();
+        let mut length = 0;
+        for (name, value) in env {
+            let more = 16 + name.len() + value.as_ref().map_or(0, |value| value.len() + 1);
+            if length + more >= talk::LONGEST {
+                self.send(&Order::Environment(std::mem::take(&mut part)))?;
+                length = 0;
+            }
+            length += more;
+            part.push((bytes(name), value.as_ref().map(bytes)));
+        }
+        self.send(&Order::Start(part))?;
+        if self.on_lost == OnLost::Stop {
+            self.arm(limits.kill_at.after(OVERDUE))?;
+        }
+        Ok(())
+    }
+
+    /// The right to run is gone: the job is asked to end now and killed at `kill_by`, or when its limits pass if that is
+    /// earlier. Without effect where the loss is only to be warned of.
+    pub fn lost(&mut self, kill_by: Moment) {
+        // Had the guard no ear for it, it would be gone or hung, and the limits hold in any case.
+        let _ = self.send(&Order::Lost(kill_by));
+    }
+
+    /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it.
+    pub fn relay(&mut self, signal: i32) {
+        // A guard that does not listen is dealt with elsewhere, and a signal need not wait for it.
+        let _ = self.send(&Order::Relay(signal));
+    }
+
+    fn send(&self, order: &Order) -> io::Result<()> {
+        let datagram = order.encode();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match rustix::net::send(&self.link, &datagram, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                // Only the parts of a huge environment can fill the socket of a guard that listens.
+                Err(Errno::AGAIN) if matches!(order, Order::Environment(_) | Order::Start(_)) => {
+                    if !wait_on(&self.link, PollFlags::OUT, Duration::from_secs(1))? {
+                        return Err(Errno::AGAIN.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What has happened; `None` if nothing of note. Does not wait.
+    pub fn next_event(&mut self) -> io::Result<Option<Event>> {
+        if let Watch::Adopted(_) = self.watch {
+            return self.step();
+        }
+        let mut datagram = [0u8; 256];
+        let length = loop {
+            match rustix::net::recv(&self.link, &mut datagram, RecvFlags::DONTWAIT) {
+                Ok((length, _)) => break length,
+                // ECONNRESET is said once, before what the guard sent: it ended with words of ours unread.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
+                Err(Errno::AGAIN) => {
+                    return if self.is_hung()? { self.adopt().map(Some) } else { Ok(None) };
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let event = Event::decode(&datagram[..length]);
+        match event {
+            Some(Event::Started { pid }) => self.cmd = Some(pid),
+            Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
+            None => return self.adopt().map(Some),
+            Some(_) => {}
+        }
+        Ok(event)
+    }
+
+    /// Whether the kill is overdue without a sign of it from the guard.
+    fn is_hung(&mut self) -> io::Result<bool> {
+        if self.timer.is_none() || !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
+            return Ok(false);
+        }
+        let due = self.limits.get().kill_at.after(OVERDUE);
+        let beats = self.limits.beats();
+        if !due.passed() {
+            self.arm(due)?;
+        } else if beats == self.beats {
+            return Ok(true);
+        } else {
+            self.beats = beats;
+            self.arm(Moment::now().after(STALLED))?;
+        }
+        Ok(false)
+    }
+
+    /// Takes the job over from a guard that is gone or hung, and begins to stop it.
+    fn adopt(&mut self) -> io::Result<Event> {
+        if matches!(self.watch, Watch::Over) {
+            return Ok(Event::Died);
+        }
+        // Not reaped yet, so the id is still the guard's. Its children become ours.
+        let _ = sys::kill(self.pid, libc::SIGKILL);
+        sys::wait_for(self.pid);
+        let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
+        family.child = self.cmd;
+        let bound = self.bound();
+        let why = if bound.passed() { Why::LeaseRanOut } else { Why::GuardGone };
+        let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
+        let mut pending = VecDeque::from([Event::Stopping { why }]);
+        pending.extend(refused.into_iter().map(Event::Refused));
+        let adopted = Adopted { family, stop, status: None, was_empty: false, pending };
+        self.watch = Watch::Adopted(Box::new(adopted));
+        self.arm(Moment::now())?;
+        Ok(Event::Died)
+    }
+
+    /// The latest moment for a kill by the limits.
+    fn bound(&self) -> Moment {
+        match self.on_lost {
+            OnLost::Stop => self.limits.get().kill_at,
+            OnLost::Warn => Moment::from_boot(Duration::MAX),
+        }
+    }
+
+    /// Goes on stopping an adopted job.
+    fn step(&mut self) -> io::Result<Option<Event>> {
+        let bound = self.bound();
+        let Watch::Adopted(adopted) = &mut self.watch else { return Ok(None) };
+        if let Some(event) = adopted.pending.pop_front() {
+            return Ok(Some(event));
+        }
+        let no_child = loop {
+            match sys::wait_any() {
+                Waited::Child(pid, raw) if Some(pid) == self.cmd => {
+                    if let Some(status) = Status::of(raw) {
+                        adopted.status = Some(status);
+                        adopted.family.child = None;
+                    }
+                }
+                Waited::Child(..) => {}
+                Waited::Nothing => break false,
+                Waited::NoChild => break true,
+            }
+        };
+        // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
+        let empty = (no_child || !self.apart.is_empty()) && adopted.family.is_empty();
+        if empty && (no_child || adopted.was_empty) {
+            let (status, why) = (adopted.status, Some(adopted.stop.why()));
+            self.watch = Watch::Over;
+            return Ok(Some(Event::Ended { status, why }));
+        }
+        adopted.was_empty = empty;
+        let sweep = adopted.stop.step(&mut adopted.family, bound, None);
+        let refused = sweep.into_iter().flat_map(|sweep| sweep.refused);
+        adopted.pending.extend(refused.map(Event::Refused));
+        let wake = adopted.stop.wake(bound).min(Moment::now().after(ADOPTED));
+        let event = adopted.pending.pop_front();
+        self.arm(wake)?;
+        Ok(event)
+    }
+
+    fn arm(&mut self, at: Moment) -> io::Result<()> {
+        let timer = match self.timer.take() {
+            Some(timer) => timer,
+            None => new_timer()?,
+        };
+        self.armed = at;
+        set_timer(self.timer.insert(timer).as_fd(), Some(at))
+    }
+
+    /// Ends the guard when all is done: the job has ended, and what had to be given back has been.
+    pub fn done(self) {
+        if !matches!(self.watch, Watch::Adopted(_)) {
+            // The guard has nothing left to lose: this ends also one that is stopped, without waiting for it to wake and
+            // read a goodbye. It has not been reaped, so the id is its own. Reaped it must be: the init of a container
+            // may never do it.
+            let _ = sys::kill(self.pid, libc::SIGKILL);
+            sys::wait_for(self.pid);
+        }
+    }
+
+    /// Leaves the rest to the guard: it stops the job, if there is one, and calls `alone`. Waits so long for it; says
+    /// whether it is through. If not it will go on by itself.
+    pub fn finish(self, within: Duration) -> io::Result<bool> {
+        rustix::net::shutdown(&self.link, Shutdown::Write)?;
+        let gone = wait_on(&self.link, PollFlags::empty(), within)?;
+        if gone {
+            sys::wait_for(self.pid);
+        }
+        Ok(gone)
+    }
+}
+
+impl Status {
+    /// Reads a raw wait status; `None` if it is not that of an end.
+    fn of(raw: i32) -> Option<Self> {
+        match raw & 0x7f {
+            0 => Some(Self::Exited(u8::try_from(raw >> 8 & 0xff).unwrap_or(u8::MAX))),
+            0x7f => None,
+            signal => Some(Self::Signaled(signal)),
+        }
+    }
+}
+
+/// Waits until a descriptor is ready, or its other end gone; false if that took too long.
+fn wait_on(fd: &OwnedFd, flags: PollFlags, within: Duration) -> io::Result<bool> {
+    let until = Moment::now().after(within);
+    loop {
+        let left = Timespec::try_from(until.left()).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(fd, flags)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn new_timer() -> io::Result<OwnedFd> {
+    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    Ok(rustix::time::timerfd_create(TimerfdClockId::Boottime, flags)?)
+}
+
+/// Makes a timer readable from `at` on; `None`: never. That it was readable before is forgotten.
+fn set_timer(timer: BorrowedFd<'_>, at: Option<Moment>) -> io::Result<()> {
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let it_value = match at {
+        None => zero,
+        // All zero would mean never; what is too far away for the kernel, is never.
+        Some(at) => Timespec::try_from(at.since_boot().max(Duration::from_nanos(1))).unwrap_or(zero),
+    };
+    let value = Itimerspec { it_interval: zero, it_value };
+    rustix::time::timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &value)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_status_is_read() {
+        assert_eq!(Status::of(0), Some(Status::Exited(0)));
+        assert_eq!(Status::of(255 << 8), Some(Status::Exited(255)));
+        assert_eq!(Status::of(9), Some(Status::Signaled(9)));
+        assert_eq!(Status::of(64), Some(Status::Signaled(64)));
+        assert_eq!(Status::of(0x80 | 11), Some(Status::Signaled(11)));
+        assert_eq!(Status::of(20 << 8 | 0x7f), None);
+        assert_eq!(Status::of(0xffff), None);
+    }
+}

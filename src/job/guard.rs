@@ -1,0 +1,505 @@
+//! What does the guard do? It starts CMD on dlock's word, sleeps until a limit passes or something happens, and stops
+//! the job when it must. Everything here runs in the guard's own process, in one thread, and ends with it.
+
+use super::family::{Family, Sweep};
+use super::limits::LimitsSender;
+use super::stop::Stop;
+use super::talk::{self, Change, Order};
+use super::{Alone, Event, Group, NotStarted, OnLost, Process, Status, Why};
+use crate::clock::Moment;
+use crate::sys::{self, Disposition, Fork, SignalSet, Waited};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::pipe::PipeFlags;
+use rustix::process::Pid;
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// What the guard is given at its birth.
+pub(super) struct Setup {
+    pub argv: Vec<CString>,
+    pub group: Group,
+    /// `None` if it has no name here: its leader is outside of this PID namespace.
+    pub caller_group: Option<Pid>,
+    pub caller: i32,
+    pub grace: Duration,
+    pub max_run: Option<Duration>,
+    pub on_lost: OnLost,
+    pub family: Family,
+    pub keep: Vec<RawFd>,
+    pub mask: SignalSet,
+    pub child_ignored: bool,
+    pub link: OwnedFd,
+    pub limits: LimitsSender,
+}
+
+/// Is the guard, until its end.
+pub(super) fn run(setup: Setup, alone: impl FnMut(Alone)) -> ! {
+    // A panic must end the guard: unwinding further would make a second dlock of it. dlock sees the end, and stops the
+    // job.
+    let watch = || Watch::new(setup, alone).and_then(|mut watch| watch.run());
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
+    sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
+}
+
+struct Watch<F> {
+    setup: Setup,
+    alone: F,
+    children: OwnedFd,
+    timer: OwnedFd,
+    armed: Option<Moment>,
+    buffer: Vec<u8>,
+    changes: Vec<Change>,
+    cmd: Option<Cmd>,
+    state: State,
+    /// dlock is gone, or has left the rest to us.
+    alone_now: bool,
+    /// There is no child left, as far as is known.
+    no_child: bool,
+    unsent: VecDeque<Vec<u8>>,
+    /// To be told when dlock is gone and only they are left.
+    refused: Vec<Process>,
+}
+
+enum State {
+    /// CMD has not been started, or could not be.
+    Idle,
+    Running {
+        since: Moment,
+    },
+    Stopping(Stop),
+    /// CMD has ended, and from now on nothing is signalled.
+    Ended {
+        why: Option<Why>,
+    },
+}
+
+struct Cmd {
+    pid: i32,
+    /// Ends when CMD has been executed; a number before the end says why it could not be.
+    exec: Option<OwnedFd>,
+    status: Option<Status>,
+    was_stopped: bool,
+}
+
+impl<F: FnMut(Alone)> Watch<F> {
+    fn new(setup: Setup, alone: F) -> io::Result<Self> {
+        // Blocked, not ignored: what is ignored stays so across exec, and CMD would inherit it. Blocking also keeps the
+        // terminal from stopping a background process that writes to it.
+        sys::set_mask(SignalSet::ALL);
+        // A group without a name could not be joined again by CMD, so then we stay in it.
+        if setup.group == Group::Own || setup.caller_group.is_some() {
+            rustix::process::setpgid(None, None)?;
+        }
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        rustix::thread::set_name(c"dlock-guard")?;
+        Ok(Self {
+            setup,
+            alone,
+            children: sys::signalfd(SignalSet::of(&[libc::SIGCHLD]))?,
+            timer: super::new_timer()?,
+            armed: None,
+            buffer: vec![0; talk::LONGEST],
+            changes: Vec::new(),
+            cmd: None,
+            state: State::Idle,
+            alone_now: false,
+            no_child: true,
+            unsent: VecDeque::new(),
+            refused: Vec::new(),
+        })
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.arm()?;
+            let ready = self.wait()?;
+            // Orders first: a limit that was moved in time counts, however late we come to it. Then the ends, so that
+            // what has ended by itself is not stopped.
+            if ready.link {
+                self.listen(ready.closed)?;
+            }
+            if ready.exec {
+                self.executed();
+            }
+            if ready.children {
+                // Which child it was is asked of the kernel; the signal only wakes.
+                let _ = rustix::io::read(&self.children, &mut [0u8; 512]);
+                self.reap();
+            }
+            self.judge();
+            self.flush();
+            if self.alone_now && self.is_through() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let (read, hangup) = (PollFlags::IN, PollFlags::HUP | PollFlags::RDHUP);
+        let mut talk = read | PollFlags::RDHUP;
+        if !self.unsent.is_empty() {
+            talk |= PollFlags::OUT;
+        }
+        let exec = self.cmd.as_ref().and_then(|cmd| cmd.exec.as_ref());
+        let mut fds = [
+            PollFd::new(&self.timer, read),
+            PollFd::new(&self.children, read),
+            PollFd::new(&self.setup.link, talk),
+            PollFd::new(exec.unwrap_or(&self.timer), read),
+        ];
+        // Once alone there is nothing more to hear, and a closed socket would wake us for ever.
+        let (link, pipe) = (!self.alone_now, exec.is_some());
+        if !link {
+            fds[2] = PollFd::new(&self.timer, read);
+        }
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let ready = |at: usize| !fds[at].revents().is_empty();
+        Ok(Ready {
+            children: ready(1),
+            link: link && fds[2].revents().intersects(read | hangup),
+            closed: link && fds[2].revents().intersects(hangup),
+            exec: pipe && ready(3),
+        })
+    }
+
+    /// Takes one order; all of them if dlock is gone, so that a start with nobody behind it is not begun.
+    fn listen(&mut self, closed: bool) -> io::Result<()> {
+        let mut start = false;
+        loop {
+            match rustix::net::recv(&self.setup.link, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((0, _)) => {
+                    self.alone_now = true;
+                    self.unsent.clear();
+                    return Ok(());
+                }
+                Ok((length, _)) => match Order::decode(&self.buffer[..length]) {
+                    Some(Order::Environment(changes)) => self.changes.extend(changes),
+                    Some(Order::Start(changes)) => {
+                        self.changes.extend(changes);
+                        start = true;
+                    }
+                    Some(Order::Relay(signal)) => self.relay(signal),
+                    Some(Order::Lost(by)) => self.lost(by),
+                    None => {}
+                },
+                Err(Errno::AGAIN) => break,
+                // Said once, before the end: dlock went with words of ours unread.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            if !closed {
+                break;
+            }
+        }
+        if start { self.start() } else { Ok(()) }
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        if self.cmd.is_some() {
+            return Ok(());
+        }
+        let now = Moment::now();
+        if self.heeds_limits() && self.setup.limits.get().term_at <= now {
+            self.tell(&Event::NotStarted(NotStarted::TooLate));
+            return Ok(());
+        }
+        let (exec, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        match sys::fork()? {
+            Fork::Child => {
+                let error = self.become_cmd();
+                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+                // With nobody to read it there is nobody to miss it.
+                let _ = rustix::io::write(&report, &errno.to_ne_bytes());
+                sys::exit_now(127)
+            }
+            Fork::Parent(pid) => {
+                self.cmd = Some(Cmd { pid, exec: Some(exec), status: None, was_stopped: false });
+                self.state = State::Running { since: now };
+                self.no_child = false;
+                self.setup.family.child = Some(pid);
+                drop(report);
+                self.close_the_rest();
+                Ok(())
+            }
+        }
+    }
+
+    /// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
+    fn become_cmd(&mut self) -> io::Error {
+        let moved = match (self.setup.group, self.setup.caller_group) {
+            (Group::Caller, None) => Ok(()),
+            (Group::Caller, group) => rustix::process::setpgid(None, group),
+            (Group::Own, _) => rustix::process::setpgid(None, None),
+        };
+        if let Err(error) = moved {
+            return error.into();
+        }
+        let without: Vec<Vec<u8>> = self.changes.iter().map(|(name, _)| name.clone()).collect();
+        let with = std::mem::take(&mut self.changes)
+            .into_iter()
+            .filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
+        let with: Vec<CString> = match with.collect() {
+            Ok(with) => with,
+            Err(error) => return io::Error::from(error),
+        };
+        if !sys::pipe_was_ignored() {
+            sys::dispose(libc::SIGPIPE, Disposition::Default);
+        }
+        if self.setup.child_ignored {
+            sys::dispose(libc::SIGCHLD, Disposition::Ignore);
+        }
+        sys::close(sys::closed_at_start());
+        sys::set_mask(self.setup.mask);
+        sys::exec(&self.setup.argv, &without, &with)
+    }
+
+    /// Closes what was inherited for CMD: a reader of CMD's output must see its end when CMD ends, not when we do.
+    fn close_the_rest(&mut self) {
+        let mut keep =
+            vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_raw_fd()];
+        keep.extend(self.cmd.as_ref().and_then(|cmd| cmd.exec.as_ref()).map(AsRawFd::as_raw_fd));
+        keep.extend(&self.setup.keep);
+        sys::close_all_but(&mut keep);
+    }
+
+    /// Takes word of whether CMD could be executed.
+    fn executed(&mut self) {
+        let Some(cmd) = &mut self.cmd else { return };
+        let Some(exec) = cmd.exec.take() else { return };
+        let mut errno = [0u8; 4];
+        let event = match rustix::io::read(&exec, &mut errno) {
+            Ok(4) => {
+                self.state = State::Idle;
+                Event::NotStarted(NotStarted::Errno(i32::from_ne_bytes(errno)))
+            }
+            _ => Event::Started { pid: cmd.pid },
+        };
+        self.tell(&event);
+    }
+
+    fn reap(&mut self) {
+        loop {
+            let (pid, raw) = match sys::wait_any() {
+                Waited::Child(pid, raw) => (pid, raw),
+                Waited::Nothing => return,
+                Waited::NoChild => {
+                    self.no_child = true;
+                    return;
+                }
+            };
+            let Some(cmd) = self.cmd.as_mut().filter(|cmd| cmd.pid == pid) else { continue };
+            if let Some(status) = Status::of(raw) {
+                cmd.status = Some(status);
+                self.setup.family.child = None;
+                if cmd.exec.is_some() {
+                    self.executed();
+                }
+                if let State::Running { .. } = self.state {
+                    self.end(None);
+                }
+            } else {
+                self.pause(raw);
+            }
+        }
+    }
+
+    /// CMD was stopped or continued.
+    fn pause(&mut self, raw: i32) {
+        let Some(cmd) = &mut self.cmd else { return };
+        let stopped = raw & 0xff == 0x7f;
+        let event = if stopped { Event::Stopped { signal: raw >> 8 & 0xff } } else { Event::Continued };
+        let woken = cmd.was_stopped && !stopped;
+        cmd.was_stopped = stopped;
+        // These two may repeat without end while a stopped dlock does not listen.
+        if self.unsent.is_empty() {
+            self.tell(&event);
+        }
+        let caller_lives =
+            rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() == self.setup.caller);
+        if woken && self.setup.group == Group::Caller && caller_lives {
+            // dlock stopped itself along with CMD. Where somebody continues CMD alone, dlock must go on renewing.
+            let _ = sys::kill(self.setup.caller, libc::SIGCONT);
+        }
+    }
+
+    fn end(&mut self, why: Option<Why>) {
+        self.state = State::Ended { why };
+        let status = self.cmd.as_ref().and_then(|cmd| cmd.status);
+        self.tell(&Event::Ended { status, why });
+    }
+
+    fn relay(&mut self, signal: i32) {
+        let (State::Running { .. } | State::Stopping(_), Some(cmd)) = (&self.state, &self.cmd) else {
+            return;
+        };
+        if cmd.status.is_some() {
+            return;
+        }
+        // CMD has not been reaped, so neither its id nor that of a group it leads can be another's.
+        if self.setup.group == Group::Caller || sys::kill(-cmd.pid, signal).is_err() {
+            // A process that has become another user's is not ours to signal; its sender could not have done it either.
+            let _ = sys::kill(cmd.pid, signal);
+        }
+    }
+
+    fn lost(&mut self, by: Moment) {
+        if !self.heeds_limits() {
+            return;
+        }
+        let by = by.min(self.bound());
+        match &mut self.state {
+            State::Running { .. } => self.stop(Why::Lost, by),
+            State::Stopping(stop) => stop.hasten(Why::Lost, by),
+            State::Idle | State::Ended { .. } => {}
+        }
+    }
+
+    fn heeds_limits(&self) -> bool {
+        self.setup.on_lost == OnLost::Stop
+    }
+
+    /// The latest moment for a kill by the limits.
+    fn bound(&self) -> Moment {
+        if self.heeds_limits() { self.setup.limits.get().kill_at } else { Moment::from_boot(Duration::MAX) }
+    }
+
+    fn stop(&mut self, why: Why, by: Moment) {
+        let (stop, refused) = Stop::begin(&mut self.setup.family, why, by);
+        self.state = State::Stopping(stop);
+        self.tell(&Event::Stopping { why });
+        self.note(refused);
+    }
+
+    fn note(&mut self, refused: Vec<Process>) {
+        for process in refused {
+            self.tell(&Event::Refused(process.clone()));
+            self.refused.push(process);
+        }
+    }
+
+    /// Looks at the clock and at what has become of dlock, and does what is due.
+    fn judge(&mut self) {
+        let now = Moment::now();
+        let limits = self.setup.limits.get();
+        let ran_out = self.heeds_limits() && limits.term_at <= now;
+        let grace_ends = now.after(self.setup.grace);
+        match &mut self.state {
+            State::Running { .. } if ran_out => self.stop(Why::LeaseRanOut, limits.kill_at),
+            State::Running { .. } if self.alone_now => {
+                let by = grace_ends.min(self.bound());
+                self.stop(Why::CallerGone, by);
+            }
+            State::Running { since } if self.setup.max_run.is_some_and(|most| since.after(most) <= now) => {
+                self.stop(Why::MaxRun, grace_ends);
+            }
+            State::Stopping(stop) if stop.why() == Why::MaxRun && ran_out => {
+                stop.hasten(Why::LeaseRanOut, limits.kill_at);
+            }
+            State::Stopping(stop) if stop.why() == Why::MaxRun && self.alone_now => {
+                stop.hasten(Why::CallerGone, grace_ends);
+            }
+            _ => {}
+        }
+        self.go_on_stopping();
+    }
+
+    fn go_on_stopping(&mut self) {
+        let bound = self.bound();
+        let first = self.cmd.as_ref().filter(|cmd| cmd.status.is_none()).map(|cmd| match self.setup.group {
+            Group::Own => -cmd.pid,
+            Group::Caller => cmd.pid,
+        });
+        let State::Stopping(stop) = &mut self.state else { return };
+        let why = stop.why();
+        if self.no_child && self.setup.family.is_empty() {
+            self.end(Some(why));
+            return;
+        }
+        let Some(Sweep { hit, refused }) = stop.step(&mut self.setup.family, bound, first) else { return };
+        self.note(refused);
+        if self.alone_now && hit == 0 {
+            for process in std::mem::take(&mut self.refused) {
+                (self.alone)(Alone::Refused(process));
+            }
+        }
+    }
+
+    /// Whether, with dlock gone, nothing is left to do; then the rest has been done too.
+    fn is_through(&mut self) -> bool {
+        let why = match self.state {
+            State::Idle => None,
+            State::Ended { why } => why,
+            State::Running { .. } | State::Stopping(_) => return false,
+        };
+        let started = !matches!(self.state, State::Idle);
+        if !started {
+            // CMD will not need them any more.
+            self.close_the_rest();
+        }
+        (self.alone)(Alone::Over { started, why });
+        true
+    }
+
+    /// Says something to dlock; keeps it for later if dlock does not listen now.
+    fn tell(&mut self, event: &Event) {
+        if !self.alone_now {
+            self.unsent.push_back(event.encode());
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(datagram) = self.unsent.front() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.setup.link, datagram, flags) {
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                // Sent; or dlock is gone, which the next read will show.
+                _ => drop(self.unsent.pop_front()),
+            }
+        }
+    }
+
+    /// Sets the timer to the next moment at which something may be due.
+    fn arm(&mut self) -> io::Result<()> {
+        let limits = self.setup.limits.get();
+        let term_at = self.heeds_limits().then_some(limits.term_at);
+        let bound = self.bound();
+        let at = match &self.state {
+            State::Idle | State::Ended { .. } => None,
+            State::Running { since } => {
+                let max_run = self.setup.max_run.map(|most| since.after(most));
+                term_at.into_iter().chain(max_run).min()
+            }
+            State::Stopping(stop) => {
+                let wake = if self.no_child { stop.wake_for_strays(bound) } else { stop.wake(bound) };
+                let other = term_at.filter(|_| stop.why() == Why::MaxRun);
+                other.into_iter().chain([wake]).min()
+            }
+        };
+        // A moment that has passed must be set again, for setting it makes the timer unreadable first.
+        if at != self.armed || at.is_some_and(Moment::passed) {
+            super::set_timer(self.timer.as_fd(), at)?;
+            self.armed = at;
+        }
+        Ok(())
+    }
+}
+
+struct Ready {
+    children: bool,
+    link: bool,
+    closed: bool,
+    exec: bool,
+}

@@ -1,0 +1,376 @@
+//! How is the lock taken, waited for, kept and given back? One thread that talks to the store, from the first request to
+//! the release, so that the thread which supervises the job never waits for a server.
+//!
+//! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
+//! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
+
+use crate::clock::Moment;
+use crate::law::schedule::{FailedBefore, Schedule};
+use crate::lock::{Name, Token};
+use crate::store::{Acquired, Ask, Blocker, End, Error, Grant, Left, Patience, Ran, Renewal, Store, Waiting};
+use bell::Bell;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+mod bell;
+
+/// How long a queued waiter waits after a failure before it asks again.
+const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
+/// How long after a release that failed at once the next attempt follows.
+const LEAVE_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long to wait for the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// Until this moment.
+    Until(Moment),
+    /// As long as it takes.
+    Forever,
+}
+
+/// What is wanted.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The lock.
+    pub name: Name,
+    /// What to ask for. Its patience is that of `wait`.
+    pub ask: Ask,
+    /// How long to wait.
+    pub wait: Wait,
+    /// What to do when.
+    pub schedule: Schedule,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long one operation may take.
+    pub op_timeout: Duration,
+}
+
+/// What the thread learned.
+#[derive(Debug)]
+pub enum Report {
+    /// In the queue. Comes with every heartbeat.
+    Waiting(Waiting),
+    /// Granted; the lease counts from `sent`.
+    Granted {
+        /// What was granted.
+        grant: Grant,
+        /// Read before the request was sent (I6).
+        sent: Moment,
+    },
+    /// Not obtained, and no place in the queue is left behind.
+    Busy(Blocker),
+    /// Not obtained, because the store failed. A request may still be on its way; whoever gave up leaves by token.
+    Failed(Error),
+    /// The grant or the place in the queue was taken away before the job could start.
+    TakenAway,
+    /// An attempt failed, the first after a success. The lease is good until `until`.
+    Trouble {
+        /// Why.
+        error: Error,
+        /// When the job is asked to end if nothing changes.
+        until: Moment,
+    },
+    /// An attempt succeeded again.
+    Recovered,
+    /// The lock is lost.
+    Lost {
+        /// How that is known.
+        how: Loss,
+        /// When nothing of the job may be alive any more.
+        kill_by: Moment,
+    },
+    /// The answer to [`Order::Leave`]: what the store said, or that it said nothing in time.
+    Left(Result<Left, Error>),
+}
+
+/// How it is known that the lock is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The store says that the token holds nothing.
+    NotHeld,
+    /// An operator revoked it.
+    Revoked,
+    /// It could not be renewed before the deadline.
+    Deadline,
+}
+
+/// What the thread is told.
+#[derive(Debug)]
+enum Order {
+    /// Give the lock back, and end.
+    Leave(End),
+}
+
+/// The thread, as its owner sees it.
+#[derive(Debug)]
+pub struct Lease {
+    orders: Sender<Order>,
+    reports: Receiver<Report>,
+    wake_thread: Arc<Bell>,
+    wake_owner: Arc<Bell>,
+}
+
+impl Lease {
+    /// Starts the thread. `rely` is called with the moments of TERM and KILL after every renewal that succeeded.
+    pub fn start(
+        store: Box<dyn Store>,
+        request: Request,
+        rely: impl Fn(Moment, Moment) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (orders, told) = channel();
+        let (say, reports) = channel();
+        let (wake_thread, wake_owner) = (Arc::new(Bell::new()?), Arc::new(Bell::new()?));
+        let mut keeper = Keeper {
+            store,
+            request,
+            rely: Box::new(rely),
+            orders: told,
+            reports: say,
+            wake: wake_thread.clone(),
+            owner: wake_owner.clone(),
+        };
+        thread::Builder::new().name("dlock-lease".into()).spawn(move || keeper.run())?;
+        Ok(Self { orders, reports, wake_thread, wake_owner })
+    }
+
+    /// Readable when there may be a report.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.wake_owner.fd()
+    }
+
+    /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
+    pub fn next_report(&self) -> Option<Report> {
+        self.reports.try_recv().ok().or_else(|| {
+            self.wake_owner.hush();
+            self.reports.try_recv().ok()
+        })
+    }
+
+    /// Has the lock given back; [`Report::Left`] follows.
+    pub fn leave(&self, end: End) {
+        // A thread that is gone cannot be told, and the guard gives the lock back in its place.
+        let _ = self.orders.send(Order::Leave(end));
+        self.wake_thread.ring();
+    }
+}
+
+/// Gives back whatever `token` has, retrying until `by`.
+pub fn give_back(
+    store: &mut dyn Store,
+    name: &Name,
+    token: &Token,
+    end: &End,
+    by: Moment,
+) -> Result<Left, Error> {
+    loop {
+        match store.leave(name, token, end, by) {
+            Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
+                store.reset();
+                thread::sleep(LEAVE_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+struct Keeper {
+    store: Box<dyn Store>,
+    request: Request,
+    rely: Box<dyn Fn(Moment, Moment) + Send>,
+    orders: Receiver<Order>,
+    reports: Sender<Report>,
+    wake: Arc<Bell>,
+    owner: Arc<Bell>,
+}
+
+impl Keeper {
+    fn run(&mut self) {
+        if let Some(sent) = self.obtain() {
+            let end = self.keep(sent);
+            let answer = match end {
+                Some(end) => self.give_back(&end),
+                None => Ok(Left::NotHeld),
+            };
+            self.report(Report::Left(answer));
+        }
+    }
+
+    fn report(&self, report: Report) {
+        // Nobody listens any more when the process is about to end.
+        let _ = self.reports.send(report);
+        self.owner.ring();
+    }
+
+    /// Takes the lock, waiting as long as is wanted. The moment from which the lease counts, or nothing.
+    fn obtain(&mut self) -> Option<Moment> {
+        let budget = self.request.connect_timeout + self.request.op_timeout;
+        let (mut queued, mut troubled) = (false, false);
+        loop {
+            let sent = Moment::now();
+            let by = match self.request.wait {
+                Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
+                _ => sent.after(budget),
+            };
+            match self.store.acquire(&self.request.name, &self.request.ask, by) {
+                Ok(Acquired::Granted(grant)) => {
+                    self.report(Report::Granted { grant, sent });
+                    return Some(sent);
+                }
+                Ok(Acquired::Busy(blocker)) => {
+                    self.report(Report::Busy(blocker));
+                    return None;
+                }
+                Ok(Acquired::Spent) => {
+                    self.report(Report::TakenAway);
+                    return None;
+                }
+                Ok(Acquired::Waiting(waiting)) => {
+                    if std::mem::take(&mut troubled) {
+                        self.report(Report::Recovered);
+                    }
+                    queued = true;
+                    let next = Moment::now().after(waiting.next);
+                    let blocker = waiting.blocker.clone();
+                    self.report(Report::Waiting(waiting));
+                    if !self.sleep(next) {
+                        return self.give_up(blocker);
+                    }
+                }
+                Err(error) if queued && error.is_transient() => {
+                    self.store.reset();
+                    if self.is_over() {
+                        self.report(Report::Failed(error));
+                        return None;
+                    }
+                    if !troubled {
+                        troubled = true;
+                        self.report(Report::Trouble { error, until: sent });
+                    }
+                    thread::sleep(RIDE_OUT_PAUSE);
+                }
+                Err(error) => {
+                    self.report(Report::Failed(error));
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.request.wait, Wait::Until(end) if end.passed())
+    }
+
+    /// Sleeps until woken or `next`; false if the wait is over.
+    fn sleep(&mut self, next: Moment) -> bool {
+        let next = match self.request.wait {
+            Wait::Until(end) => next.min(end),
+            Wait::No | Wait::Forever => next,
+        };
+        if self.store.sleep(&self.request.name, &self.request.ask.token, next).is_err() {
+            // The next heartbeat says what is wrong, or that all is well on another connection.
+            thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
+        }
+        !self.is_over()
+    }
+
+    fn give_up(&mut self, blocker: Blocker) -> Option<Moment> {
+        match self.give_back(&End { ran: Ran::No, job: None }) {
+            Ok(_) => self.report(Report::Busy(blocker)),
+            Err(error) => self.report(Report::Failed(error)),
+        }
+        None
+    }
+
+    /// Renews until told to leave, and says how the job ended; nothing if there is nothing left to give back.
+    fn keep(&mut self, mut sent: Moment) -> Option<End> {
+        let schedule = self.request.schedule;
+        let mut failed = FailedBefore::No;
+        let mut next = schedule.renew_at(sent);
+        let mut overdue = false;
+        loop {
+            if let Some(Order::Leave(end)) = self.next_order(Some(next)) {
+                return Some(end);
+            }
+            let began = Moment::now();
+            let (name, ask) = (&self.request.name, &self.request.ask);
+            match self.store.renew(name, &ask.token, ask.ttl, began.after(schedule.attempt(failed))) {
+                Ok(Renewal::Renewed) => {
+                    sent = began;
+                    (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
+                    if failed == FailedBefore::Yes {
+                        self.report(Report::Recovered);
+                    }
+                    (failed, overdue) = (FailedBefore::No, false);
+                    next = schedule.renew_at(sent);
+                }
+                Ok(answer) => return self.lost(answer, schedule.kill_of_lost(Moment::now(), sent)),
+                Err(error) => {
+                    self.store.reset();
+                    if failed == FailedBefore::No {
+                        self.report(Report::Trouble { error, until: schedule.term_at(sent) });
+                    }
+                    failed = FailedBefore::Yes;
+                    next = schedule.retry_at(began);
+                    if schedule.deadline(sent).passed() {
+                        if !std::mem::replace(&mut overdue, true) {
+                            self.report(Report::Lost {
+                                how: Loss::Deadline,
+                                kill_by: schedule.kill_at(sent),
+                            });
+                        }
+                        // The job that is left, if any, runs without the lock; there is no hurry any more.
+                        next = schedule.renew_at(began);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The store said that the lock is not ours. Only of a revoked one it still wants to hear when the job is dead.
+    fn lost(&mut self, answer: Renewal, kill_by: Moment) -> Option<End> {
+        let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
+        self.report(Report::Lost { how, kill_by });
+        let order = self.next_order(None);
+        match order {
+            Some(Order::Leave(end)) if how == Loss::Revoked => Some(end),
+            _ => None,
+        }
+    }
+
+    fn give_back(&mut self, end: &End) -> Result<Left, Error> {
+        let by = Moment::now().after(self.request.op_timeout);
+        give_back(&mut *self.store, &self.request.name, &self.request.ask.token, end, by)
+    }
+
+    /// Waits for an order until `until`, or for ever; nothing if none came.
+    fn next_order(&self, until: Option<Moment>) -> Option<Order> {
+        loop {
+            if let Ok(order) = self.orders.try_recv() {
+                return Some(order);
+            }
+            self.wake.hush();
+            if let Ok(order) = self.orders.try_recv() {
+                return Some(order);
+            }
+            if until.is_some_and(Moment::passed) || self.wake.wait(until).is_err() {
+                return None;
+            }
+        }
+    }
+}
+
+impl Wait {
+    /// Whether to stand in the queue.
+    pub const fn patience(self) -> Patience {
+        match self {
+            Self::No => Patience::None,
+            Self::Until(_) | Self::Forever => Patience::Queue,
+        }
+    }
+}

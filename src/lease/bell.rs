@@ -1,0 +1,51 @@
+//! How does one thread wake another that also waits for descriptors or for a moment of CLOCK_BOOTTIME? An eventfd, and a
+//! timer beside it. Carries no message; what there is to hear comes by a channel.
+
+use crate::clock::{Moment, Timer};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// An eventfd.
+#[derive(Debug)]
+pub struct Bell {
+    event: OwnedFd,
+}
+
+impl Bell {
+    /// A silent bell.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// Readable while the bell rings.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Rings until hushed.
+    pub fn ring(&self) {
+        // It can only fail when the bell rings already.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Silences the bell. Look for what there is to hear once more after this.
+    pub fn hush(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+    }
+
+    /// Sleeps until the bell rings or `until` has come.
+    pub fn wait(&self, until: Option<Moment>) -> io::Result<()> {
+        let timer = Timer::new()?;
+        timer.set(until)?;
+        let mut fds = [PollFd::new(&self.event, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+        loop {
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What is kept of one lock between two steps? One JSON file: the law's record, and what the law needs to be told by
+//! this machine: which boot its times belong to, and whose life can be felt. Reading, checking and replacing it.
+//!
+//! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins: it never steps, and reads like
+//! microseconds since 1970. After another boot nothing of a hold or a waiter can be alive: both are dropped, and fence
+//! and log stay.
+//!
+//! A record is replaced by rename, never changed in place: a dlock that is killed while it writes leaves the old one.
+//! There is no fsync. It would make every step many times dearer, and guards only against a crash of the machine,
+//! which ends every hold anyway; a fence starts from the clock if its record is lost. What a crash may leave, an empty
+//! file or one of zeros, is told from damage by its date, before this boot.
+
+use crate::clock::Moment;
+use crate::law::{Due, HISTORY_KEPT, Hold, LOG_KEPT, Lock, Record, Time};
+use crate::lock::Token;
+use crate::store::file::directory::{Directory, Kind, remove};
+use crate::store::{Error, LoggedEnd};
+use rustix::fs::{CWD, Mode, OFlags, fchmod, fstat, openat, renameat};
+use rustix::io::{Errno, read, write};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+const FORMAT: u32 = 1;
+
+/// This boot of the machine.
+#[derive(Debug, Clone)]
+pub(super) struct Boot {
+    id: String,
+    /// For tests: how far the clock runs ahead.
+    #[cfg(test)]
+    pub(super) ahead: Duration,
+}
+
+impl Boot {
+    /// The boot that runs now.
+    pub(super) fn current() -> Result<Self, std::io::Error> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        Ok(Self::new(id.trim()))
+    }
+
+    pub(super) fn new(id: &str) -> Self {
+        Self {
+            id: id.into(),
+            #[cfg(test)]
+            ahead: Duration::ZERO,
+        }
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "tests let the clock of a boot run ahead")]
+    fn now(&self) -> Duration {
+        Moment::now().since_boot()
+    }
+
+    #[cfg(test)]
+    fn now(&self) -> Duration {
+        Moment::now().since_boot() + self.ahead
+    }
+
+    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970.
+    fn offset(&self) -> u64 {
+        let wall = clock_gettime(ClockId::Realtime);
+        let wall = Duration::new(wall.tv_sec.try_into().unwrap_or(0), wall.tv_nsec.try_into().unwrap_or(0));
+        micros(wall.saturating_sub(Moment::now().since_boot()))
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// All that is kept of one lock.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Kept {
+    format: u32,
+    /// The full name of the lock, for `list`, and as a check.
+    pub(super) name: String,
+    boot: String,
+    offset: u64,
+    /// When it was last written.
+    used: Time,
+    /// The tokens that have a life file. Others are believed to live.
+    pub(super) lives: BTreeSet<Token>,
+    /// What the law keeps; its log only while a step runs.
+    pub(super) record: Record,
+    /// The ends, newest first. Only `inspect` needs to understand them; they are most of the file.
+    log: VecDeque<Box<RawValue>>,
+}
+
+/// What can be read of any format.
+#[derive(Deserialize)]
+struct Any {
+    format: u32,
+}
+
+impl Kept {
+    fn new(name: &str, boot: &Boot) -> Self {
+        let offset = boot.offset();
+        Self {
+            format: FORMAT,
+            name: name.into(),
+            boot: boot.id.clone(),
+            offset,
+            used: Time(0),
+            lives: BTreeSet::new(),
+            record: Record::default(),
+            log: VecDeque::new(),
+        }
+    }
+
+    /// The time of this lock.
+    pub(super) fn now(&self, boot: &Boot) -> Time {
+        Time(self.offset.saturating_add(micros(boot.now())))
+    }
+
+    /// What `bytes`, the content of a record file, say at this time in this boot; without any, a new record. `name`
+    /// must be its lock's, where it is known.
+    pub(super) fn parse(
+        directory: &Directory,
+        path: &Path,
+        bytes: Option<&[u8]>,
+        name: Option<&str>,
+        boot: &Boot,
+    ) -> Result<Self, Error> {
+        let Some(bytes) = bytes else { return Ok(Self::new(name.unwrap_or_default(), boot)) };
+        let mut kept: Self = match serde_json::from_slice(bytes) {
+            Ok(kept) => kept,
+            Err(error) => return Err(not_understood(directory, path, bytes, &error.to_string())),
+        };
+        if kept.format != FORMAT {
+            return Err(not_understood(directory, path, bytes, "its format is another"));
+        }
+        if name.is_some_and(|name| name != kept.name) || directory.file(&kept.name, Kind::Record) != path {
+            return Err(not_understood(directory, path, bytes, "it is that of another lock"));
+        }
+        if kept.boot != boot.id {
+            kept.begin_boot(boot);
+        }
+        if kept.is_history(boot) {
+            return Ok(Self::new(&kept.name, boot));
+        }
+        Ok(kept)
+    }
+
+    /// Nothing that ran before this boot is alive.
+    fn begin_boot(&mut self, boot: &Boot) {
+        self.boot.clone_from(&boot.id);
+        self.offset = boot.offset();
+        self.lives.clear();
+        let now = self.now(boot);
+        let record = &mut self.record;
+        record.queue.clear();
+        record.waiters.clear();
+        record.spent.clear();
+        record.lock = Lock::Free;
+        if let Some(hold) = record.hold.take() {
+            // An end that has come, whatever the old clock said: the law logs it as expired.
+            let until = hold.until.min(Due(now.millis()));
+            let token = hold.token.clone();
+            record.hold = Some(Hold { until, cool: Due(0), ..hold });
+            record.bury(now, &token);
+        }
+    }
+
+    /// Whether nothing is left of it but a history that is too old to keep.
+    fn is_history(&self, boot: &Boot) -> bool {
+        let record = &self.record;
+        let idle = record.lock == Lock::Free && record.hold.is_none() && record.waiters.is_empty();
+        idle && self.now(boot).0.saturating_sub(self.used.0) > micros(HISTORY_KEPT)
+    }
+
+    /// Whether there is nothing to keep.
+    pub(super) fn is_empty(&self) -> bool {
+        self.record == Record::default() && self.log.is_empty()
+    }
+
+    /// The log, newest first.
+    pub(super) fn log(&self) -> Vec<LoggedEnd> {
+        self.log.iter().filter_map(|end| serde_json::from_str(end.get()).ok()).collect()
+    }
+
+    /// Writes the record, whole or not at all. The caller has the mutex.
+    pub(super) fn save(&mut self, directory: &Directory, now: Time) -> Result<(), Error> {
+        self.used = now;
+        let Record { hold, waiters, spent, .. } = &self.record;
+        self.lives.retain(|token| {
+            waiters.contains_key(token)
+                || spent.contains_key(token)
+                || hold.as_ref().is_some_and(|hold| hold.token == *token)
+        });
+        let garbled = |error: serde_json::Error| {
+            Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
+        };
+        for end in std::mem::take(&mut self.record.log).iter().rev() {
+            self.log.push_front(serde_json::value::to_raw_value(end).map_err(garbled)?);
+        }
+        self.log.truncate(LOG_KEPT);
+        let bytes = serde_json::to_vec(self).map_err(garbled)?;
+        let draft = directory.file(&self.name, Kind::Draft);
+        replace(directory, &draft, &directory.file(&self.name, Kind::Record), &bytes).map_err(|errno| {
+            remove(&draft).ok();
+            directory.error("write the record of the lock", errno)
+        })
+    }
+}
+
+/// The content of a record file; nothing if there is none, or if a crash of the machine took it.
+pub(super) fn load(directory: &Directory, path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let failed = |errno| directory.error("read the record of the lock", errno);
+    let file = match openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    let mut bytes = vec![0; 16 * 1024];
+    let mut length = 0;
+    loop {
+        let room = bytes.len() - length;
+        let count = match read(&file, &mut bytes[length..]) {
+            Err(Errno::INTR) => continue,
+            count => count.map_err(failed)?,
+        };
+        length += count;
+        // A regular file on a disk of this machine is read short only at its end.
+        if count < room {
+            break;
+        }
+        bytes.resize(bytes.len() * 4, 0);
+    }
+    bytes.truncate(length);
+    if bytes.iter().all(|byte| *byte == 0) && is_older_than_this_boot(&file) {
+        return Ok(None);
+    }
+    Ok(Some(bytes))
+}
+
+fn is_older_than_this_boot(file: &OwnedFd) -> bool {
+    let boot = i64::try_from(Boot::new("").offset() / 1_000_000).unwrap_or(i64::MAX);
+    fstat(file).is_ok_and(|stat| stat.st_ctime < boot)
+}
+
+fn replace(directory: &Directory, draft: &Path, record: &Path, bytes: &[u8]) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = match openat(CWD, draft, flags, directory.mode()) {
+        Err(Errno::EXIST) => {
+            // Left by a dlock that was killed; perhaps another user's.
+            remove(draft)?;
+            openat(CWD, draft, flags, directory.mode())?
+        }
+        opened => opened?,
+    };
+    if directory.is_shared() {
+        fchmod(&file, directory.mode())?;
+    }
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match write(&file, rest) {
+            Err(Errno::INTR) => {}
+            written => rest = &rest[written?..],
+        }
+    }
+    renameat(CWD, draft, CWD, record)
+}
+
+fn not_understood(directory: &Directory, path: &Path, bytes: &[u8], why: &str) -> Error {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    match serde_json::from_slice::<Any>(bytes) {
+        Ok(any) if any.format != FORMAT => Error::Unfit(format!(
+            "{}: {file} was written by another version of dlock (format {}, this one knows {FORMAT}); use that version",
+            directory.shown(),
+            any.format,
+        )),
+        _ => Error::Garbled(format!(
+            "{}: {file} is not a record of dlock's, or damaged ({why}); it was left as it is: move it away when nothing \
+             runs under its lock",
+            directory.shown(),
+        )),
+    }
+}

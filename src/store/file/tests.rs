@@ -1,0 +1,698 @@
+//! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
+//! closes its life as the kernel does for the dead, and a clone stands for its guard.
+
+use super::*;
+use crate::lock::Owner;
+use crate::store::{JobEnd, Outcome, Patience, Ran, State, When};
+use anyhow::{Context as _, Result, ensure};
+use proptest::prelude::*;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::sync::Mutex as Shared;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+const TTL: Duration = Duration::from_secs(30);
+/// Longer than any test may take to be woken, shorter than what ends by time.
+const SOON: Duration = Duration::from_secs(10);
+
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+/// One process with its token.
+struct Process {
+    store: FileStore,
+    token: Token,
+}
+
+impl Place {
+    fn new() -> Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()? })
+    }
+
+    fn store(&self) -> Result<FileStore> {
+        Ok(FileStore::open(self.directory.path(), "file:/locks")?)
+    }
+
+    fn process(&self) -> Result<Process> {
+        let (mut store, token) = (self.store()?, Token::random()?);
+        store.prepare(&token)?;
+        Ok(Process { store, token })
+    }
+
+    fn path(&self, kind: Kind) -> Result<PathBuf> {
+        Ok(Directory::open(self.directory.path(), "file:/locks")?.file(name()?.as_str(), kind))
+    }
+
+    /// The suffixes of all files.
+    fn files(&self) -> Result<Vec<String>> {
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(self.directory.path())? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            files.push(name.rsplit('.').next().unwrap_or_default().to_owned());
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+fn name() -> Result<Name> {
+    named("nightly")
+}
+
+fn named(key: &str) -> Result<Name> {
+    Key::new(key).and_then(|key| Name::new("dlock:", &key)).map_err(anyhow::Error::msg)
+}
+
+fn by() -> Moment {
+    Moment::now().after(SOON)
+}
+
+fn ended() -> End {
+    End { ran: Ran::Yes, job: Some(JobEnd::Status(0)) }
+}
+
+impl Process {
+    fn ask(&self, patience: Patience) -> Ask {
+        let owner = Owner { host: "h".into(), ..Owner::default() };
+        Ask { token: self.token.clone(), ttl: TTL, min_hold: Duration::ZERO, owner, patience }
+    }
+
+    fn acquire(&mut self, patience: Patience) -> Result<Acquired> {
+        Ok(self.store.acquire(&name()?, &self.ask(patience), by())?)
+    }
+
+    fn granted(&mut self) -> Result<u64> {
+        match self.acquire(Patience::Queue)? {
+            Acquired::Granted(grant) => Ok(grant.fence.0),
+            other => anyhow::bail!("not granted: {other:?}"),
+        }
+    }
+
+    fn waits(&mut self) -> Result<u64> {
+        match self.acquire(Patience::Queue)? {
+            Acquired::Waiting(waiting) => Ok(waiting.ahead),
+            other => anyhow::bail!("does not wait: {other:?}"),
+        }
+    }
+
+    /// Sleeps, and fails if nothing woke it.
+    fn woken(&mut self) -> Result<()> {
+        let until = Moment::now().after(SOON);
+        self.store.sleep(&name()?, &self.token, until)?;
+        ensure!(!until.passed(), "slept until the end");
+        Ok(())
+    }
+
+    /// Whether a sleep would end at once.
+    fn is_awake(&mut self) -> Result<bool> {
+        let until = Moment::now().after(Duration::from_millis(30));
+        self.store.sleep(&name()?, &self.token, until)?;
+        Ok(!until.passed())
+    }
+
+    fn leave(&mut self) -> Result<Left> {
+        Ok(self.store.leave(&name()?, &self.token, &ended(), by())?)
+    }
+
+    fn die(self) {}
+}
+
+#[test]
+fn one_holds_and_the_others_are_busy() -> Result<()> {
+    let place = Place::new()?;
+    let (mut one, mut other) = (place.process()?, place.process()?);
+    let first = one.granted()?;
+    assert_eq!(one.granted()?, first, "asking again is the same grant");
+    assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
+    assert_eq!(one.store.renew(&name()?, &one.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(one.leave()?, Left::Released { cooling: Duration::ZERO });
+    let mut third = place.process()?;
+    assert!(third.granted()? > first);
+    assert_eq!(one.store.renew(&name()?, &one.token, TTL, by())?, Renewal::NotHeld);
+    Ok(())
+}
+
+#[test]
+fn waiters_are_woken_one_by_one_in_the_order_they_came() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    let mut fence = holder.granted()?;
+    let mut waiters = Vec::new();
+    for ahead in 0..4 {
+        let mut waiter = place.process()?;
+        assert_eq!(waiter.waits()?, ahead);
+        waiters.push(waiter);
+    }
+    for mut next in waiters.drain(..).collect::<Vec<_>>() {
+        assert!(!next.is_awake()?);
+        assert!(matches!(holder.leave()?, Left::Released { .. }));
+        next.woken()?;
+        let new = next.granted()?;
+        assert!(new > fence);
+        (holder, fence) = (next, new);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_release_wakes_the_head_while_the_guard_of_the_holder_lives() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    let _guard = holder.store.clone();
+    holder.leave()?;
+    waiter.woken()?;
+    waiter.granted()?;
+    Ok(())
+}
+
+#[test]
+fn the_guard_gives_back_what_its_dlock_held() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    let mut guard = holder.store.clone();
+    let token = holder.token.clone();
+    holder.die();
+    assert!(!waiter.is_awake()?, "as long as the guard lives, the job may");
+    assert!(matches!(guard.leave(&name()?, &token, &ended(), by())?, Left::Released { .. }));
+    waiter.woken()?;
+    waiter.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
+    let place = Place::new()?;
+    let (mut store, token) = (place.store()?, Token::random()?);
+    let fd = store.prepare(&token)?;
+    let life = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"))?;
+    let mut holder = Process { store, token };
+    let mut waiter = place.process()?;
+    holder.granted()?;
+    waiter.waits()?;
+    let mut child = std::process::Command::new("sleep").arg("60").stdin(life).spawn()?;
+    holder.die();
+    assert!(!waiter.is_awake()?);
+    waiter.waits()?;
+    child.kill()?;
+    child.wait()?;
+    waiter.woken()?;
+    waiter.granted()?;
+    let view = waiter.store.inspect(&name()?, by())?;
+    assert_eq!(view.log.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Outcome::Expired]);
+    assert_eq!(place.files()?.iter().filter(|file| *file == "life").count(), 1, "the waiter's own");
+    Ok(())
+}
+
+#[test]
+fn many_dead_cost_nothing() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let mut crowd = Vec::new();
+    for _ in 0..20 {
+        let mut waiter = place.process()?;
+        waiter.waits()?;
+        crowd.push(waiter);
+    }
+    let mut last = place.process()?;
+    assert_eq!(last.waits()?, 20);
+    crowd.into_iter().for_each(Process::die);
+    last.woken()?;
+    assert_eq!(last.waits()?, 0, "the dead before it are buried one after the other");
+    holder.die();
+    last.woken()?;
+    last.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut dead, mut next) = (place.process()?, place.process()?, place.process()?);
+    holder.granted()?;
+    dead.waits()?;
+    next.waits()?;
+    dead.die();
+    holder.leave()?;
+    next.woken()?;
+    next.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_waiter_that_leaves_makes_way() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut middle, mut last) = (place.process()?, place.process()?, place.process()?);
+    holder.granted()?;
+    middle.waits()?;
+    last.waits()?;
+    let _guard = middle.store.clone();
+    assert_eq!(middle.leave()?, Left::Dequeued);
+    last.woken()?;
+    assert_eq!(last.waits()?, 0);
+    holder.die();
+    last.woken()?;
+    last.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_lease_ends_though_its_holder_lives() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut other) = (place.process()?, place.process()?);
+    holder.granted()?;
+    other.store.boot.ahead = TTL + Duration::from_secs(1);
+    other.granted()?;
+    assert_eq!(holder.store.renew(&name()?, &holder.token, TTL, by())?, Renewal::NotHeld);
+    Ok(())
+}
+
+#[test]
+fn a_revoked_hold_wakes_the_head() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    let revoke = Revoke { when: When::Now, by: Owner::default() };
+    assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Hold { .. }));
+    waiter.woken()?;
+    waiter.granted()?;
+    assert_ne!(holder.store.renew(&name()?, &holder.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Spent);
+    Ok(())
+}
+
+#[test]
+fn the_rest_of_a_min_hold_stands_and_the_head_learns_of_it() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    let ask = Ask { min_hold: Duration::from_secs(5), ..holder.ask(Patience::None) };
+    ensure!(matches!(holder.store.acquire(&name()?, &ask, by())?, Acquired::Granted(_)));
+    waiter.waits()?;
+    ensure!(matches!(holder.leave()?, Left::Released { cooling } if !cooling.is_zero()));
+    waiter.woken()?;
+    waiter.waits()?;
+    assert_eq!(waiter.store.inspect(&name()?, by())?.state, State::Cooling);
+    waiter.store.boot.ahead = Duration::from_secs(5);
+    waiter.granted()?;
+    Ok(())
+}
+
+#[test]
+fn another_boot_ends_the_hold_and_keeps_the_history() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    let fence = holder.granted()?;
+    waiter.waits()?;
+    let mut after = place.process()?;
+    after.store.boot = Boot::new("another");
+    let view = after.store.inspect(&name()?, by())?;
+    assert_eq!((view.state, view.fence.map(|fence| fence.0)), (State::Free, Some(fence)));
+    assert!(view.waiters.is_empty());
+    assert_eq!(view.log.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Outcome::Expired]);
+    assert!(after.granted()? > fence);
+    Ok(())
+}
+
+#[test]
+fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
+    let place = Place::new()?;
+    assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Free);
+    assert!(place.files()?.is_empty());
+    let mut holder = place.process()?;
+    holder.granted()?;
+    assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Held);
+    holder.die();
+    let before = std::fs::read(place.path(Kind::Record)?)?;
+    let view = place.store()?.inspect(&name()?, by())?;
+    assert_eq!((view.state, view.log.len()), (State::Free, 1));
+    assert_eq!(std::fs::read(place.path(Kind::Record)?)?, before);
+    Ok(())
+}
+
+#[test]
+fn what_is_no_record_is_left_alone() -> Result<()> {
+    for (bytes, is_garbled) in [
+        (&b"{\"format\":1,"[..], true),
+        (b"", true),
+        (b"\0\0\0\0", true),
+        (b"hello", true),
+        (b"{\"format\":2,\"anything\":[]}", false),
+    ] {
+        let place = Place::new()?;
+        std::fs::write(place.path(Kind::Record)?, bytes)?;
+        let mut process = place.process()?;
+        let Err(error) = process.store.acquire(&name()?, &process.ask(Patience::None), by()) else {
+            anyhow::bail!("{bytes:?} was taken for a record")
+        };
+        assert_eq!(matches!(error, Error::Garbled(_)), is_garbled, "{error}");
+        assert_eq!(matches!(error, Error::Unfit(_)), !is_garbled, "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("file:/locks: ") && !text.contains('\n'), "{text}");
+        assert_eq!(std::fs::read(place.path(Kind::Record)?)?, bytes);
+        assert!(process.store.inspect(&name()?, by()).is_err());
+        assert!(process.store.list("dlock:", by()).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_record_of_another_lock_is_not_taken_for_ones_own() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    process.granted()?;
+    let other = place.store()?.directory.file(named("other")?.as_str(), Kind::Record);
+    std::fs::copy(place.path(Kind::Record)?, other)?;
+    let error = process.store.inspect(&named("other")?, by()).err().context("taken")?;
+    assert!(matches!(error, Error::Garbled(_)), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut other) = (place.process()?, place.process()?);
+    holder.granted()?;
+    let before = std::fs::read(place.path(Kind::Record)?)?;
+    std::fs::create_dir(place.path(Kind::Draft)?)?;
+    assert!(holder.leave().is_err());
+    assert_eq!(std::fs::read(place.path(Kind::Record)?)?, before);
+    std::fs::remove_dir(place.path(Kind::Draft)?)?;
+    assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
+    assert!(matches!(holder.leave()?, Left::Released { .. }));
+    Ok(())
+}
+
+/// Needs the right to mount; without it there is nothing to show.
+#[test]
+fn a_full_disk_is_said_as_such() -> Result<()> {
+    struct Mounted(tempfile::TempDir);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            std::process::Command::new("umount").arg(self.0.path()).status().ok();
+        }
+    }
+    let directory = tempfile::tempdir()?;
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=64k", "dlock-test"]).arg(directory.path());
+    if !mount.output().is_ok_and(|output| output.status.success()) {
+        return Ok(());
+    }
+    let mounted = Mounted(directory);
+    let (mut store, token) = (FileStore::open(mounted.0.path(), "file:/locks")?, Token::random()?);
+    store.prepare(&token)?;
+    let mut process = Process { store, token };
+    let fence = process.granted()?;
+    let filler = mounted.0.path().join("filler");
+    std::fs::write(&filler, vec![b'x'; 1 << 20]).err().context("the disk did not fill up")?;
+    let error = process.store.renew(&name()?, &process.token, TTL, by()).err().context("no error")?;
+    assert!(matches!(error, Error::Unavailable(_)) && error.to_string().contains("make room"), "{error}");
+    std::fs::remove_file(filler)?;
+    assert_eq!(process.granted()?, fence);
+    Ok(())
+}
+
+#[test]
+fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    process.granted()?;
+    let mutex = File::open(place.path(Kind::Mutex)?)?;
+    flock(&mutex, FlockOperation::LockExclusive)?;
+    let by = Moment::now().after(Duration::from_millis(200));
+    let error = process.store.renew(&name()?, &process.token, TTL, by).err().context("it was renewed")?;
+    assert!(by.passed() && by.after(Duration::from_secs(5)) > Moment::now());
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    assert!(process.store.inspect(&name()?, by).is_ok(), "reading needs no mutex");
+    drop(mutex);
+    assert_eq!(process.store.renew(&name()?, &process.token, TTL, self::by())?, Renewal::Renewed);
+    Ok(())
+}
+
+#[test]
+fn nothing_leaks() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    assert_eq!(process.store.renew(&name()?, &process.token, TTL, by())?, Renewal::NotHeld);
+    let revoke = Revoke { when: When::Safe, by: Owner::default() };
+    assert_eq!(process.store.revoke(&name()?, &revoke, by())?, Revoked::Free);
+    assert_eq!(place.files()?, ["life"]);
+    process.granted()?;
+    let mut busy = place.process()?;
+    busy.acquire(Patience::None)?;
+    let mut waiter = place.process()?;
+    waiter.waits()?;
+    waiter.leave()?;
+    process.leave()?;
+    assert_eq!(place.files()?, ["json", "mutex", "swept"]);
+
+    // Killed before it asked.
+    place.process()?.die();
+    assert_eq!(place.store()?.list("dlock:", by())?, [name()?]);
+    assert_eq!(place.files()?, ["json", "mutex", "swept"]);
+
+    let past = SystemTime::now() - HISTORY_KEPT - SWEEP_EVERY;
+    File::options().write(true).open(place.path(Kind::Record)?)?.set_modified(past)?;
+    let mut later = place.store()?;
+    later.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
+    assert!(later.list("dlock:", by())?.is_empty());
+    assert_eq!(place.files()?, ["swept"]);
+    Ok(())
+}
+
+#[test]
+fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
+    let place = Place::new()?;
+    let mut sizes = Vec::new();
+    for _ in 0..100 {
+        let mut process = place.process()?;
+        process.granted()?;
+        process.leave()?;
+        sizes.push(std::fs::metadata(place.path(Kind::Record)?)?.len());
+    }
+    assert!(sizes[99] < sizes[70] + 100, "{sizes:?}");
+    let view = place.store()?.inspect(&name()?, by())?;
+    assert_eq!(view.log.len(), 64);
+    assert!(view.log.is_sorted_by_key(|end| std::cmp::Reverse(end.fence)));
+    Ok(())
+}
+
+#[test]
+fn a_token_that_one_thread_gave_back_is_refused_in_another() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    let mut thread = Process { store: process.store.clone(), token: process.token.clone() };
+    process.leave()?;
+    // The life is gone, so the record forgets the token; this process must not.
+    place.process()?.granted()?;
+    assert_eq!(thread.acquire(Patience::Queue)?, Acquired::Spent);
+    Ok(())
+}
+
+#[test]
+fn list_knows_the_locks_of_a_prefix() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    for key in ["b", "a", "ä/c"] {
+        let ask = process.ask(Patience::None);
+        process.store.acquire(&named(key)?, &ask, by())?;
+    }
+    let key = Key::new("x").map_err(anyhow::Error::msg)?;
+    let elsewhere = Name::new("other:", &key).map_err(anyhow::Error::msg)?;
+    let ask = process.ask(Patience::None);
+    process.store.acquire(&elsewhere, &ask, by())?;
+    assert_eq!(process.store.list("dlock:", by())?, [named("a")?, named("b")?, named("ä/c")?]);
+    assert_eq!(process.store.list("other:", by())?, [elsewhere]);
+    assert_eq!(process.store.list("", by())?.len(), 4);
+    Ok(())
+}
+
+#[test]
+fn a_place_that_cannot_hold_locks_is_refused() -> Result<()> {
+    let place = Place::new()?;
+    let file = place.directory.path().join("file");
+    std::fs::write(&file, "")?;
+    for path in [Path::new("relative"), &file, &file.join("below")] {
+        let error = FileStore::open(path, "file:/there").err().context("it was taken")?;
+        assert!(matches!(error, Error::Unfit(_)), "{error}");
+        assert!(error.to_string().starts_with("file:/there"), "{error}");
+    }
+    let new = place.directory.path().join("new/store");
+    FileStore::open(&new, "file:/there")?;
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&new)?.permissions());
+    assert_eq!(mode & 0o777, 0o700);
+    Ok(())
+}
+
+#[test]
+fn a_crowd_takes_its_turns() -> Result<()> {
+    const CROWD: u32 = 30;
+    let place = Place::new()?;
+    let inside = AtomicU32::new(0);
+    let fences = Shared::new(Vec::new());
+    let turn = || -> Result<()> {
+        let mut process = place.process()?;
+        let end = Moment::now().after(Duration::from_secs(60));
+        let fence = loop {
+            ensure!(!end.passed(), "never granted");
+            match process.acquire(Patience::Queue)? {
+                Acquired::Granted(grant) => break grant.fence,
+                Acquired::Waiting(waiting) => {
+                    let until = Moment::now().after(waiting.next);
+                    process.store.sleep(&name()?, &process.token, until)?;
+                }
+                other => anyhow::bail!("{other:?}"),
+            }
+        };
+        ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
+        fences.lock().map_err(|_| anyhow::anyhow!("poisoned"))?.push(fence);
+        inside.fetch_sub(1, Ordering::SeqCst);
+        // Every third dies instead of giving back.
+        if fence.0 % 3 != 0 {
+            process.leave()?;
+        }
+        Ok(())
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..CROWD).map(|_| scope.spawn(turn)).collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
+    let fences = fences.into_inner()?;
+    assert_eq!(fences.len(), CROWD as usize);
+    assert!(fences.is_sorted_by(|a, b| a < b));
+    Ok(())
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Acquire(usize, Patience),
+    Renew(usize),
+    Leave(usize, Ran),
+    Die(usize),
+    Revoke(When),
+    Inspect,
+    Pass(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let who = 0..4usize;
+    let patience = prop_oneof![Just(Patience::None), Just(Patience::Queue)];
+    let ran = prop_oneof![Just(Ran::Yes), Just(Ran::No)];
+    let when = prop_oneof![Just(When::Safe), Just(When::Now)];
+    prop_oneof![
+        8 => (who.clone(), patience).prop_map(|(who, patience)| Event::Acquire(who, patience)),
+        3 => who.clone().prop_map(Event::Renew),
+        3 => (who.clone(), ran).prop_map(|(who, ran)| Event::Leave(who, ran)),
+        2 => who.prop_map(Event::Die),
+        1 => when.prop_map(Event::Revoke),
+        1 => Just(Event::Inspect),
+        2 => (0..40_000u64).prop_map(Event::Pass),
+    ]
+}
+
+/// Plays a history; fails if two hold at once, or if a fence is not greater than all before it.
+fn play(events: &[Event]) -> Result<()> {
+    let place = Place::new()?;
+    let mut processes = (0..4).map(|_| place.process()).collect::<Result<Vec<_>>>()?;
+    let mut fences = vec![0u64; 4];
+    let mut last = 0;
+    // Who holds, and until when by the clock that runs ahead.
+    let mut holder: Option<(usize, Duration)> = None;
+    let mut ahead = Duration::ZERO;
+    let clock = |ahead: Duration| Moment::now().since_boot() + ahead;
+    let fresh = |ahead: Duration| -> Result<Process> {
+        let mut process = place.process()?;
+        process.store.boot.ahead = ahead;
+        Ok(process)
+    };
+    for event in events {
+        match event {
+            Event::Acquire(who, patience) => {
+                let before = clock(ahead);
+                match processes[*who].acquire(*patience)? {
+                    Acquired::Granted(grant) => {
+                        if let Some((other, until)) = holder {
+                            ensure!(other == *who || until <= clock(ahead), "{who} and {other} hold");
+                        }
+                        let fence = grant.fence.0;
+                        ensure!(fence == fences[*who] || fence > last, "fence {fence} after {last}");
+                        last = last.max(fence);
+                        fences[*who] = fence;
+                        holder = Some((*who, before + TTL - Duration::from_millis(1)));
+                    }
+                    // It ends, and with it what it had: a revoked holder is busy too.
+                    Acquired::Spent | Acquired::Busy(_) => {
+                        processes[*who] = fresh(ahead)?;
+                        holder = holder.filter(|(holder, _)| holder != who);
+                    }
+                    Acquired::Waiting(waiting) => ensure!(waiting.ahead < 4),
+                }
+            }
+            Event::Renew(who) => {
+                let before = clock(ahead);
+                let process = &mut processes[*who];
+                if process.store.renew(&name()?, &process.token, TTL, by())? == Renewal::Renewed {
+                    if let Some((other, until)) = holder {
+                        ensure!(other == *who || until <= clock(ahead), "{who} and {other} hold");
+                    }
+                    holder = Some((*who, before + TTL - Duration::from_millis(1)));
+                }
+            }
+            Event::Leave(who, ran) => {
+                let process = &mut processes[*who];
+                process.store.leave(&name()?, &process.token, &End { ran: *ran, job: None }, by())?;
+                holder = holder.filter(|(holder, _)| holder != who);
+                processes[*who] = fresh(ahead)?;
+            }
+            Event::Die(who) => {
+                processes[*who] = fresh(ahead)?;
+                holder = holder.filter(|(holder, _)| holder != who);
+            }
+            Event::Revoke(when) => {
+                let revoke = Revoke { when: *when, by: Owner::default() };
+                let mut store = place.store()?;
+                store.boot.ahead = ahead;
+                store.revoke(&name()?, &revoke, by())?;
+                if *when == When::Now {
+                    holder = None;
+                }
+            }
+            Event::Inspect => {
+                let mut store = place.store()?;
+                store.boot.ahead = ahead;
+                let before = std::fs::read(place.path(Kind::Record)?).ok();
+                let view = store.inspect(&name()?, by())?;
+                ensure!(view.waiters.len() <= 4);
+                ensure!(std::fs::read(place.path(Kind::Record)?).ok() == before);
+            }
+            Event::Pass(millis) => {
+                ahead += Duration::from_millis(*millis);
+                for process in &mut processes {
+                    process.store.boot.ahead = ahead;
+                }
+            }
+        }
+    }
+    drop(processes);
+    // Whatever happened, with everybody dead the lock is to be had, once a lease of no living one has run out.
+    let mut survivor = fresh(ahead)?;
+    ensure!(survivor.granted()? > last, "the dead keep the lock");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+    #[test]
+    fn random_histories_keep_the_law(events in prop::collection::vec(event(), 1..60)) {
+        play(&events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+    }
+}

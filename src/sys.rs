@@ -1,0 +1,335 @@
+//! What must be asked of the kernel or the C library directly? The only unsafe code of dlock is here: small wrappers,
+//! safe to call, with no policy in them. rustix serves for everything it has; what is here it leaves to libc, or does
+//! with types too narrow for us (a real-time signal has no name, and must still pass).
+
+#![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// SIGPIPE was ignored when the process started.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Which of the descriptors 0, 1 and 2 were closed when the process started.
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+
+/// Rust's runtime ignores SIGPIPE and opens /dev/null on a standard descriptor that is closed, both before `main`.
+/// The C library runs this earlier, and it only looks.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        PIPE_IGNORED.store(ignored(libc::SIGPIPE), Ordering::Relaxed);
+        for (fd, closed) in (0..).zip(&CLOSED) {
+            // SAFETY: F_GETFD only reads, and fails on a descriptor that is not open.
+            closed.store(unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1, Ordering::Relaxed);
+        }
+    }
+    look
+};
+
+/// Whether SIGPIPE was ignored when dlock started, before Rust's runtime ignored it.
+pub fn pipe_was_ignored() -> bool {
+    PIPE_IGNORED.load(Ordering::Relaxed)
+}
+
+/// Which of the descriptors 0, 1 and 2 were closed when dlock started, before Rust's runtime opened /dev/null there.
+pub fn closed_at_start() -> impl Iterator<Item = RawFd> {
+    (0..).zip(&CLOSED).filter(|(_, closed)| closed.load(Ordering::Relaxed)).map(|(fd, _)| fd)
+}
+
+/// A set of signals as the kernel keeps it: bit n−1 is signal n. `sigset_t` of the C library will not carry 32 and
+/// 33, which it keeps for itself, and they must survive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalSet(u64);
+
+impl SignalSet {
+    /// Every signal.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// These signals.
+    pub const fn of(signals: &[c_int]) -> Self {
+        let mut bits = 0;
+        let mut at = 0;
+        while at < signals.len() {
+            bits |= 1 << (signals[at] - 1);
+            at += 1;
+        }
+        Self(bits)
+    }
+}
+
+/// Adds to the signals that this thread blocks. Returns what it blocked before.
+pub fn block(signals: SignalSet) -> SignalSet {
+    change_mask(libc::SIG_BLOCK, signals)
+}
+
+/// Blocks exactly these signals in this thread. Returns what it blocked before.
+pub fn set_mask(signals: SignalSet) -> SignalSet {
+    change_mask(libc::SIG_SETMASK, signals)
+}
+
+fn change_mask(how: c_int, signals: SignalSet) -> SignalSet {
+    let mut before = 0u64;
+    // SAFETY: both masks are the eight bytes that the kernel is told of; with a valid `how` it cannot fail.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals.0, &raw mut before, size_of::<u64>())
+    };
+    SignalSet(before)
+}
+
+/// Whether the signal is ignored.
+pub fn ignored(signal: c_int) -> bool {
+    // SAFETY: an all-zero sigaction is a valid value, and with a null new action the call only reads.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
+/// What is to happen on a signal without a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// The kernel's default.
+    Default,
+    /// Nothing.
+    Ignore,
+}
+
+/// Sets what is to happen on a signal; works for 32 and 33 too. Without effect on a signal where none is possible.
+pub fn dispose(signal: c_int, disposition: Disposition) {
+    // The handler comes first in the kernel's own struct on every architecture that Rust's std knows but MIPS;
+    // the rest (flags, restorer, mask) is zero for these two.
+    let handler = match disposition {
+        Disposition::Default => libc::SIG_DFL,
+        Disposition::Ignore => libc::SIG_IGN,
+    };
+    let action = [handler as u64, 0, 0, 0];
+    // SAFETY: the kernel reads at most these 32 bytes; neither disposition runs code of ours.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigaction,
+            signal,
+            action.as_ptr(),
+            std::ptr::null::<c_void>(),
+            size_of::<u64>(),
+        )
+    };
+}
+
+/// A descriptor from which these signals can be read, one `signalfd_siginfo` each; non-blocking, close-on-exec. They
+/// must be blocked.
+pub fn signalfd(signals: SignalSet) -> io::Result<OwnedFd> {
+    let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+    // SAFETY: the mask is the eight bytes that the kernel is told of.
+    let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const signals.0, size_of::<u64>(), flags) };
+    match RawFd::try_from(fd) {
+        // SAFETY: the descriptor is new, and nobody else's.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The two sides of a [`fork`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fork {
+    /// The process that called; the new one's id.
+    Parent(c_int),
+    /// The new process.
+    Child,
+}
+
+/// Makes a second process. The caller must be the only thread: a lock that another thread holds would be held in the
+/// child for ever.
+pub fn fork() -> io::Result<Fork> {
+    debug_assert!(
+        std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() == 1),
+        "fork needs a process of one thread"
+    );
+    // SAFETY: with one thread the child is a full copy, in which any code may run.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(pid)),
+    }
+}
+
+/// Ends the process at once: no destructors, no flushing of what the other side of a fork buffered.
+pub fn exit_now(status: c_int) -> ! {
+    // SAFETY: _exit does not return and runs nothing.
+    unsafe { libc::_exit(status) }
+}
+
+/// What [`wait_any`] and [`wait_for`] saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// There is no child left.
+    NoChild,
+    /// No child has changed.
+    Nothing,
+    /// A child has changed; its raw wait status.
+    Child(c_int, c_int),
+}
+
+/// Takes the next change of any child without waiting for one: ended, stopped or continued.
+pub fn wait_any() -> Waited {
+    wait(-1, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)
+}
+
+/// Waits until this child has ended.
+pub fn wait_for(pid: c_int) -> Waited {
+    wait(pid, 0)
+}
+
+fn wait(pid: c_int, flags: c_int) -> Waited {
+    loop {
+        let mut status = 0;
+        // SAFETY: the status is ours to write.
+        match unsafe { libc::waitpid(pid, &raw mut status, flags | libc::__WALL) } {
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            -1 => return Waited::NoChild,
+            0 => return Waited::Nothing,
+            pid => return Waited::Child(pid, status),
+        }
+    }
+}
+
+/// Whether this process has children, ended ones included.
+pub fn has_children() -> bool {
+    let flags = libc::WNOHANG | libc::WNOWAIT | libc::WEXITED | libc::__WALL;
+    // SAFETY: a null siginfo is allowed.
+    unsafe { libc::waitid(libc::P_ALL, 0, std::ptr::null_mut(), flags) == 0 }
+}
+
+/// The process group of this process; 0 if its leader is outside of this PID namespace, which rustix's type rules out.
+pub fn own_group() -> c_int {
+    // SAFETY: no memory is involved, and it cannot fail.
+    unsafe { libc::getpgrp() }
+}
+
+/// kill(2): any signal, to a process (`target` > 0) or a process group (`target` < -1).
+pub fn kill(target: c_int, signal: c_int) -> io::Result<()> {
+    if matches!(target, 0 | -1) {
+        // kill(2) would take these for the own group and for everything there is.
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: no memory is involved.
+    if unsafe { libc::kill(target, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn signal_self(signal: c_int) {
+    // The calling thread has the signal unblocked, so it acts before the call returns.
+    // SAFETY: no memory is involved.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
+}
+
+/// Ends this process by a signal, without a core dump. Returns only if the kernel would not have it, as for PID 1 of a
+/// namespace.
+pub fn die_of(signal: c_int) {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // The limit does not hold back a core that is piped to a program, so the process is made undumpable too.
+    // SAFETY: the limit is a valid struct that is only read.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+    }
+    dispose(signal, Disposition::Default);
+    let others = !SignalSet::of(&[signal]).0;
+    set_mask(SignalSet(others));
+    signal_self(signal);
+}
+
+/// Stops this process by a stop signal; returns when it has been continued, or at once where the kernel does not stop
+/// it (an orphaned process group, on what a terminal sends).
+pub fn stop_by(signal: c_int) {
+    let was_ignored = ignored(signal);
+    if was_ignored {
+        dispose(signal, Disposition::Default);
+    }
+    let mask = set_mask(SignalSet(!SignalSet::of(&[signal]).0));
+    signal_self(signal);
+    set_mask(mask);
+    if was_ignored {
+        dispose(signal, Disposition::Ignore);
+    }
+}
+
+/// Closes these descriptors, also ones that Rust knows nothing of.
+pub fn close(fds: impl Iterator<Item = RawFd>) {
+    for fd in fds {
+        // SAFETY: called between fork and exec only; no owner uses them any more.
+        unsafe { libc::close(fd) };
+    }
+}
+
+/// Closes every descriptor but these. The owners of the others must not use them again, nor be dropped.
+pub fn close_all_but(keep: &mut [RawFd]) {
+    keep.sort_unstable();
+    let mut from = 0;
+    for &fd in &*keep {
+        close_range(from, fd - 1);
+        from = fd + 1;
+    }
+    close_range(from, RawFd::MAX);
+}
+
+fn close_range(first: RawFd, last: RawFd) {
+    if first > last {
+        return;
+    }
+    // SAFETY: as promised to close_all_but, nobody uses them any more.
+    if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
+        return;
+    }
+    // Linux before 5.9.
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    close(open.into_iter().filter(|fd| (first..=last).contains(fd)));
+}
+
+/// Becomes another program: `argv[0]` is looked for in PATH, a script without `#!` runs by /bin/sh. Its environment is
+/// this process's own, byte for byte, but for the variables named in `without`, and with the `NAME=value` of `with`.
+/// Returns only if that failed.
+pub fn exec(argv: &[CString], without: &[Vec<u8>], with: &[CString]) -> io::Error {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    let mut env = Vec::new();
+    // SAFETY: environ is null or an array of C strings ending in null; nothing changes it, for this is the only thread
+    // and dlock never sets a variable of its own.
+    unsafe {
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            let entry = CStr::from_ptr(*at).to_bytes();
+            let name = entry.split(|&byte| byte == b'=').next().unwrap_or(entry);
+            if !without.iter().any(|gone| gone == name) {
+                env.push(*at);
+            }
+            at = at.add(1);
+        }
+    }
+    env.extend(with.iter().map(|entry| entry.as_ptr()));
+    env.push(std::ptr::null());
+    let mut args: Vec<_> = argv.iter().map(|arg| arg.as_ptr()).collect();
+    args.push(std::ptr::null());
+    let file = argv.first().map_or(c"".as_ptr(), |file| file.as_ptr());
+    // SAFETY: both arrays end in null and hold C strings that outlive the call.
+    unsafe { libc::execvpe(file, args.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Numbers that this process and those it forks from now on share; all zero at first. They stay until all have ended.
+pub fn shared_cells<const N: usize>() -> io::Result<&'static [AtomicU64; N]> {
+    let (read_write, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let at =
+        unsafe { libc::mmap(std::ptr::null_mut(), size_of::<[AtomicU64; N]>(), read_write, kind, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping is zeroed, aligned to a page, large enough and never unmapped; atomics may be shared.
+    Ok(unsafe { &*at.cast::<[AtomicU64; N]>() })
+}
