@@ -76,7 +76,7 @@ fn messages_say_where_the_store_was_set() {
 
 #[test]
 fn a_url_names_user_password_and_database() {
-    let world = World::with_redis(&["--user", "alice on >wonder%land ~* &* +@all"]);
+    let world = World::with_redis(&["--user", "alice", "on", ">wonder%land", "~*", "&*", "+@all"]);
     let port = world.redis().port();
     let url = format!("redis://alice:wonder%25land@127.0.0.1:{port}/3");
     let job = "echo $DLOCK_FENCE";

@@ -26,7 +26,8 @@ const LONG: &str = "10m";
 fn dlock_killed(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", LONG, "--grace", "500ms"], job::FAMILY).dies_of(9).spawn();
+    let holder =
+        world.run("k", &["-t", LONG, "--grace", "500ms"], job::FAMILY).dies_of(9).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -56,13 +57,14 @@ fn guard_killed(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
     let options = ["-t", LONG, "--grace", "500ms"];
-    let holder = world.run("k", &options, job::FAMILY).status(70).stderr_like("dlock: .*k.*\n").spawn();
+    let holder = world.run("k", &options, job::FAMILY).status(70).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     proc::signal(holder.guard(), Signal::KILL);
     next.finish();
-    holder.finish();
+    let output = holder.finish();
+    assert!(output.stderr.contains("dlock: the guard"), "it says why: {}", output.stderr);
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
     assert_eq!(job::survivors(&world), [""; 0]);
 }
@@ -132,7 +134,7 @@ fn on_lost_warn_ends_with_dlock(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
     let options = ["-t", LONG, "--grace", "300ms", "--on-lost", "warn"];
-    let holder = world.run("k", &options, job::FAMILY).dies_of(9).spawn();
+    let holder = world.run("k", &options, job::FAMILY).dies_of(9).any_stderr().spawn();
     job::family(&world);
     holder.signal(Signal::KILL);
     holder.finish();

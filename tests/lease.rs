@@ -48,7 +48,7 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
                 let world = World::new(Backend::Redis);
                 let job = "trap 'echo disturbed >> log' TERM; echo up >> log
                     while [ ! -e over ]; do sleep 0.05; done; exit 9";
-                let holder = world.run("k", &["-t", "4s"], job).status(9).spawn();
+                let holder = world.run("k", &["-t", "4s"], job).status(9).any_stderr().spawn();
                 world.wait_for_log("up");
                 world.redis().after_renewal("dlock:k");
                 sleep(TTL / 4 * phase / PHASES);
@@ -120,7 +120,7 @@ fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let output = holder.finish();
     assert!(guard == Guard::Stopped || world.log().contains(&"term".into()), "TERM comes before KILL");
     assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{}", output.stderr);
-    assert!(output.stderr.contains('k') && output.stderr.contains("lost"), "{}", output.stderr);
+    assert!(output.stderr.contains("lease of k"), "{}", output.stderr);
 }
 
 /// Once a job has been told to go, it goes, even if the server is back a moment later.
@@ -184,7 +184,7 @@ fn a_forced_release_stops_the_job_and_spares_the_next_holder(backend: Backend) {
     let old = world.run("k", &["-t", "4s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("old");
     let forced = world.dlock(["release", "k", "--force", "--now"]).any_stdout().any_stderr().run();
-    assert!((forced.stdout + &forced.stderr).contains("both"), "it says that both may run");
+    assert!((forced.stdout + &forced.stderr).contains("may run"), "it says that both may run");
     let job = "echo new >> log; while [ ! -e go ]; do sleep 0.05; done; exit 6";
     let new = world.run("k", &["-t", "4s"], job).status(6).spawn();
     world.wait_for_log("new");
@@ -262,7 +262,7 @@ fn a_lock_key_taken_over_is_a_loss() {
 fn an_outage_while_queued_is_ridden_out() {
     let world = World::new(Backend::Redis);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "8s"], job).spawn();
+    let holder = world.run("k", &["-t", "8s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);

@@ -43,7 +43,12 @@ fn no_lost_packet_disturbs_a_job() {
             proxy.plan(number, fault);
             world.write("log", "");
             let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
-            let holder = world.run("k", &["-t", "2s"], job).env("DLOCK_STORE", proxy.url()).status(5).spawn();
+            let holder = world
+                .run("k", &["-t", "2s"], job)
+                .env("DLOCK_STORE", proxy.url())
+                .status(5)
+                .any_stderr()
+                .spawn();
             // Two more than the one that is hit: the heartbeat has gone on.
             wait_until("requests go on", || proxy.seen() >= number + 2 || !holder.messages().is_empty());
             world.write("over", "");
@@ -153,7 +158,9 @@ fn leaves_at_the_grant(leaving: Leaving) {
         world.wait_for_log("up");
         let wait: &[&str] = if leaving == Leaving::TimedOut { &["-w", "1s"] } else { &["-w"] };
         let timed_out = Instant::now() + WAIT;
-        let first = world.run("k", &[wait, &["-t", "5m"]].concat(), "echo first >> log");
+        // One that has just started its job when it is stopped holds the lock until its lease ends.
+        let ttl = if leaving == Leaving::Stopped { "2s" } else { "5m" };
+        let first = world.run("k", &[wait, &["-t", ttl]].concat(), "echo first >> log");
         let mut first = first.any_stderr().spawn();
         wait_until("the first waits", || world.waiters("k") == 1 || first.has_ended());
         let next = world.run("k", &["-w", "-t", "5m"], "echo next >> log").any_stderr().spawn();

@@ -145,7 +145,8 @@ fn an_unreachable_store_is_69_and_the_password_not_shown() {
 
 #[test]
 fn a_missing_right_is_77() {
-    let world = World::with_redis(&["--user", "reader on nopass ~* &* +@read +@connection"]);
+    let world =
+        World::with_redis(&["--user", "reader", "on", "nopass", "~*", "&*", "+@read", "+@connection"]);
     let call = world.run("k", &[], "touch ran").env("DLOCK_USERNAME", "reader").env("DLOCK_PASSWORD", "x");
     let output = call.status(77).stderr_like("dlock: .*(\n.*)?\n").run();
     assert!(output.stderr.contains(&world.url()), "{}", output.stderr);

@@ -25,7 +25,7 @@ fn a_token_gives_back_its_own_hold_only(backend: Backend) {
     wait_until("the job runs", || !world.read("token").is_empty());
     world.write("strange", "00000000000000000000000000000000\n");
     world.dlock(["release", "k", "--token-file", "strange"]).status(79).stderr_like("dlock: .*\n").run();
-    world.dlock(["release", "k", "--token-file", "-"]).stdin("no token\n").status(64).any_stderr().run();
+    world.dlock(["release", "k", "--token-file", "-"]).stdin("no token\n").status(78).any_stderr().run();
     world.dlock(["release", "k", "--token-file", "absent"]).status(78).any_stderr().run();
     assert_eq!(world.state("k"), "held");
     world.dlock(["release", "k", "--token-file", "token"]).any_stderr().any_stdout().run();

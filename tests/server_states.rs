@@ -26,7 +26,7 @@ fn a_replica_is_read_only() {
 #[test]
 fn a_server_that_loads_says_so() {
     let mut world =
-        World::with_redis(&["--save", "3600 1", "--loading-process-events-interval-bytes", "1024"]);
+        World::with_redis(&["--save", "3600", "1", "--loading-process-events-interval-bytes", "1024"]);
     for _ in 0..20 {
         world.redis().ask::<()>(&["DEBUG", "POPULATE", "2000", "x", "1024"]);
     }
@@ -38,7 +38,7 @@ fn a_server_that_loads_says_so() {
 /// When it cannot write its snapshot, a server refuses all writes.
 #[test]
 fn a_server_that_cannot_persist_says_so() {
-    let world = World::with_redis(&["--save", "1 1", "--rdbcompression", "no"]);
+    let world = World::with_redis(&["--save", "1", "1", "--enable-protected-configs", "yes"]);
     // Its directory turns into one where nothing can be written, whoever the user is.
     world.redis().ask::<()>(&["CONFIG", "SET", "dir", "/proc"]);
     world.redis().ask::<()>(&["SET", "x", "y"]);
@@ -93,7 +93,7 @@ fn forgotten_scripts_are_told_again() {
 fn closed_connections_are_opened_again() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "2s"], job).spawn();
+    let holder = world.run("k", &["-t", "2s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);

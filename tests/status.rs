@@ -104,11 +104,12 @@ fn a_revoked_lock(backend: Backend) {
     let world = World::new(backend);
     // The job does not go, so the lock stays taken away for a while.
     let job = "trap '' TERM; echo $$ > job.pid; echo up >> log; while :; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "30s", "--grace", "30s"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "20s", "--grace", "30s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
     assert_eq!(world.state("k"), "revoked");
     world.run("k", &[], "true").status(75).any_stderr().run();
+    crate::support::wait::wait_until("its dlock hears of it", || !holder.messages().is_empty());
     crate::support::proc::signal(world.wait_for_pid("job.pid"), rustix::process::Signal::KILL);
     holder.finish();
     assert_eq!(world.state("k"), "free");

@@ -48,11 +48,7 @@ fn everything_else_is_as_inherited(backend: Backend) {
 
 fn descriptors_are_as_inherited(backend: Backend) {
     let world = World::new(backend);
-    let job = [
-        "sh",
-        "-c",
-        "for fd in /proc/$$/fd/*; do echo \"$fd $(readlink \"$fd\")\"; done | sed 's|/proc/[0-9]*||'",
-    ];
+    let job = ["sh", "-c", "for fd in /proc/$$/fd/*; do echo \"${fd##*/} $(readlink \"$fd\")\"; done"];
     for shape in
         ["", "exec 7< /dev/zero 9> /dev/null", "exec < /dev/zero", "exec <&-", "exec 2>&-", "exec <&- 2>&-"]
     {
@@ -63,13 +59,14 @@ fn descriptors_are_as_inherited(backend: Backend) {
     }
 }
 
-/// Where standard output and errors lead differs between two runs, and so do the numbers of the shell's own pipes.
+/// Where standard output and errors lead differs between two runs, and what the shell has open for itself is gone
+/// when it is asked for.
 fn comparable(descriptors: &str) -> Vec<&str> {
     let line = |line| {
         let (number, target): (&str, &str) = str::split_once(line, ' ').unwrap_or((line, ""));
-        if ["/fd/1", "/fd/2"].contains(&number) || target.starts_with("pipe:") { number } else { line }
+        if ["1", "2"].contains(&number) || target.starts_with("pipe:") { number } else { line }
     };
-    descriptors.lines().map(line).collect()
+    descriptors.lines().filter(|line| !line.ends_with(' ')).map(line).collect()
 }
 
 fn an_ignored_sigchld_hides_no_status(backend: Backend) {
