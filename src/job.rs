@@ -27,14 +27,13 @@ pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, Timer};
 use crate::sys::{self, Fork, Waited};
 use family::Family;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::Pid;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;
 use std::ffi::{CString, OsString};
 use std::io;
@@ -124,11 +123,6 @@ pub enum NotStarted {
 /// What dlock hears of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// CMD runs.
-    Started {
-        /// Its process id.
-        pid: i32,
-    },
     /// CMD could not be started. Nothing follows.
     NotStarted(NotStarted),
     /// CMD was stopped by this signal; the rest of the job may run.
@@ -154,7 +148,7 @@ pub enum Event {
         /// Why the job was stopped; `None` if CMD ended by itself.
         why: Option<Why>,
     },
-    /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next`] is called, and `Ended`
+    /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next_event`] is called, and `Ended`
     /// follows.
     Died,
 }
@@ -177,10 +171,12 @@ pub enum Alone {
 #[derive(Debug)]
 pub struct Guard {
     pid: i32,
+    /// Its id may be another's now.
+    reaped: bool,
     link: OwnedFd,
     limits: LimitsSender,
     /// Set from the start of CMD on, and when adopting.
-    timer: Option<OwnedFd>,
+    timer: Option<Timer>,
     armed: Moment,
     beats: u64,
     grace: Duration,
@@ -188,7 +184,8 @@ pub struct Guard {
     mark: String,
     /// Children that dlock had before the guard.
     apart: Vec<i32>,
-    cmd: Option<i32>,
+    /// What [`Guard::lost`] said.
+    kill_by: Option<Moment>,
     watch: Watch,
 }
 
@@ -215,8 +212,9 @@ struct Adopted {
 
 impl Guard {
     /// Makes the guard. This process must have one thread. `alone` is called in the guard once dlock is gone (killed, or
-    /// after [`Guard::finish`]); it may block, and takes with it whatever it needs. It must not print to a pipe that may
-    /// be full before `Alone::Over`: the guard would hang on it.
+    /// after [`Guard::finish`]), with everything as it was at the fork; it may block. Descriptors that it uses must be in
+    /// `keep`. In dlock it is dropped before this returns. Until `Alone::Over` it should print only to what cannot block:
+    /// the guard would hang on a pipe that nobody reads.
     pub fn fork(plan: Plan, inherited: &Inherited, alone: impl FnMut(Alone)) -> io::Result<Self> {
         let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
         let limits = LimitsSender::new()?;
@@ -249,6 +247,7 @@ impl Guard {
             }
             Fork::Parent(pid) => Ok(Self {
                 pid,
+                reaped: false,
                 link,
                 limits,
                 timer: None,
@@ -258,7 +257,7 @@ impl Guard {
                 on_lost: plan.on_lost,
                 mark: plan.mark,
                 apart,
-                cmd: None,
+                kill_by: None,
                 watch: Watch::Guard,
             }),
         }
@@ -269,9 +268,15 @@ impl Guard {
         self.pid
     }
 
-    /// When one of these is readable, [`Guard::next`] is to be called, once. They may change with each call of it.
+    /// CMD's process id, once it has been started. No event tells of the start: that would wake dlock at the very moment
+    /// that CMD needs the processor.
+    pub fn cmd(&self) -> Option<i32> {
+        self.limits.cmd()
+    }
+
+    /// When one of these is readable, [`Guard::next_event`] is to be called, once. They may change with each call of it.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
-        let timer = self.timer.as_ref().map_or(self.link.as_fd(), OwnedFd::as_fd);
+        let timer = self.timer.as_ref().map_or(self.link.as_fd(), Timer::as_fd);
         match self.watch {
             Watch::Guard | Watch::Over => [self.link.as_fd(), timer],
             Watch::Adopted(_) => [timer, timer],
@@ -307,9 +312,14 @@ impl Guard {
 
     /// The right to run is gone: the job is asked to end now and killed at `kill_by`, or when its limits pass if that is
     /// earlier. Without effect where the loss is only to be warned of.
-    pub fn lost(&mut self, kill_by: Moment) {
-        // Had the guard no ear for it, it would be gone or hung, and the limits hold in any case.
+    pub fn lost(&mut self, kill_by: Moment) -> io::Result<()> {
+        // A guard that has no ear for it is gone or hung, and dealt with as that.
         let _ = self.send(&Order::Lost(kill_by));
+        if self.on_lost == OnLost::Stop && matches!(self.watch, Watch::Guard) {
+            self.kill_by = Some(kill_by);
+            self.arm(self.bound().after(OVERDUE))?;
+        }
+        Ok(())
     }
 
     /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it.
@@ -355,7 +365,6 @@ impl Guard {
         };
         let event = Event::decode(&datagram[..length]);
         match event {
-            Some(Event::Started { pid }) => self.cmd = Some(pid),
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
             None => return self.adopt().map(Some),
             Some(_) => {}
@@ -368,7 +377,7 @@ impl Guard {
         if self.timer.is_none() || !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
             return Ok(false);
         }
-        let due = self.limits.get().kill_at.after(OVERDUE);
+        let due = self.bound().after(OVERDUE);
         let beats = self.limits.beats();
         if !due.passed() {
             self.arm(due)?;
@@ -389,10 +398,15 @@ impl Guard {
         // Not reaped yet, so the id is still the guard's. Its children become ours.
         let _ = sys::kill(self.pid, libc::SIGKILL);
         sys::wait_for(self.pid);
+        self.reaped = true;
         let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
-        family.child = self.cmd;
+        family.child = self.limits.cmd();
         let bound = self.bound();
-        let why = if bound.passed() { Why::LeaseRanOut } else { Why::GuardGone };
+        let why = match self.kill_by {
+            Some(_) => Why::Lost,
+            None if bound.passed() => Why::LeaseRanOut,
+            None => Why::GuardGone,
+        };
         let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
         let mut pending = VecDeque::from([Event::Stopping { why }]);
         pending.extend(refused.into_iter().map(Event::Refused));
@@ -402,10 +416,13 @@ impl Guard {
         Ok(Event::Died)
     }
 
-    /// The latest moment for a kill by the limits.
+    /// The latest moment for a kill by the limits, or by the loss.
     fn bound(&self) -> Moment {
         match self.on_lost {
-            OnLost::Stop => self.limits.get().kill_at,
+            OnLost::Stop => {
+                let kill_at = self.limits.get().kill_at;
+                self.kill_by.map_or(kill_at, |by| by.min(kill_at))
+            }
             OnLost::Warn => Moment::from_boot(Duration::MAX),
         }
     }
@@ -419,7 +436,7 @@ impl Guard {
         }
         let no_child = loop {
             match sys::wait_any() {
-                Waited::Child(pid, raw) if Some(pid) == self.cmd => {
+                Waited::Child(pid, raw) if Some(pid) == self.limits.cmd() => {
                     if let Some(status) = Status::of(raw) {
                         adopted.status = Some(status);
                         adopted.family.child = None;
@@ -450,15 +467,15 @@ impl Guard {
     fn arm(&mut self, at: Moment) -> io::Result<()> {
         let timer = match self.timer.take() {
             Some(timer) => timer,
-            None => new_timer()?,
+            None => Timer::new()?,
         };
         self.armed = at;
-        set_timer(self.timer.insert(timer).as_fd(), Some(at))
+        self.timer.insert(timer).set(Some(at))
     }
 
     /// Ends the guard when all is done: the job has ended, and what had to be given back has been.
     pub fn done(self) {
-        if !matches!(self.watch, Watch::Adopted(_)) {
+        if !self.reaped {
             // The guard has nothing left to lose: this ends also one that is stopped, without waiting for it to wake and
             // read a goodbye. It has not been reaped, so the id is its own. Reaped it must be: the init of a container
             // may never do it.
@@ -501,24 +518,6 @@ fn wait_on(fd: &OwnedFd, flags: PollFlags, within: Duration) -> io::Result<bool>
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-fn new_timer() -> io::Result<OwnedFd> {
-    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    Ok(rustix::time::timerfd_create(TimerfdClockId::Boottime, flags)?)
-}
-
-/// Makes a timer readable from `at` on; `None`: never. That it was readable before is forgotten.
-fn set_timer(timer: BorrowedFd<'_>, at: Option<Moment>) -> io::Result<()> {
-    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let it_value = match at {
-        None => zero,
-        // All zero would mean never; what is too far away for the kernel, is never.
-        Some(at) => Timespec::try_from(at.since_boot().max(Duration::from_nanos(1))).unwrap_or(zero),
-    };
-    let value = Itimerspec { it_interval: zero, it_value };
-    rustix::time::timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &value)?;
-    Ok(())
 }
 
 #[cfg(test)]

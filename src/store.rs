@@ -21,7 +21,7 @@ pub mod redis;
 pub trait Store: Send {
     /// Called once before a hold or a wait begins, while the process has one thread: what tells of its death must be
     /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
-    fn prepare(&mut self, name: &Name, token: &Token) -> Result<Vec<RawFd>, Error>;
+    fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
     /// Asks for the lock; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error>;

@@ -145,16 +145,48 @@ pub enum Fork {
 /// Makes a second process. The caller must be the only thread: a lock that another thread holds would be held in the
 /// child for ever.
 pub fn fork() -> io::Result<Fork> {
-    debug_assert!(
-        std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() == 1),
-        "fork needs a process of one thread"
-    );
+    debug_assert!(is_alone(), "fork needs a process of one thread");
     // SAFETY: with one thread the child is a full copy, in which any code may run.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
         pid => Ok(Fork::Parent(pid)),
     }
+}
+
+/// Starts a child that is to become another program: runs `become_it` in it, which returns only if that failed. This
+/// process sleeps until it has, sharing its memory with the child, so nothing is copied; its descriptors, mask and
+/// dispositions it does not share. `slack` is the stack that the C library may want for exec, in bytes. Returns the
+/// child's id, and why it failed if it did: then the child is about to end.
+pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
+    struct Task<F> {
+        run: Option<F>,
+        failed: Option<c_int>,
+    }
+    extern "C" fn enter<F: FnOnce() -> io::Error>(task: *mut c_void) -> c_int {
+        // SAFETY: it points to the task below; its owner sleeps until we are gone.
+        let task = unsafe { &mut *task.cast::<Task<F>>() };
+        if let Some(run) = task.run.take() {
+            task.failed = Some(run().raw_os_error().unwrap_or(libc::EINVAL));
+        }
+        exit_now(127)
+    }
+    debug_assert!(is_alone(), "a child that shares the memory needs a process of one thread");
+    let mut task = Task { run: Some(become_it), failed: None };
+    let mut stack = vec![0u128; (256 * 1024 + slack) / size_of::<u128>()];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the child runs on a stack of its own, which grows down from the end of the vector (on every architecture
+    // that Rust's std knows) and is aligned to 16 bytes. Task and stack outlive it, for clone returns when it has ended
+    // or executed. Nobody else runs in this memory meanwhile, for there is no other thread.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr().add(stack.len());
+        libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
+    };
+    if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }
+}
+
+fn is_alone() -> bool {
+    std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() == 1)
 }
 
 /// Ends the process at once: no destructors, no flushing of what the other side of a fork buffered.
@@ -221,7 +253,7 @@ pub fn kill(target: c_int, signal: c_int) -> io::Result<()> {
 }
 
 fn signal_self(signal: c_int) {
-    // The calling thread has the signal unblocked, so it acts before the call returns.
+    // To this thread, so that it acts before the call returns, or as soon as this thread unblocks it.
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
 }
@@ -249,8 +281,10 @@ pub fn stop_by(signal: c_int) {
     if was_ignored {
         dispose(signal, Disposition::Default);
     }
-    let mask = set_mask(SignalSet(!SignalSet::of(&[signal]).0));
+    // Sent before it is unblocked: where the terminal's own is still pending the two stop us once, for CONT drops what
+    // is left of them. The other way round one would stop us now, and one again after that.
     signal_self(signal);
+    let mask = set_mask(SignalSet(!SignalSet::of(&[signal]).0));
     set_mask(mask);
     if was_ignored {
         dispose(signal, Disposition::Ignore);
@@ -260,7 +294,7 @@ pub fn stop_by(signal: c_int) {
 /// Closes these descriptors, also ones that Rust knows nothing of.
 pub fn close(fds: impl Iterator<Item = RawFd>) {
     for fd in fds {
-        // SAFETY: called between fork and exec only; no owner uses them any more.
+        // SAFETY: called before exec only, in a process with descriptors of its own; no owner uses them any more.
         unsafe { libc::close(fd) };
     }
 }

@@ -33,7 +33,7 @@ pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> 
             let revoke = Revoke { when, by: operator("dlock release --force") };
             let mut store = open(settings)?;
             let was = store.revoke(&name, &revoke, by).map_err(|error| located(settings, error))?;
-            revoked(settings, &name, when, was)
+            revoked(settings, &name, when, was)?
         }
         (None, false) => {
             return Err(Error::Usage(
@@ -83,9 +83,9 @@ fn give_back(
     }
 }
 
-fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> String {
+fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result<String, Error> {
     let (key, place) = (name.key(), &settings.store);
-    match was {
+    Ok(match was {
         Revoked::Free => format!("{key} in {place} is free; nothing to release"),
         Revoked::Cooling => {
             format!("{key} in {place} was kept by the --min-hold of a run that is over, and is free now")
@@ -121,12 +121,12 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> String
             let lasts = left.map(|left| format!("for {} more", span(left)));
             let lasts = lasts.unwrap_or_else(|| "without an end".into());
             let next = if kind == "string" { "; --force --now deletes it" } else { "" };
-            format!(
+            return Err(Error::Usage(format!(
                 "{key} in {place} is a {kind} that dlock did not write (it lasts {lasts}), and is left alone{next}"
-            )
+            )));
         }
         Revoked::ForeignDeleted => format!(
             "{key} in {place} was a string that dlock did not write, and is deleted; whoever wrote it may still run"
         ),
-    }
+    })
 }

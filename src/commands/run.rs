@@ -41,7 +41,7 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
     let mut store = open(settings)?;
-    let keep = store.prepare(&name, &token).map_err(|error| located(settings, error))?;
+    let keep = store.prepare(&token).map_err(|error| located(settings, error))?;
 
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
@@ -122,7 +122,12 @@ impl Session<'_> {
                 let over = self.supervise()?;
                 Ok(self.give_back(over))
             }
-            Obtained::Nothing(exit) => Ok(exit),
+            Obtained::Busy => {
+                self.guard.done();
+                Ok(Exit::Busy(self.run.busy))
+            }
+            // The guard still clears up behind what the token may have had.
+            Obtained::TakenAway => Ok(Exit::Lost),
             Obtained::Interrupted(signal) => {
                 // The guard leaves by token. If it is not through in time it goes on by itself.
                 let _ = self.guard.finish(LEAVING);
@@ -181,7 +186,7 @@ impl Session<'_> {
             }
             Report::Busy(blocker) => {
                 self.words.busy(&blocker, self.run.wait);
-                return Ok(Some(Obtained::Nothing(Exit::Busy(self.run.busy))));
+                return Ok(Some(Obtained::Busy));
             }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
@@ -192,7 +197,7 @@ impl Session<'_> {
             }
             Report::TakenAway => {
                 self.words.taken_away();
-                return Ok(Some(Obtained::Nothing(Exit::Lost)));
+                return Ok(Some(Obtained::TakenAway));
             }
             Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
             Report::Recovered => self.words.recovered(),
@@ -212,7 +217,7 @@ impl Session<'_> {
                     lost = Some(how);
                     self.words.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
-                        self.guard.lost(kill_by);
+                        self.guard.lost(kill_by).map_err(|error| internal("cannot set a timer", &error))?;
                     }
                 }
                 News::Lease(Report::Trouble { error, until }) => {
@@ -224,7 +229,6 @@ impl Session<'_> {
                     self.words.recovered();
                 }
                 News::Lease(_) => {}
-                News::Job(Event::Started { pid }) => self.words.started(pid),
                 News::Job(Event::NotStarted(why)) => {
                     self.words.not_started(&self.run.argv, why);
                     let exit = match why {
@@ -351,7 +355,8 @@ impl Session<'_> {
 /// What came of asking for the lock.
 enum Obtained {
     Lock,
-    Nothing(Exit),
+    Busy,
+    TakenAway,
     Interrupted(i32),
 }
 

@@ -6,12 +6,11 @@ use super::limits::LimitsSender;
 use super::stop::Stop;
 use super::talk::{self, Change, Order};
 use super::{Alone, Event, Group, NotStarted, OnLost, Process, Status, Why};
-use crate::clock::Moment;
-use crate::sys::{self, Disposition, Fork, SignalSet, Waited};
+use crate::clock::{Moment, Timer};
+use crate::sys::{self, Disposition, SignalSet, Waited};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -50,7 +49,7 @@ struct Watch<F> {
     setup: Setup,
     alone: F,
     children: OwnedFd,
-    timer: OwnedFd,
+    timer: Timer,
     armed: Option<Moment>,
     buffer: Vec<u8>,
     changes: Vec<Change>,
@@ -80,8 +79,6 @@ enum State {
 
 struct Cmd {
     pid: i32,
-    /// Ends when CMD has been executed; a number before the end says why it could not be.
-    exec: Option<OwnedFd>,
     status: Option<Status>,
     was_stopped: bool,
 }
@@ -101,7 +98,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             setup,
             alone,
             children: sys::signalfd(SignalSet::of(&[libc::SIGCHLD]))?,
-            timer: super::new_timer()?,
+            timer: Timer::new()?,
             armed: None,
             buffer: vec![0; talk::LONGEST],
             changes: Vec::new(),
@@ -123,9 +120,6 @@ impl<F: FnMut(Alone)> Watch<F> {
             if ready.link {
                 self.listen(ready.closed)?;
             }
-            if ready.exec {
-                self.executed();
-            }
             if ready.children {
                 // Which child it was is asked of the kernel; the signal only wakes.
                 let _ = rustix::io::read(&self.children, &mut [0u8; 512]);
@@ -145,15 +139,13 @@ impl<F: FnMut(Alone)> Watch<F> {
         if !self.unsent.is_empty() {
             talk |= PollFlags::OUT;
         }
-        let exec = self.cmd.as_ref().and_then(|cmd| cmd.exec.as_ref());
         let mut fds = [
             PollFd::new(&self.timer, read),
             PollFd::new(&self.children, read),
             PollFd::new(&self.setup.link, talk),
-            PollFd::new(exec.unwrap_or(&self.timer), read),
         ];
         // Once alone there is nothing more to hear, and a closed socket would wake us for ever.
-        let (link, pipe) = (!self.alone_now, exec.is_some());
+        let link = !self.alone_now;
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
         }
@@ -169,7 +161,6 @@ impl<F: FnMut(Alone)> Watch<F> {
             children: ready(1),
             link: link && fds[2].revents().intersects(read | hangup),
             closed: link && fds[2].revents().intersects(hangup),
-            exec: pipe && ready(3),
         })
     }
 
@@ -202,7 +193,11 @@ impl<F: FnMut(Alone)> Watch<F> {
                 break;
             }
         }
-        if start { self.start() } else { Ok(()) }
+        if start && let Err(error) = self.start() {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            self.tell(&Event::NotStarted(NotStarted::Errno(errno)));
+        }
+        Ok(())
     }
 
     fn start(&mut self) -> io::Result<()> {
@@ -214,78 +209,30 @@ impl<F: FnMut(Alone)> Watch<F> {
             self.tell(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
-        let (exec, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        match sys::fork()? {
-            Fork::Child => {
-                let error = self.become_cmd();
-                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                // With nobody to read it there is nobody to miss it.
-                let _ = rustix::io::write(&report, &errno.to_ne_bytes());
-                sys::exit_now(127)
-            }
-            Fork::Parent(pid) => {
-                self.cmd = Some(Cmd { pid, exec: Some(exec), status: None, was_stopped: false });
-                self.state = State::Running { since: now };
-                self.no_child = false;
-                self.setup.family.child = Some(pid);
-                drop(report);
-                self.close_the_rest();
-                Ok(())
-            }
+        // For the script that exec hands to /bin/sh the C library builds another argv on the stack.
+        let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
+        let changes = std::mem::take(&mut self.changes);
+        let (pid, failed) = sys::spawn(slack, || become_cmd(&self.setup, changes))?;
+        if let Some(errno) = failed {
+            sys::wait_for(pid);
+            self.tell(&Event::NotStarted(NotStarted::Errno(errno)));
+            return Ok(());
         }
-    }
-
-    /// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
-    fn become_cmd(&mut self) -> io::Error {
-        let moved = match (self.setup.group, self.setup.caller_group) {
-            (Group::Caller, None) => Ok(()),
-            (Group::Caller, group) => rustix::process::setpgid(None, group),
-            (Group::Own, _) => rustix::process::setpgid(None, None),
-        };
-        if let Err(error) = moved {
-            return error.into();
-        }
-        let without: Vec<Vec<u8>> = self.changes.iter().map(|(name, _)| name.clone()).collect();
-        let with = std::mem::take(&mut self.changes)
-            .into_iter()
-            .filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
-        let with: Vec<CString> = match with.collect() {
-            Ok(with) => with,
-            Err(error) => return io::Error::from(error),
-        };
-        if !sys::pipe_was_ignored() {
-            sys::dispose(libc::SIGPIPE, Disposition::Default);
-        }
-        if self.setup.child_ignored {
-            sys::dispose(libc::SIGCHLD, Disposition::Ignore);
-        }
-        sys::close(sys::closed_at_start());
-        sys::set_mask(self.setup.mask);
-        sys::exec(&self.setup.argv, &without, &with)
+        self.setup.limits.set_cmd(pid);
+        self.setup.family.child = Some(pid);
+        self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
+        self.state = State::Running { since: now };
+        self.no_child = false;
+        self.close_the_rest();
+        Ok(())
     }
 
     /// Closes what was inherited for CMD: a reader of CMD's output must see its end when CMD ends, not when we do.
     fn close_the_rest(&mut self) {
         let mut keep =
-            vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_raw_fd()];
-        keep.extend(self.cmd.as_ref().and_then(|cmd| cmd.exec.as_ref()).map(AsRawFd::as_raw_fd));
+            vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
         keep.extend(&self.setup.keep);
         sys::close_all_but(&mut keep);
-    }
-
-    /// Takes word of whether CMD could be executed.
-    fn executed(&mut self) {
-        let Some(cmd) = &mut self.cmd else { return };
-        let Some(exec) = cmd.exec.take() else { return };
-        let mut errno = [0u8; 4];
-        let event = match rustix::io::read(&exec, &mut errno) {
-            Ok(4) => {
-                self.state = State::Idle;
-                Event::NotStarted(NotStarted::Errno(i32::from_ne_bytes(errno)))
-            }
-            _ => Event::Started { pid: cmd.pid },
-        };
-        self.tell(&event);
     }
 
     fn reap(&mut self) {
@@ -302,9 +249,6 @@ impl<F: FnMut(Alone)> Watch<F> {
             if let Some(status) = Status::of(raw) {
                 cmd.status = Some(status);
                 self.setup.family.child = None;
-                if cmd.exec.is_some() {
-                    self.executed();
-                }
                 if let State::Running { .. } = self.state {
                     self.end(None);
                 }
@@ -490,7 +434,7 @@ impl<F: FnMut(Alone)> Watch<F> {
         };
         // A moment that has passed must be set again, for setting it makes the timer unreadable first.
         if at != self.armed || at.is_some_and(Moment::passed) {
-            super::set_timer(self.timer.as_fd(), at)?;
+            self.timer.set(at)?;
             self.armed = at;
         }
         Ok(())
@@ -501,5 +445,31 @@ struct Ready {
     children: bool,
     link: bool,
     closed: bool,
-    exec: bool,
+}
+
+/// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
+fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
+    let moved = match (setup.group, setup.caller_group) {
+        (Group::Caller, None) => Ok(()),
+        (Group::Caller, group) => rustix::process::setpgid(None, group),
+        (Group::Own, _) => rustix::process::setpgid(None, None),
+    };
+    if let Err(error) = moved {
+        return error.into();
+    }
+    let without: Vec<Vec<u8>> = changes.iter().map(|(name, _)| name.clone()).collect();
+    let with = changes.into_iter().filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
+    let with: Vec<CString> = match with.collect() {
+        Ok(with) => with,
+        Err(error) => return io::Error::from(error),
+    };
+    if !sys::pipe_was_ignored() {
+        sys::dispose(libc::SIGPIPE, Disposition::Default);
+    }
+    if setup.child_ignored {
+        sys::dispose(libc::SIGCHLD, Disposition::Ignore);
+    }
+    sys::close(sys::closed_at_start());
+    sys::set_mask(setup.mask);
+    sys::exec(&setup.argv, &without, &with)
 }

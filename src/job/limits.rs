@@ -20,12 +20,13 @@ pub struct Limits {
 /// Where the limits are put. May be handed to another thread; setting them never blocks and needs no system call.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsSender {
-    cells: &'static [AtomicU64; 3],
+    cells: &'static [AtomicU64; 4],
 }
 
 const TERM: usize = 0;
 const KILL: usize = 1;
 const BEAT: usize = 2;
+const CMD: usize = 3;
 
 impl LimitsSender {
     pub(super) fn new() -> io::Result<Self> {
@@ -43,6 +44,17 @@ impl LimitsSender {
     pub fn get(&self) -> Limits {
         let term_at = moment(self.cells[TERM].load(Ordering::Acquire));
         Limits { term_at, kill_at: moment(self.cells[KILL].load(Ordering::Acquire)) }
+    }
+
+    /// The guard notes the process that it started.
+    pub(super) fn set_cmd(&self, pid: i32) {
+        self.cells[CMD].store(u64::from(pid.cast_unsigned()), Ordering::Release);
+    }
+
+    /// The process that the guard started, if it has.
+    pub(super) fn cmd(&self) -> Option<i32> {
+        let pid = self.cells[CMD].load(Ordering::Acquire);
+        i32::try_from(pid).ok().filter(|&pid| pid > 0)
     }
 
     /// The guard counts here that its killing gets on.

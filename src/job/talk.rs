@@ -54,7 +54,6 @@ impl Event {
     /// [`Event::Died`] is not said but seen.
     pub(super) fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Started { pid } => message(b'S', &[i64::from(*pid)]),
             Self::NotStarted(NotStarted::Errno(errno)) => message(b'N', &[i64::from(*errno)]),
             Self::NotStarted(NotStarted::TooLate) => message(b'N', &[0]),
             Self::Stopped { signal } => message(b'T', &[i64::from(*signal)]),
@@ -82,7 +81,6 @@ impl Event {
         let mut rest = Rest(rest);
         let small = |number: i64| i32::try_from(number).ok();
         Some(match letter {
-            b'S' => Self::Started { pid: small(rest.number()?)? },
             b'N' => Self::NotStarted(match small(rest.number()?)? {
                 0 => NotStarted::TooLate,
                 errno => NotStarted::Errno(errno),
@@ -195,7 +193,6 @@ mod tests {
     #[test]
     fn events_come_through() {
         let mut events = vec![
-            Event::Started { pid: 7 },
             Event::NotStarted(NotStarted::Errno(2)),
             Event::NotStarted(NotStarted::TooLate),
             Event::Stopped { signal: 20 },

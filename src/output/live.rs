@@ -18,6 +18,9 @@ const THEN: Duration = Duration::from_secs(60);
 /// The time between two changes of the line on a terminal.
 const TICK: Duration = Duration::from_secs(1);
 
+/// What the terminal may write behind the line: `^C`, and one column to stand on.
+const ECHO: usize = 3;
+
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
 
@@ -107,10 +110,10 @@ fn in_front() -> bool {
     tcgetpgrp(stderr()) == Ok(rustix::process::getpgrp())
 }
 
-/// The line, short enough not to wrap: a line that wraps cannot be wiped.
+/// The line, short enough not to wrap, also when the terminal echoes a ^C behind it: a line that wraps cannot be wiped.
 fn fitting(text: &str, columns: usize) -> String {
     let line = format!("dlock: {}", escaped(text));
-    let most = if columns < 20 { 79 } else { columns - 1 };
+    let most = if columns < 20 { 79 } else { columns } - ECHO;
     if line.chars().count() <= most {
         return line;
     }
@@ -126,9 +129,9 @@ mod tests {
     fn a_line_fits() {
         assert_eq!(fitting("a\nb", 80), "dlock: a\\nb");
         for columns in [20, 80] {
-            assert_eq!(fitting(&"é".repeat(200), columns).chars().count(), columns - 1);
+            assert_eq!(fitting(&"é".repeat(200), columns).chars().count(), columns - ECHO);
         }
-        assert_eq!(fitting(&"x".repeat(200), 0).chars().count(), 79);
+        assert_eq!(fitting(&"x".repeat(200), 0).chars().count(), 79 - ECHO);
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod record;
 mod tests;
 
 use crate::clock::Moment;
-use crate::law::{HISTORY_KEPT, Lock, Record, Time};
+use crate::law::{HEARTBEAT, HISTORY_KEPT, Lock, Record, Time};
 use crate::lock::{Key, Name, Token};
 use crate::store::{Acquired, Ask, End, Error, Left, Renewal, Revoke, Revoked, Store, View, Waiter};
 use directory::{Directory, Kind, remove};
@@ -36,6 +36,10 @@ use std::time::{Duration, SystemTime};
 
 /// How often abandoned files are looked for on behalf of a lock that is used.
 const SWEEP_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// Whoever has more than this many before it makes itself heard half as often: still within the silence that the law
+/// allows, and woken in any case. Each heartbeat rewrites the whole record, and a thousand waiters would do little else.
+const CROWD: u64 = 50;
 
 /// A directory with locks in it. A clone shares the life that [`FileStore::prepare`] began.
 #[derive(Debug)]
@@ -99,11 +103,10 @@ impl FileStore {
         let now = kept.now(&self.boot);
         let before = Glance::at(&kept.record);
 
-        let mut dead = self.bury(&mut kept, now, me);
+        let dead = self.bury(&mut kept, now, me);
         self.drop_spent(&mut kept, me);
         let answer = operation(&mut kept, now);
-        // The operation may have granted the lock to one that was behind those looked at before it.
-        dead.extend(self.bury(&mut kept, now, me));
+        // If the lock went to a dead one, behind those looked at, whoever is behind that watches it and asks at once.
         let woken =
             before.whom_to_wake(&kept.record, me).and_then(|token| match pulse(&self.directory, &token) {
                 Pulse::Beats(watch) => Some(watch),
@@ -261,7 +264,7 @@ impl Store for FileStore {
     ///
     /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`] or [`Acquired::Spent`]; a
     /// token that asks again after that has none.
-    fn prepare(&mut self, _: &Name, token: &Token) -> Result<Vec<RawFd>, Error> {
+    fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let life = Life::begin(&self.directory, token)?;
         let fd = life.fd();
         self.life = Some(Arc::new(life));
@@ -270,7 +273,7 @@ impl Store for FileStore {
 
     fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let life = self.life_of(&ask.token);
-        let (answer, whom, is_named) = self.step(name, Some(&ask.token), by, |kept, now| {
+        let (mut answer, whom, is_named) = self.step(name, Some(&ask.token), by, |kept, now| {
             // Another thread of this process may have given the token back while this one waited for the mutex.
             if life.is_some_and(|life| life.is_given_up()) {
                 return (Acquired::Spent, None, false);
@@ -282,8 +285,13 @@ impl Store for FileStore {
             let is_named = kept.record.hold.as_ref().is_some_and(|hold| hold.token == ask.token);
             (answer, whom_to_watch(kept, &ask.token), is_named)
         })?;
-        match &answer {
-            Acquired::Waiting(_) => self.watch(whom.as_ref()),
+        match &mut answer {
+            Acquired::Waiting(waiting) => {
+                if waiting.ahead > CROWD {
+                    waiting.next = HEARTBEAT * 2;
+                }
+                self.watch(whom.as_ref());
+            }
             Acquired::Granted(_) => self.watched = Watched::Nothing,
             // Not that of a revoked holder, whose job may live.
             Acquired::Busy(_) | Acquired::Spent if !is_named => self.end_life(&ask.token),
@@ -328,15 +336,6 @@ impl Store for FileStore {
                     bytes = again;
                     continue;
                 }
-            }
-            // Waiters first, lest the view grant the lock to a dead one.
-            for token in dead
-                .iter()
-                .filter(|token| kept.record.waiters.contains_key(token))
-                .cloned()
-                .collect::<Vec<_>>()
-            {
-                kept.record.bury(now, &token);
             }
             for token in &dead {
                 kept.record.bury(now, token);

@@ -136,7 +136,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     /// The server hears of a death only by the lease, so there is nothing to share.
-    fn prepare(&mut self, _: &Name, _: &Token) -> Result<Vec<RawFd>, Error> {
+    fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
         Ok(Vec::new())
     }
 

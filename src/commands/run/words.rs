@@ -95,13 +95,6 @@ impl<'a> Words<'a> {
         self.say(Kind::Note, &format!("{} answers again", self.store));
     }
 
-    /// The job runs.
-    pub fn started(&self, pid: i32) {
-        if self.printer.says(Kind::Detail) {
-            self.say(Kind::Detail, &format!("the command runs as process {pid} under {}", self.lock()));
-        }
-    }
-
     /// The job cannot run.
     pub fn not_started(&self, argv: &[OsString], why: NotStarted) {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();

@@ -2,7 +2,8 @@
 //! this machine: which boot its times belong to, and whose life can be felt. Reading, checking and replacing it.
 //!
 //! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins: it never steps, and reads like
-//! microseconds since 1970. After another boot nothing of a hold or a waiter can be alive: both are dropped, and fence
+//! microseconds since 1970. (Containers share it, unless they are given a time namespace of their own: those must not
+//! share a directory.) After another boot nothing of a hold or a waiter can be alive: both are dropped, and fence
 //! and log stay.
 //!
 //! A record is replaced by rename, never changed in place: a dlock that is killed while it writes leaves the old one.
@@ -15,7 +16,7 @@ use crate::law::{Due, HISTORY_KEPT, Hold, LOG_KEPT, Lock, Record, Time};
 use crate::lock::Token;
 use crate::store::file::directory::{Directory, Kind, remove};
 use crate::store::{Error, LoggedEnd};
-use rustix::fs::{CWD, Mode, OFlags, fchmod, fstat, openat, renameat};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fchmod, fstat, openat, renameat, renameat_with};
 use rustix::io::{Errno, read, write};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -51,15 +52,11 @@ impl Boot {
         }
     }
 
-    #[cfg(not(test))]
-    #[expect(clippy::unused_self, reason = "tests let the clock of a boot run ahead")]
     fn now(&self) -> Duration {
-        Moment::now().since_boot()
-    }
-
-    #[cfg(test)]
-    fn now(&self) -> Duration {
-        Moment::now().since_boot() + self.ahead
+        let now = Moment::now().since_boot();
+        #[cfg(test)]
+        let now = now + self.ahead;
+        now
     }
 
     /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970.
@@ -263,7 +260,18 @@ fn replace(directory: &Directory, draft: &Path, record: &Path, bytes: &[u8]) -> 
             written => rest = &rest[written?..],
         }
     }
-    renameat(CWD, draft, CWD, record)
+    // ext4 starts to write a file to the disk that is renamed over another (auto_da_alloc): ten times the rest of a
+    // step, and for what a crash may cost here too much. It does not when two change places.
+    match renameat_with(CWD, draft, CWD, record, RenameFlags::EXCHANGE) {
+        // What was replaced; the step is done, whether it can be removed or not.
+        Ok(()) => {
+            remove(draft).ok();
+            Ok(())
+        }
+        // There is no record yet, or the file system cannot exchange.
+        Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS) => renameat(CWD, draft, CWD, record),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn not_understood(directory: &Directory, path: &Path, bytes: &[u8], why: &str) -> Error {

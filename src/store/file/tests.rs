@@ -145,7 +145,7 @@ fn waiters_are_woken_one_by_one_in_the_order_they_came() -> Result<()> {
         assert_eq!(waiter.waits()?, ahead);
         waiters.push(waiter);
     }
-    for mut next in waiters.drain(..).collect::<Vec<_>>() {
+    for mut next in waiters {
         assert!(!next.is_awake()?);
         assert!(matches!(holder.leave()?, Left::Released { .. }));
         next.woken()?;
@@ -189,7 +189,7 @@ fn the_guard_gives_back_what_its_dlock_held() -> Result<()> {
 fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
     let place = Place::new()?;
     let (mut store, token) = (place.store()?, Token::random()?);
-    let fd = store.prepare(&token)?;
+    let fd = store.prepare(&token)?[0];
     let life = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"))?;
     let mut holder = Process { store, token };
     let mut waiter = place.process()?;
@@ -239,6 +239,25 @@ fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
     dead.waits()?;
     next.waits()?;
     dead.die();
+    holder.leave()?;
+    next.woken()?;
+    next.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut silent) = (place.process()?, place.process()?);
+    let (mut dead, mut next) = (place.process()?, place.process()?);
+    holder.granted()?;
+    silent.waits()?;
+    for process in [&mut dead, &mut next] {
+        process.store.boot.ahead = Duration::from_secs(4);
+        process.waits()?;
+    }
+    dead.die();
+    holder.store.boot.ahead = Duration::from_secs(6);
     holder.leave()?;
     next.woken()?;
     next.granted()?;
@@ -389,6 +408,18 @@ fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn what_a_killed_writer_left_is_in_nobodys_way() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    std::fs::write(place.path(Kind::Draft)?, "{\"form")?;
+    let fence = process.granted()?;
+    std::fs::write(place.path(Kind::Draft)?, "{\"form")?;
+    assert_eq!(process.granted()?, fence);
+    assert!(!place.path(Kind::Draft)?.exists());
+    Ok(())
+}
+
 /// Needs the right to mount; without it there is nothing to show.
 #[test]
 fn a_full_disk_is_said_as_such() -> Result<()> {
@@ -432,6 +463,31 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     assert!(process.store.inspect(&name()?, by).is_ok(), "reading needs no mutex");
     drop(mutex);
     assert_eq!(process.store.renew(&name()?, &process.token, TTL, self::by())?, Renewal::Renewed);
+    Ok(())
+}
+
+#[test]
+fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
+    let place = Place::new()?;
+    let store = place.store()?;
+    let inside = AtomicU32::new(0);
+    let rounds = || -> Result<()> {
+        for _ in 0..300 {
+            let mutex = Mutex::lock(&store.directory, name()?.as_str(), by())?;
+            ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
+            thread::yield_now();
+            inside.fetch_sub(1, Ordering::SeqCst);
+            mutex.remove()?;
+        }
+        Ok(())
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(rounds)).collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
     Ok(())
 }
 
@@ -603,7 +659,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn play(events: &[Event]) -> Result<()> {
     let place = Place::new()?;
     let mut processes = (0..4).map(|_| place.process()).collect::<Result<Vec<_>>>()?;
-    let mut fences = vec![0u64; 4];
+    let mut fences = [0u64; 4];
     let mut last = 0;
     // Who holds, and until when by the clock that runs ahead.
     let mut holder: Option<(usize, Duration)> = None;
