@@ -79,7 +79,7 @@ Examples:
   # A shell line:
   dlock run -k backup -c 'pg_dump app | gzip > /backup/app.gz'
 
-  # Not busy is not an error: exit 0 if another machine has it:
+  # Busy is no error: exit 0 if another machine has it:
   dlock run -k nightly-report -E 0 -- /usr/local/bin/report
 
 The command gets DLOCK_KEY, DLOCK_TOKEN and DLOCK_FENCE in its environment.
@@ -99,7 +99,8 @@ EXIT STATUS
   124  --max-run stopped the command
   126  the command cannot be executed
   127  the command was not found
-  With 64 to 78, 126 and 127 the command never ran.";
+  When dlock itself ends so, the command never ran, save with 70, 79 and 124;
+  the message says so.";
 
 /// `dlock run`.
 #[derive(Debug, Args)]

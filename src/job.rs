@@ -291,6 +291,10 @@ impl Guard {
     /// Has CMD started, with these variables set or unset, to run within these limits.
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
+        // Before CMD is let go: what can fail must fail while nothing runs.
+        if self.on_lost == OnLost::Stop {
+            self.arm(limits.kill_at.after(OVERDUE))?;
+        }
         let bytes = |text: &OsString| text.as_bytes().to_vec();
         let mut part = Vec::new();
         let mut length = 0;
@@ -303,11 +307,7 @@ impl Guard {
             length += more;
             part.push((bytes(name), value.as_ref().map(bytes)));
         }
-        self.send(&Order::Start(part))?;
-        if self.on_lost == OnLost::Stop {
-            self.arm(limits.kill_at.after(OVERDUE))?;
-        }
-        Ok(())
+        self.send(&Order::Start(part))
     }
 
     /// The right to run is gone: the job is asked to end now and killed at `kill_by`, or when its limits pass if that is

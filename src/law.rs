@@ -13,15 +13,19 @@
 //!   it confirms; if it never does, the next one is served.
 
 use crate::lock::{Fence, Owner, Token};
-use crate::store::{
-    Acquired, Ask, Blocker, End, Foreign, Grant, Holder, JobEnd, Left, LoggedEnd, Outcome, Patience, Ran,
-    Renewal, Revoke, Revoked, State, Waiting, When,
-};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub mod schedule;
+
+mod answer;
+mod operation;
+
+pub use answer::{
+    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Renewal, Revoked, State, Waiting,
+};
+pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
 
 /// A waiter not heard of for this long is passed over.
 pub const SILENCE: Duration = Duration::from_secs(5);

@@ -6,8 +6,9 @@
 
 use crate::clock::Moment;
 use crate::law::schedule::{FailedBefore, Schedule};
+use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
 use crate::lock::{Name, Token};
-use crate::store::{Acquired, Ask, Blocker, End, Error, Grant, Left, Patience, Ran, Renewal, Store, Waiting};
+use crate::store::{Error, Store};
 use bell::Bell;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -157,6 +158,18 @@ impl Lease {
         // A thread that is gone cannot be told, and the guard gives the lock back in its place.
         let _ = self.orders.send(Order::Leave(end));
         self.wake_thread.ring();
+    }
+
+    /// Waits for the answer to [`Lease::leave`], at most until `until`; `None` if there was none.
+    pub fn wait_for_leave(&self, until: Moment) -> Option<Result<Left, Error>> {
+        loop {
+            match self.next_report() {
+                Some(Report::Left(answer)) => return Some(answer),
+                Some(_) => {}
+                None if until.passed() => return None,
+                None => self.wake_owner.wait(Some(until)).ok()?,
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::cli::{Color, Common, LogFormat};
 use crate::config::{Settings, Verbosity};
 use crate::error::Error;
+use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdout};
@@ -145,6 +146,9 @@ fn send(line: &str) {
 
 /// Writes a result to stdout, whole. That nobody reads it any more is no error.
 pub fn print(text: &str) -> Result<(), Error> {
+    if sys::closed_at_start().any(|fd| fd == 1) {
+        return Err(Error::Output(Errno::BADF.into()));
+    }
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         match rustix::io::write(stdout(), rest) {

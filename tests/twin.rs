@@ -3,10 +3,11 @@
 //! after every step everything that can be seen.
 
 use dlock::clock::Moment;
+use dlock::law::{Ask, Blocker, End, JobEnd, Patience, Ran, Revoke, When};
 use dlock::law::{Lock, Record, Time};
 use dlock::lock::{Key, Name, Owner, Token};
 use dlock::store::redis::{Address, RedisStore, Target};
-use dlock::store::{Ask, Blocker, End, JobEnd, Patience, Ran, Revoke, Store, View, When};
+use dlock::store::{Store, View};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;

@@ -7,11 +7,12 @@ use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::law::{End, Foreign, Left, Ran, Revoke, Revoked, When};
 use crate::lock::{Name, Token};
 use crate::output::busy::who;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
-use crate::store::{End, Foreign, Left, Ran, Revoke, Revoked, Store, When};
+use crate::store::Store;
 use std::io::Read;
 use std::path::Path;
 

@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Event, Group, Guard, Inherited, Limits, OnLost, Plan};
 use crate::law::schedule::Schedule;
+use crate::law::{Ask, End, JobEnd, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Name, Token};
 use crate::output::Printer;
-use crate::store::{Ask, End, JobEnd, Ran};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::time::Duration;
@@ -270,34 +270,24 @@ impl Session<'_> {
         Over { exit, end: End { ran: Ran::Yes, job } }
     }
 
-    /// Gives the lock back, and waits one op-timeout for the answer.
-    fn give_back(mut self, over: Over) -> Exit {
-        let until = Moment::now().after(self.settings.op_timeout);
+    /// Gives the lock back, and waits one op-timeout for the answer. The job is over, so nothing else is listened to.
+    fn give_back(self, over: Over) -> Exit {
         self.lease.leave(over.end);
-        loop {
-            match self.news(Some(until)) {
-                Ok(News::Lease(Report::Left(answer))) => {
-                    match answer {
-                        Ok(left) => {
-                            self.words.left(left);
-                            self.guard.done();
-                        }
-                        Err(error) => {
-                            self.words.not_given_back(&error.to_string(), over.exit);
-                            let _ = self.guard.finish(Duration::ZERO);
-                        }
-                    }
-                    return over.exit;
-                }
-                Ok(News::Nothing) | Err(_) => {
-                    // The guard tries once more, by itself.
-                    self.words.not_given_back("no answer in time", over.exit);
-                    let _ = self.guard.finish(Duration::ZERO);
-                    return over.exit;
-                }
-                Ok(_) => {}
+        match self.lease.wait_for_leave(Moment::now().after(self.settings.op_timeout)) {
+            Some(Ok(left)) => {
+                self.words.left(left);
+                self.guard.done();
+            }
+            // The guard tries once more, by itself.
+            silence => {
+                let why = silence
+                    .and_then(Result::err)
+                    .map_or("no answer in time".into(), |error| error.to_string());
+                self.words.not_given_back(&why, over.exit);
+                let _ = self.guard.finish(Duration::ZERO);
             }
         }
+        over.exit
     }
 
     /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already.
@@ -340,7 +330,8 @@ impl Session<'_> {
             if until.is_some_and(Moment::passed) {
                 return Ok(News::Nothing);
             }
-            let left = until.map(|until| Timespec::try_from(until.left())).transpose()?;
+            // What is too far away for the kernel is never.
+            let left = until.and_then(|until| Timespec::try_from(until.left()).ok());
             let [guard, timer] = self.guard.fds();
             let mut fds = [self.inherited.fd(), guard, timer, self.lease.fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));

@@ -6,8 +6,9 @@ use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::law::State;
 use crate::output::{self, json, table};
-use crate::store::{State, View};
+use crate::store::View;
 
 /// `dlock status`.
 pub fn status(settings: &Settings, flags: &cli::Status) -> anyhow::Result<Exit> {

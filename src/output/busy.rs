@@ -2,8 +2,8 @@
 //! The words for what stands in the way are the same in all three.
 
 use super::time::{local, span};
+use crate::law::{Blocker, Holder, State, Waiting};
 use crate::lock::Owner;
-use crate::store::{Blocker, Holder, State, Waiting};
 use std::time::Duration;
 
 /// How the lock was tried for.

@@ -3,8 +3,9 @@
 //! the fields; adding one is a minor change, anything else a major one.
 
 use super::time::{millis, utc};
+use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Owner};
-use crate::store::{Holder, JobEnd, LoggedEnd, Outcome, State, View, Waiter};
+use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
 

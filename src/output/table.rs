@@ -3,7 +3,8 @@
 
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::store::{JobEnd, LoggedEnd, Outcome, State, View};
+use crate::law::{JobEnd, LoggedEnd, Outcome, State};
+use crate::store::View;
 use std::fmt::Write as _;
 
 /// The room there is.
@@ -159,8 +160,9 @@ fn last(end: &LoggedEnd, now: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::law::{Foreign, Holder};
     use crate::lock::{Fence, Key, Name, Owner};
-    use crate::store::{Foreign, Holder, Waiter};
+    use crate::store::Waiter;
     use std::time::Duration;
 
     fn owner(command: &str) -> Owner {

@@ -21,9 +21,10 @@ mod record;
 mod tests;
 
 use crate::clock::Moment;
+use crate::law::{Acquired, Ask, End, Left, Renewal, Revoke, Revoked};
 use crate::law::{HEARTBEAT, HISTORY_KEPT, Lock, Record, Time};
 use crate::lock::{Key, Name, Token};
-use crate::store::{Acquired, Ask, End, Error, Left, Renewal, Revoke, Revoked, Store, View, Waiter};
+use crate::store::{Error, Store, View, Waiter};
 use directory::{Directory, Kind, remove};
 use life::{Life, Pulse, Watch, pulse};
 use mutex::Mutex;

@@ -3,12 +3,12 @@
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
 
-use super::{
-    Acquired, Ask, End, Error, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Store, View,
-    Waiter, Waiting, When,
-};
+use super::{Error, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
+use crate::law::{
+    Acquired, Ask, End, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
+};
 use crate::lock::{Fence, Key, Name, Owner, Token};
 use connect::Link;
 use redis::{Cmd, Value, cmd};
@@ -84,6 +84,10 @@ pub struct RedisStore {
     /// that one must not swallow the wake meant for its successor.
     ear_number: u64,
     asked: bool,
+    /// The last request may still be on its way, so the next one brings its script along: if the answer comes too late
+    /// for us, there is nobody to send the text after a NOSCRIPT. So a server that was stopped finds, behind the
+    /// acquire that nobody waits for any more, a leave that it can execute.
+    doubt: bool,
 }
 
 /// The connection on which a waiter sleeps.
@@ -96,20 +100,23 @@ struct Ear {
 impl RedisStore {
     /// A store that connects when it is first used.
     pub const fn new(target: Target) -> Self {
-        Self { target, control: None, ear: None, ear_number: 0, asked: false }
+        Self { target, control: None, ear: None, ear_number: 0, asked: false, doubt: false }
     }
 
     fn run(&mut self, code: &Code, name: &Name, args: &[&str], by: Moment) -> Result<(String, Reply), Error> {
         let keys = keys(name);
         let target = &self.target;
+        let doubt = std::mem::replace(&mut self.doubt, true);
         let value = with_link(&mut self.control, target, by, |link, by| {
-            let value = link.ask(target, &code.by_hash(&keys, args), by)?;
+            let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
+            let value = link.ask(target, &first, by)?;
             if matches!(value, Value::ServerError(_)) {
                 link.ask(target, &code.by_text(&keys, args), by)
             } else {
                 Ok(value)
             }
         })?;
+        self.doubt = false;
         Reply::open(value, &self.target.shown)
     }
 

@@ -6,9 +6,10 @@ use crate::clock::Moment;
 use crate::config::Settings;
 use crate::config::run::Run;
 use crate::job::Alone;
+use crate::law::{End, Ran};
 use crate::lease::give_back;
 use crate::lock::{Name, Token};
-use crate::store::{End, Ran, Store};
+use crate::store::Store;
 use std::time::Duration;
 
 /// A guard does not outlive the lease by trying to end it.

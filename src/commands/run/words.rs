@@ -7,12 +7,13 @@ use crate::config::Settings;
 use crate::config::run::{Run, Wait};
 use crate::exit::Exit;
 use crate::job::{NotStarted, Process, Why};
+use crate::law::{Blocker, Grant, Left, Waiting};
 use crate::lease::Loss;
 use crate::output::busy::{self, Tried};
 use crate::output::live::Waiter;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
-use crate::store::{self, Blocker, Grant, Left, Waiting};
+use crate::store::{self};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::time::Duration;
@@ -100,11 +101,15 @@ impl<'a> Words<'a> {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let lock = self.lock();
         let text = match why {
+            NotStarted::Errno(libc::ENOENT) if command.contains('/') => format!(
+                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist; {lock} is \
+                 given back, the command did not run"
+            ),
             NotStarted::Errno(libc::ENOENT) => {
-                format!("{command}: command not found; {lock} is given back, the command did not run")
+                format!("command not found: '{command}'; {lock} is given back, the command did not run")
             }
             NotStarted::Errno(errno) => format!(
-                "cannot execute {command}: {}; {lock} is given back, the command did not run",
+                "cannot execute '{command}': {}; {lock} is given back, the command did not run",
                 std::io::Error::from_raw_os_error(errno)
             ),
             NotStarted::TooLate => {

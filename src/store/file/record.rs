@@ -12,10 +12,11 @@
 //! file or one of zeros, is told from damage by its date, before this boot.
 
 use crate::clock::Moment;
+use crate::law::LoggedEnd;
 use crate::law::{Due, HISTORY_KEPT, Hold, LOG_KEPT, Lock, Record, Time};
 use crate::lock::Token;
+use crate::store::Error;
 use crate::store::file::directory::{Directory, Kind, remove};
-use crate::store::{Error, LoggedEnd};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fchmod, fstat, openat, renameat, renameat_with};
 use rustix::io::{Errno, read, write};
 use rustix::time::{ClockId, clock_gettime};

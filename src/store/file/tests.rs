@@ -2,8 +2,8 @@
 //! closes its life as the kernel does for the dead, and a clone stands for its guard.
 
 use super::*;
+use crate::law::{JobEnd, Outcome, Patience, Ran, State, When};
 use crate::lock::Owner;
-use crate::store::{JobEnd, Outcome, Patience, Ran, State, When};
 use anyhow::{Context as _, Result, ensure};
 use proptest::prelude::*;
 use rustix::fs::{FlockOperation, flock};

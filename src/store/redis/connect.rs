@@ -267,7 +267,8 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
     };
     let said = text.escape_debug();
     match code {
-        "NOAUTH" => Error::Denied(format!(
+        // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
+        _ if code == "NOAUTH" || text.contains("unauthenticated") => Error::Denied(format!(
             "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
         )),
         "WRONGPASS" => Error::Denied(format!("{store} refused the user name or the password")),

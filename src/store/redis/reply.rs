@@ -1,8 +1,9 @@
 //! What does a script's reply say? Reads the flat arrays of the scripts, field by field, and trusts nothing in them:
 //! whatever is not as the script's header says is [`Error::Garbled`].
 
+use crate::law::{Blocker, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Owner};
-use crate::store::{Blocker, Error, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::store::Error;
 use redis::Value;
 use std::time::Duration;
 use std::vec;

@@ -1,0 +1,180 @@
+//! What does a lock answer? The answers of the operations, as the law gives them, the stores pass them on and the commands
+//! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
+
+use super::operation::JobEnd;
+use crate::lock::{Fence, Owner};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What `acquire` answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Acquired {
+    /// The token holds the lock, for the ttl asked for, counted from before the call.
+    Granted(Grant),
+    /// The token stands in the queue.
+    Waiting(Waiting),
+    /// The lock is not to be had, and the token has no place in the queue.
+    Busy(Blocker),
+    /// The token was given back or revoked earlier: the answer to a request that arrives late (I4).
+    Spent,
+}
+
+/// A lock granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The fence of this grant.
+    pub fence: Fence,
+    /// How long the token stood in the queue.
+    pub waited: Duration,
+}
+
+/// A place in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// How many live waiters stand before this one.
+    pub ahead: u64,
+    /// How long until the earliest event that can advance this waiter.
+    pub next: Duration,
+    /// What stands in the way.
+    pub blocker: Blocker,
+}
+
+/// What stands in the way of a grant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocker {
+    /// What the lock key says.
+    pub state: State,
+    /// The hold in the way; null for a foreign holder, and where only a marker is left.
+    pub holder: Option<Holder>,
+    /// How much is left of what is in the way; null where it has no end (a foreign key without TTL).
+    pub left: Option<Duration>,
+}
+
+/// What `renew` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    /// Held, for the ttl asked for, counted from before the call.
+    Renewed,
+    /// An operator revoked it; the token may still say when the job is dead, by `leave`.
+    Revoked,
+    /// The token holds nothing (expired, taken over, or the store forgot).
+    NotHeld,
+}
+
+/// What `leave` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The hold is given back; for `cooling` longer nobody is granted the lock (min-hold).
+    Released {
+        /// What is left of the min-hold.
+        cooling: Duration,
+    },
+    /// The place in the queue is given up.
+    Dequeued,
+    /// It was given back before.
+    Already,
+    /// The token neither holds nor waits.
+    NotHeld,
+}
+
+/// What `revoke` answers: what was there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revoked {
+    /// Nothing.
+    Free,
+    /// A hold, whose renewals fail from now on; the next grant comes after `left` at the latest.
+    Hold {
+        /// Who held it.
+        holder: Holder,
+        /// What is left of its lease; zero if the lock is free now.
+        left: Duration,
+    },
+    /// A min-hold remainder with no job under it; free now.
+    Cooling,
+    /// It was revoked before, and the old job may live for `left` longer.
+    AlreadyRevoked {
+        /// Who held it.
+        holder: Option<Holder>,
+        /// What is left of its lease.
+        left: Duration,
+    },
+    /// Not a lock of dlock's, and left alone.
+    Foreign(Foreign),
+    /// A STRING that was not a lock of dlock's, deleted by [`When::Now`].
+    ForeignDeleted,
+}
+
+/// What the lock key says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Somebody holds it.
+    Held,
+    /// Nobody does.
+    Free,
+    /// Given back, and kept for the rest of a min-hold.
+    Cooling,
+    /// Taken away by an operator, while the old job may still live.
+    Revoked,
+}
+
+/// A value under the lock's name that dlock did not write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreign {
+    /// The type of the value, as Redis names it: `string`, `hash`, …
+    pub kind: String,
+    /// How long it lasts; null without a TTL.
+    pub left: Option<Duration>,
+}
+
+/// A hold, as seen from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Who.
+    pub owner: Owner,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// When it was granted.
+    pub since: u64,
+    /// How long ago that was.
+    pub held: Duration,
+    /// What is left of the lease.
+    pub lease: Duration,
+    /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
+    pub confirmed: bool,
+}
+
+/// One end of a hold in the log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoggedEnd {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Who held it.
+    pub owner: Owner,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// When it was granted.
+    pub since: u64,
+    /// When it ended.
+    pub ended: u64,
+    /// How long it had waited, in milliseconds.
+    pub waited: u64,
+    /// How the job ended, where known.
+    pub job: Option<JobEnd>,
+    /// Who forced it.
+    pub by: Option<Owner>,
+}
+
+/// How a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Given back.
+    Released,
+    /// Its lease ran out.
+    Expired,
+    /// The lock key vanished or changed under it.
+    Lost,
+    /// An operator took it away.
+    Forced,
+}

@@ -1,0 +1,75 @@
+//! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
+
+use crate::lock::{Owner, Token};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What `acquire` asks for.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Names the hold, from the first call to the last.
+    pub token: Token,
+    /// The lease.
+    pub ttl: Duration,
+    /// How long after the grant the lock is kept at least.
+    pub min_hold: Duration,
+    /// Who asks.
+    pub owner: Owner,
+    /// Whether to stand in the queue if the lock is not to be had now.
+    pub patience: Patience,
+}
+
+/// Whether to stand in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Take it now or not at all.
+    None,
+    /// Queue up.
+    Queue,
+}
+
+/// How a hold ended, for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Whether CMD ran; if not, no min-hold is kept and nothing is logged.
+    pub ran: Ran,
+    /// CMD's exit status or signal, where known.
+    pub job: Option<JobEnd>,
+}
+
+/// Whether the command was started under the hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ran {
+    /// It was.
+    Yes,
+    /// It was not.
+    No,
+}
+
+/// How a job ended, as the log keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobEnd {
+    /// Exit status.
+    Status(u8),
+    /// Number of the signal it died of.
+    Signal(i32),
+}
+
+/// How to take a lock away.
+#[derive(Debug, Clone)]
+pub struct Revoke {
+    /// When the next grant may come.
+    pub when: When,
+    /// Who does it, for the log.
+    pub by: Owner,
+}
+
+/// When the next grant may come after a revocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// When the old job is known dead, or its lease ends.
+    Safe,
+    /// At once; both may run.
+    Now,
+}
