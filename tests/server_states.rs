@@ -1,7 +1,11 @@
 //! A server that answers and cannot serve: it is said as such, and a job under a lock is not the one to suffer.
 
+use crate::support::proc;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World};
+use rustix::process::Signal;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// A first contact ends with 69 and a line that says what the matter is.
 #[track_caller]
@@ -111,6 +115,22 @@ fn closed_connections_are_opened_again() {
     holder.finish();
     waiter.finish();
     assert_eq!(world.log(), ["up", "waited"]);
+}
+
+/// A read that is interrupted has not failed: the kernel ends reads with a timeout so when a process is continued.
+#[test]
+fn a_stop_during_the_first_contact_is_no_outage() {
+    let world = World::new(Backend::Redis);
+    world.redis().pause();
+    let holder = world.run("k", &["--op-timeout", "1m"], "exit 3").status(3).spawn();
+    for _ in 0..20 {
+        sleep(Duration::from_millis(20));
+        holder.signal(Signal::STOP);
+        wait_until("dlock stops", || proc::stopped(holder.pid()));
+        holder.signal(Signal::CONT);
+    }
+    world.redis().resume();
+    holder.finish();
 }
 
 /// Every key that dlock leaves in a server ends by itself, at every stage of a lock's life.

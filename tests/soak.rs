@@ -77,7 +77,7 @@ fn one_run(world: &World, dice: &mut Dice) {
     }
     let output = running.output();
     let expected = [End::Status(0), End::Status(75), End::Status(79), End::Signal(2), End::Signal(9)];
-    assert!(expected.contains(&output.end()), "{output:?}");
+    assert!(expected.contains(&output.end()), "fate {fate}, {patience:?}: {output:?}");
 }
 
 /// Reproducible chance: xorshift.
