@@ -46,8 +46,8 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             run::run(&settings, &settings.run(flags)?, printer)
         }
         Command::Status(flags) => {
-            let (settings, _) = settle(&flags.common)?;
-            status::status(&settings, flags)
+            let (settings, printer) = settle(&flags.common)?;
+            status::status(&settings, flags, &printer)
         }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;

@@ -292,8 +292,9 @@ impl Guard {
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
         // Before CMD is let go: what can fail must fail while nothing runs.
+        // A kill that is due already is no sign of a hung guard: it will not start CMD.
         if self.on_lost == OnLost::Stop {
-            self.arm(limits.kill_at.after(OVERDUE))?;
+            self.arm(limits.kill_at.after(OVERDUE).max(Moment::now().after(STALLED)))?;
         }
         let bytes = |text: &OsString| text.as_bytes().to_vec();
         let mut part = Vec::new();

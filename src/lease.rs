@@ -24,6 +24,11 @@ const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
+/// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
+const WORTH_SAYING: u32 = 2;
+/// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
+const LATE_ANSWERS: u32 = 2;
+
 /// How long to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
@@ -70,14 +75,14 @@ pub enum Report {
     Failed(Error),
     /// The grant or the place in the queue was taken away before the job could start.
     TakenAway,
-    /// An attempt failed, the first after a success. The lease is good until `until`.
+    /// Attempts have begun to fail, and not just one. The lease is good until `until`.
     Trouble {
         /// Why.
         error: Error,
         /// When the job is asked to end if nothing changes.
         until: Moment,
     },
-    /// An attempt succeeded again.
+    /// After [`Report::Trouble`] an attempt succeeded again.
     Recovered,
     /// The lock is lost.
     Lost {
@@ -223,7 +228,7 @@ impl Keeper {
     /// Takes the lock, waiting as long as is wanted. The moment from which the lease counts, or nothing.
     fn obtain(&mut self) -> Option<Moment> {
         let budget = self.request.connect_timeout + self.request.op_timeout;
-        let (mut queued, mut troubled) = (false, false);
+        let (mut queued, mut troubled, mut late) = (false, false, 0);
         loop {
             let sent = Moment::now();
             let by = match self.request.wait {
@@ -231,6 +236,14 @@ impl Keeper {
                 _ => sent.after(budget),
             };
             match self.store.acquire(&self.request.name, &self.request.ask, by) {
+                // Asking again extends the lease, counted from the new request.
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
+                    let ttl = self.request.ask.ttl;
+                    let why = format!("the store answers too slowly for a lease of {} ms", ttl.as_millis());
+                    self.report(Report::Failed(Error::Unavailable(why)));
+                    return None;
+                }
                 Ok(Acquired::Granted(grant)) => {
                     self.report(Report::Granted { grant, sent });
                     return Some(sent);
@@ -275,6 +288,10 @@ impl Keeper {
         }
     }
 
+    fn is_too_late(&self, sent: Moment) -> bool {
+        self.request.schedule.term_at(sent).passed()
+    }
+
     fn is_over(&self) -> bool {
         matches!(self.request.wait, Wait::Until(end) if end.passed())
     }
@@ -303,32 +320,32 @@ impl Keeper {
     /// Renews until told to leave, and says how the job ended; nothing if there is nothing left to give back.
     fn keep(&mut self, mut sent: Moment) -> Option<End> {
         let schedule = self.request.schedule;
-        let mut failed = FailedBefore::No;
+        let (mut failures, mut overdue) = (0u32, false);
         let mut next = schedule.renew_at(sent);
-        let mut overdue = false;
         loop {
             if let Some(Order::Leave(end)) = self.next_order(Some(next)) {
                 return Some(end);
             }
             let began = Moment::now();
             let (name, ask) = (&self.request.name, &self.request.ask);
+            let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
             match self.store.renew(name, &ask.token, ask.ttl, began.after(schedule.attempt(failed))) {
                 Ok(Renewal::Renewed) => {
                     sent = began;
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
-                    if failed == FailedBefore::Yes {
+                    if failures >= WORTH_SAYING {
                         self.report(Report::Recovered);
                     }
-                    (failed, overdue) = (FailedBefore::No, false);
+                    (failures, overdue) = (0, false);
                     next = schedule.renew_at(sent);
                 }
                 Ok(answer) => return self.lost(answer, schedule.kill_of_lost(Moment::now(), sent)),
                 Err(error) => {
                     self.store.reset();
-                    if failed == FailedBefore::No {
+                    failures = failures.saturating_add(1);
+                    if failures == WORTH_SAYING {
                         self.report(Report::Trouble { error, until: schedule.term_at(sent) });
                     }
-                    failed = FailedBefore::Yes;
                     next = schedule.retry_at(began);
                     if schedule.deadline(sent).passed() {
                         if !std::mem::replace(&mut overdue, true) {

@@ -243,7 +243,8 @@ impl Session<'_> {
                 News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
                 News::Job(Event::Refused(process)) => self.words.refused(&process),
                 News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why, lost.is_some())),
-                News::Job(Event::Died) => self.words.guard_died(),
+                // What becomes of the job follows: `Stopping`, `Ended`.
+                News::Job(Event::Died) => {}
             }
         }
     }

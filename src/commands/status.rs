@@ -7,11 +7,11 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
-use crate::output::{self, json, table};
-use crate::store::View;
+use crate::output::{self, Kind, Printer, json, table};
+use crate::store::{self, View};
 
 /// `dlock status`.
-pub fn status(settings: &Settings, flags: &cli::Status) -> anyhow::Result<Exit> {
+pub fn status(settings: &Settings, flags: &cli::Status, printer: &Printer) -> anyhow::Result<Exit> {
     let mut store = open(settings)?;
     let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let named = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?;
@@ -23,7 +23,14 @@ pub fn status(settings: &Settings, flags: &cli::Status) -> anyhow::Result<Exit> 
     };
     let mut views = Vec::new();
     for name in names {
-        let view = store.inspect(&name, by()).map_err(|error| located(settings, error))?;
+        let view = match store.inspect(&name, by()) {
+            // One lock with a damaged record must not hide the others.
+            Err(error @ store::Error::Garbled(_)) if all => {
+                printer.say(Kind::Error, &format!("{} is not shown: {error}", name.key()));
+                continue;
+            }
+            answer => answer.map_err(|error| located(settings, error))?,
+        };
         if !all || view.state != State::Free || !view.waiters.is_empty() {
             views.push(view);
         }

@@ -9,6 +9,7 @@ use super::{Alone, Event, Group, NotStarted, OnLost, Process, Status, Why};
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, Disposition, SignalSet, Waited};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Pid;
@@ -390,6 +391,11 @@ impl<F: FnMut(Alone)> Watch<F> {
         if !started {
             // CMD will not need them any more.
             self.close_the_rest();
+        }
+        if why.is_none() {
+            // Nothing was stopped, so there is nothing to tell, and whoever reads dlock's messages need not wait for us.
+            let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+            let _ = null.and_then(rustix::stdio::dup2_stderr);
         }
         (self.alone)(Alone::Over { started, why });
         true

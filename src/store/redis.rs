@@ -306,7 +306,7 @@ fn with_link<T>(
     by: Moment,
     exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut link = match slot.take() {
+    let mut link = match slot.take().filter(Link::is_good) {
         Some(link) => link,
         None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
     };

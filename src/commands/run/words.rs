@@ -136,6 +136,10 @@ impl<'a> Words<'a> {
 
     /// The lock is lost.
     pub fn lost(&self, how: Loss, on_lost: cli::OnLost) {
+        if how == Loss::Deadline && on_lost == cli::OnLost::Stop {
+            // The guard, which stops the command for it, has said so.
+            return;
+        }
         let lock = self.lock();
         let happened = match how {
             Loss::NotHeld => {
@@ -162,7 +166,10 @@ impl<'a> Words<'a> {
                 "the command has run for {} (--max-run) under {lock}; it is being stopped",
                 span(run.max_run.unwrap_or_default())
             ),
-            Why::Lost | Why::CallerGone | Why::GuardGone => return,
+            Why::GuardGone => {
+                format!("the guard process was killed; the command under {lock} is being stopped")
+            }
+            Why::Lost | Why::CallerGone => return,
         };
         self.say(Kind::Warning, &text);
     }
@@ -174,15 +181,6 @@ impl<'a> Words<'a> {
              sudo: 'sudo dlock run …'); waiting for it to end"
         );
         self.say(Kind::Warning, &text);
-    }
-
-    /// The guard died with a job to watch.
-    pub fn guard_died(&self) {
-        let lock = self.lock();
-        self.say(
-            Kind::Error,
-            &format!("the guard process was killed; the command under {lock} is being stopped"),
-        );
     }
 
     /// The guard died while there was nothing to watch.

@@ -10,7 +10,7 @@ use super::Target;
 use crate::clock::{Moment, Timer};
 use crate::store::Error;
 use redis::{Cmd, Parser, Value};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,6 +22,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+/// How much of a server's own words is repeated, in characters.
+const SAID_MAX: usize = 200;
 /// How long to wait before a full queue of a Unix socket is tried again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
@@ -66,6 +68,13 @@ impl Link {
             })?),
         };
         Ok(Self { stream, parser: Parser::new(), greeting: target.greeting() })
+    }
+
+    /// Whether an idle connection is still good: a server that closed it (its own `timeout`, a restart) has said so by
+    /// now.
+    pub fn is_good(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once)) == Ok(0)
     }
 
     /// Sends a command and waits for its reply until `by`.
@@ -265,7 +274,7 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
             .unwrap_or("ERR"),
         code => code,
     };
-    let said = text.escape_debug();
+    let said: String = text.chars().take(SAID_MAX).flat_map(char::escape_debug).collect();
     match code {
         // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
         _ if code == "NOAUTH" || text.contains("unauthenticated") => Error::Denied(format!(

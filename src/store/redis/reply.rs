@@ -41,9 +41,7 @@ impl Reply {
     /// The next field as text.
     pub fn text(&mut self) -> Result<String, Error> {
         match self.fields.next() {
-            Some(Value::BulkString(bytes)) => {
-                String::from_utf8(bytes).map_err(|_| garbled(&self.store, "text that is not UTF-8"))
-            }
+            Some(Value::BulkString(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Some(Value::SimpleString(text)) => Ok(text),
             Some(Value::Okay) => Ok("OK".into()),
             Some(Value::Int(number)) => Ok(number.to_string()),

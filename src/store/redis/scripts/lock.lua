@@ -48,7 +48,7 @@ local function load()
     lock, lock_until = 'held', math.max(hold['until'], hold.cool)
   else
     local marker, due = string.match(value, '^dlock/(%l+):(%d+)$')
-    if marker == 'cooling' or marker == 'revoked' then
+    if (marker == 'cooling' or marker == 'revoked') and #due < 16 then
       lock, lock_until = marker, tonumber(due)
     else
       lock, foreign_type = 'foreign', 'string'
@@ -105,7 +105,10 @@ local function expire()
 end
 
 local function grant(token, owner, lease, waited)
-  local fence = math.max(us, (tonumber(redis.call('GET', FENCE) or 0) or 0) + 1)
+  -- From 2^53 on there is no next number here, so such a fence is none of ours.
+  local last = tonumber(redis.call('GET', FENCE) or 0)
+  if not last or last >= 9007199254740991 then last = 0 end
+  local fence = math.max(us, last + 1)
   redis.call('SET', FENCE, int(fence), 'PX', HISTORY_KEPT)
   hold = { token = token, fence = int(fence), since = int(us), ['until'] = ms + lease, cool = 0, confirmed = false,
     forced = false, waited = int(waited), owner = owner }
