@@ -103,7 +103,7 @@ fn forgotten_scripts_are_told_again() {
 fn closed_connections_are_opened_again() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "2s"], job).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "2s"], job).spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
