@@ -147,6 +147,7 @@ fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     holder.finish();
     assert_eq!(job::survivors(&world), [""; 0]);
     assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
     assert_eq!(world.state("k"), "free");
 }
 
