@@ -11,7 +11,8 @@ if spent then return { spent == '1' and 'already' or 'not-held', int(us) } end
 
 local value = load()
 expire()
-local queued = redis.call('DEL', waiter_key(token)) == 1
+-- Who holds and has confirmed waits no more.
+local queued = not (is_held_by(token) and hold.confirmed) and redis.call('DEL', waiter_key(token)) == 1
 local was_head = queued and redis.call('ZRANK', QUEUE, token) == 0
 if queued then redis.call('ZREM', QUEUE, token) end
 local answer, cooling = 'not-held', 0

@@ -66,8 +66,7 @@ local function free()
 end
 
 local function put(value, kind, due)
-  redis.call('SET', L, value)
-  redis.call('PEXPIREAT', L, int(due))
+  redis.call('SET', L, value, 'PXAT', int(due))
   lock, lock_until = kind, due
 end
 
@@ -112,10 +111,11 @@ local function grant(token, owner, lease, waited)
   redis.call('SET', FENCE, int(fence), 'PX', HISTORY_KEPT)
   hold = { token = token, fence = int(fence), since = int(us), ['until'] = ms + lease, cool = 0, confirmed = false,
     forced = false, waited = int(waited), owner = owner }
-  put(token, 'held', hold['until'])
+  lock = 'held'
 end
 
 local function save_hold()
+  if lock == 'held' then put(hold.token, 'held', math.max(hold['until'], hold.cool)) end
   redis.call('HSET', HOLD, 'token', hold.token, 'fence', hold.fence, 'since', hold.since, 'until', int(hold['until']),
     'cool', int(hold.cool), 'confirmed', hold.confirmed and '1' or '0', 'forced', hold.forced and '1' or '0',
     'waited', hold.waited, 'owner', hold.owner)

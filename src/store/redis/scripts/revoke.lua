@@ -28,8 +28,8 @@ elseif lock == 'held' then
   else
     hold = held
     hold.forced = true
-    save_hold()
     put('dlock/revoked:' .. int(hold['until']), 'revoked', hold['until'])
+    save_hold()
     remains = left(lock_until)
     wake_head()
   end
