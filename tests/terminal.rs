@@ -74,7 +74,7 @@ fn stop_background_foreground(backend: Backend) {
     terminal.type_line("bg");
     wait_until("the job goes on", || !proc::stopped(job));
     terminal.type_line("fg");
-    wait_until("the job is there", || proc::alive(job));
+    wait_until("the keyboard is the job's", || proc::in_foreground(job));
     terminal.press(CTRL_Z);
     terminal.expect("Stopped");
     wait_until("the job stops again", || proc::stopped(job));
