@@ -116,7 +116,8 @@ impl World {
 
     /// A command, here, that finds nothing of the surroundings' dlock settings.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(if ignores_signals() { "env".as_ref() } else { program.as_ref() });
+        let mut command =
+            Command::new(if ignores_signals() { "/usr/bin/env".as_ref() } else { program.as_ref() });
         if ignores_signals() {
             command.arg("--default-signal").arg(program);
         }
