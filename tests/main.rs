@@ -1,5 +1,50 @@
-//! The black-box suite and what else is tested from outside the library.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+//! The black-box suite: real processes, real servers, real terminals. One binary, so that it links once and its
+//! scenarios run side by side.
+//!
+//! - contention: many want one lock; one runs, the others wait in order or are told who has it
+//! - lease: kept through outages, lost for good, taken away; time limits
+//! - guard: dlock, its guard or a waiter is killed or stopped
+//! - status_codes: statuses and signals that CMD ends with; what cannot be executed
+//! - surroundings: what CMD inherits
+//! - signals, terminal: what is sent to dlock, without and with a terminal
+//! - min_hold: once a tick
+//! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
+//! - server_states: a server that answers and cannot serve; what it is left with
+//! - input, config, passwords: what is accepted from whom, and what is never shown
+//! - status, release: the other commands
+//! - interop: the well-known pattern of other lock libraries
+//! - twin: the law against the scripts, on random histories
+//! - generated: man/ and completions/ are what src/cli.rs says
+//! - walls: who may know whom in src
+//! - readme: the documents' examples
+//! - soak: thousands of runs, only when asked for
+//! - support: what all of these are told with
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by a panic that says what it missed"
+)]
 
+mod config;
+mod contention;
 mod generated;
+mod guard;
+mod input;
+mod interop;
+mod lease;
+mod lost_replies;
+mod min_hold;
+mod passwords;
+mod readme;
+mod release;
+mod server_states;
+mod signals;
+mod soak;
+mod status;
+mod status_codes;
+mod support;
+mod surroundings;
+mod terminal;
 mod twin;
+mod walls;

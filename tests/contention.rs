@@ -1,0 +1,153 @@
+//! Many want one lock: exactly one runs at a time, in order of arrival, and the others are told who has it.
+
+use crate::support::dlock::{End, Running};
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+
+const CONTENDERS: usize = 50;
+
+on_every_store!(
+    one_of_many_runs_and_the_others_are_told,
+    many_who_wait_run_one_at_a_time_in_order,
+    a_crowd_that_comes_at_once_runs_one_at_a_time,
+    who_does_not_wait_does_not_overtake,
+    waiting_for_a_while_ends_busy,
+    keys_and_prefixes_do_not_meet,
+    a_waiter_speaks_up_after_a_while,
+);
+
+fn one_of_many_runs_and_the_others_are_told(backend: Backend) {
+    let world = World::new(backend);
+    let job = "echo ran $PPID >> log; while [ ! -e enough ]; do sleep 0.05; done";
+    let mut contenders = (0..CONTENDERS)
+        .map(|_| world.run("nightly", &["--label", "the-nightly-backup"], job).spawn())
+        .collect::<Vec<_>>();
+    wait_until("all but one give up", || {
+        contenders.iter_mut().filter_map(|one| one.has_ended().then_some(())).count() == CONTENDERS - 1
+    });
+    assert_eq!(world.log().len(), 1, "one job ran");
+    let position = contenders.iter_mut().position(|one| !one.has_ended()).expect("one holds");
+    let holder = contenders.remove(position);
+    for loser in contenders {
+        let output = loser.output();
+        assert_eq!(output.end(), End::Status(75), "{}", output.stderr);
+        let lines = output.stderr.lines().collect::<Vec<_>>();
+        let [line] = lines[..] else { panic!("one line, not {lines:?}") };
+        assert!(line.starts_with("dlock: "), "{line}");
+        assert!(line.contains("nightly"), "it names the key: {line}");
+        // Whoever came between a grant and the record of its owner could not know; the record is part of the grant.
+        assert!(
+            line.contains('@') && line.contains(&holder.pid().to_string()),
+            "it names the holder: {line}"
+        );
+        assert!(line.contains("the-nightly-backup"), "it says what runs: {line}");
+    }
+    world.write("enough", "");
+    holder.finish();
+    assert_eq!(world.state("nightly"), "free");
+}
+
+fn many_who_wait_run_one_at_a_time_in_order(backend: Backend) {
+    let world = World::new(backend);
+    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let waiting = queue_up(&world, "queue", CONTENDERS);
+    world.write("go", "");
+    first.finish();
+    for waiter in waiting {
+        waiter.finish();
+    }
+    let expected = (0..CONTENDERS).flat_map(|i| [format!("start {i}"), format!("end {i}")]);
+    assert_eq!(world.log()[1..], expected.collect::<Vec<_>>());
+}
+
+/// Starts waiters one after the other; each stands in the queue before the next one comes.
+fn queue_up(world: &World, key: &str, count: usize) -> Vec<Running> {
+    (0..count)
+        .map(|i| {
+            let job = format!("echo start {i} >> log; sleep 0.01; echo end {i} >> log");
+            let waiter = world.run(key, &["--wait"], &job).any_stderr().spawn();
+            world.wait_for_waiters(key, i + 1);
+            waiter
+        })
+        .collect()
+}
+
+fn a_crowd_that_comes_at_once_runs_one_at_a_time(backend: Backend) {
+    let world = World::new(backend);
+    let job = "echo start >> log; sleep 0.01; echo end >> log";
+    let crowd =
+        (0..CONTENDERS).map(|_| world.run("crowd", &["-w"], job).any_stderr().spawn()).collect::<Vec<_>>();
+    for one in crowd {
+        one.finish();
+    }
+    let log = world.log();
+    assert_eq!(log.len(), 2 * CONTENDERS);
+    assert!(log.chunks(2).all(|pair| pair == ["start", "end"]), "{log:?}");
+}
+
+fn who_does_not_wait_does_not_overtake(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let job = "echo waited >> log; while [ ! -e done ]; do sleep 0.02; done";
+    let waiter = world.run("k", &["-w"], job).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    // From here on the lock is the waiter's, whether it has been told so yet or not.
+    for _ in 0..5 {
+        world.run("k", &[], "echo overtook >> log").status(75).stderr_like("dlock: .*k.*\n").run();
+    }
+    world.write("done", "");
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+}
+
+fn waiting_for_a_while_ends_busy(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let busy = "dlock: .*k.*\n";
+    world.run("k", &["-w", "300ms"], "echo ran >> log").status(75).stderr_like(busy).run();
+    world.run("k", &["-w", "0"], "echo ran >> log").status(75).stderr_like(busy).run();
+    world.run("k", &["-w0.1", "-E", "7"], "echo ran >> log").status(7).stderr_like(busy).run();
+    world.run("k", &["-E", "0"], "echo ran >> log").status(0).stderr_like(busy).run();
+    world.run("k", &["-q"], "echo ran >> log").status(75).run();
+    assert_eq!(world.waiters("k"), 0, "who gave up does not stand in the queue");
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+fn keys_and_prefixes_do_not_meet(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("a", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    world.run("b", &[], "echo another key >> log").run();
+    world.run("a", &["--prefix", "other:"], "echo another prefix >> log").run();
+    world.run("A", &[], "echo another case >> log").run();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "another key", "another prefix", "another case"]);
+}
+
+/// Not at once, where nobody watches: a cron job's mail should not be about seconds. And not twice.
+fn a_waiter_speaks_up_after_a_while(backend: Backend) {
+    let world = World::new(backend);
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1s", "--label", "the-long-one"], hold).spawn();
+    world.wait_for_log("up");
+    let quiet = world.run("k", &["-w", "-q"], "true").spawn();
+    world.wait_for_waiters("k", 1);
+    let waiter = world.run("k", &["-w"], "echo waited >> log").stderr_like("dlock: .*\n").spawn();
+    world.wait_for_waiters("k", 2);
+    assert_eq!(waiter.messages(), "");
+    wait_until("it says what it waits for", || waiter.messages().ends_with('\n'));
+    let message = waiter.messages();
+    assert!(message.contains("the-long-one") && message.contains(&holder.pid().to_string()), "{message}");
+    world.write("go", "");
+    holder.finish();
+    quiet.finish();
+    waiter.finish();
+}

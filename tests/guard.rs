@@ -1,0 +1,175 @@
+//! dlock or its guard is killed or stopped: the whole job is dead before anybody else has the lock, and the next
+//! waiter gets it, after a kill without waiting for the lease to end.
+
+use crate::support::job;
+use crate::support::proc;
+use crate::support::wait::{wait_until, wait_within};
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::{Signal, geteuid};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+on_every_store!(
+    dlock_killed,
+    dlock_stopped,
+    guard_killed,
+    guard_stopped,
+    waiter_killed,
+    stopped_waiter_does_not_run_late,
+    on_lost_warn_ends_with_dlock,
+);
+
+/// A lease so long that whoever waits for its end is found out.
+const LONG: &str = "10m";
+
+fn dlock_killed(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let holder =
+        world.run("k", &["-t", LONG, "--grace", "500ms"], job::FAMILY).dies_of(9).any_stderr().spawn();
+    job::family(&world);
+    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    holder.signal(Signal::KILL);
+    holder.finish();
+    next.finish();
+    assert_eq!(world.log().last().map(String::as_str), Some("next"));
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+    assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
+}
+
+fn dlock_stopped(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let holder = world.run("k", &["-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    job::family(&world);
+    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    holder.signal(Signal::STOP);
+    next.finish();
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+    holder.signal(Signal::CONT);
+    holder.finish();
+}
+
+fn guard_killed(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let options = ["-t", LONG, "--grace", "500ms"];
+    let holder = world.run("k", &options, job::FAMILY).status(70).any_stderr().spawn();
+    job::family(&world);
+    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    proc::signal(holder.guard(), Signal::KILL);
+    next.finish();
+    let output = holder.finish();
+    assert!(output.stderr.contains("dlock: the guard"), "it says why: {}", output.stderr);
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+    assert_eq!(job::survivors(&world), [""; 0]);
+}
+
+/// A stopped guard harms nobody while dlock renews; once it goes on, all ends as usual.
+fn guard_stopped(backend: Backend) {
+    let world = World::new(backend);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log; exit 4";
+    let holder = world.run("k", &["-t", "1s"], job).status(4).any_stderr().spawn();
+    world.wait_for_log("up");
+    let guard = holder.guard();
+    proc::signal(guard, Signal::STOP);
+    wait_until("the guard stops", || proc::stopped(guard));
+    // Longer than the lease, by a clock of its own: the lock is somebody's all the time.
+    world.run("k", &["-w", "2s"], "echo overlap >> log").status(75).any_stderr().run();
+    proc::signal(guard, Signal::CONT);
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "end"]);
+}
+
+/// The death of a waiter does not idle the queue behind it.
+fn waiter_killed(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let doomed = world.run("k", &["-w"], "echo doomed >> log").any_stderr().dies_of(9).spawn();
+    world.wait_for_waiters("k", 1);
+    let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 2);
+    doomed.signal(Signal::KILL);
+    doomed.finish();
+    world.write("go", "");
+    holder.finish();
+    next.finish();
+    assert_eq!(world.log(), ["up", "next"]);
+}
+
+/// A waiter that was stopped while its grant came and went does not start its job on it.
+fn stopped_waiter_does_not_run_late(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let job = "echo sleeper $(ls running 2> /dev/null) >> log";
+    let sleeper = world.run("k", &["-w", "-t", "1s"], job).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    sleeper.signal(Signal::STOP);
+    let job = "echo next >> log; : > running; while [ ! -e done ]; do sleep 0.02; done; rm running";
+    let next = world.run("k", &["-w"], job).any_stderr().spawn();
+    world.wait_for_waiters("k", 2);
+    world.write("go", "");
+    holder.finish();
+    // Its lease is 1 s, its silence counts as death after 5 s: the queue goes on without it.
+    wait_within(Duration::from_secs(15), "the next in line runs", || {
+        world.log().contains(&"next".into()).then_some(())
+    });
+    sleeper.signal(Signal::CONT);
+    wait_until("the sleeper waits again", || world.waiters("k") == 1);
+    world.write("done", "");
+    next.finish();
+    sleeper.finish();
+    assert_eq!(world.log(), ["up", "next", "sleeper"]);
+}
+
+/// `--on-lost warn` lets the lease pass, but no job outlives its dlock.
+fn on_lost_warn_ends_with_dlock(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let options = ["-t", LONG, "--grace", "300ms", "--on-lost", "warn"];
+    let holder = world.run("k", &options, job::FAMILY).dies_of(9).any_stderr().spawn();
+    job::family(&world);
+    holder.signal(Signal::KILL);
+    holder.finish();
+    wait_until("the job is dead", || job::survivors(&world).is_empty());
+    world.wait_for_state("k", "free");
+}
+
+/// Who has become another user, as through sudo, cannot be stopped by a dlock that may not signal that user: it is
+/// named, and the lock is not given back early.
+#[test]
+fn what_may_not_be_signalled_keeps_the_lock() {
+    let world = World::new(Backend::Redis);
+    world.open_to_all();
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let may = world.dlock(["--version"]).under(&nobody).any_stdout().any_stderr().spawn().output();
+    let made =
+        world.command("cp").args(["/usr/bin/setpriv", "rise"]).status().is_ok_and(|status| status.success());
+    if !may.status.success() || !made || !geteuid().is_root() {
+        println!("skipped: this user cannot become another one");
+        return;
+    }
+    fs::set_permissions(world.path("rise"), fs::Permissions::from_mode(0o4755)).expect("permissions");
+    let job = "echo $$ > job.pid; exec ./rise --reuid=0 sh -c 'echo $$ > risen.pid; exec sleep 1000'";
+    let holder = world.run("k", &["-t", "3s", "--grace", "200ms"], job).under(&nobody);
+    let holder = holder.dies_of(9).any_stderr().spawn();
+    let risen = world.wait_for_pid("risen.pid");
+    let next = world.run("k", &["-w"], "date +%s%3N > next").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    holder.signal(Signal::KILL);
+    let expires = world.redis().expires("dlock:k");
+    next.finish();
+    let began: i64 = world.read("next").trim().parse().expect("a time");
+    assert!(began >= expires, "not before the lease ended");
+    assert!(proc::alive(risen));
+    let output = holder.finish();
+    assert!(output.stderr.contains(&risen.to_string()), "it is named: {}", output.stderr);
+}

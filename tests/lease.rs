@@ -1,0 +1,379 @@
+//! The lease: kept while the job runs, through outages up to half of it; and when it cannot be kept, or is taken
+//! away, the whole job is dead before anybody else could have the lock.
+
+use crate::support::job;
+use crate::support::proc;
+use crate::support::proxy::Proxy;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use std::fs;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+on_every_store!(
+    a_job_longer_than_five_ttls_keeps_its_lock,
+    a_lost_lock_stops_the_whole_job,
+    on_lost_warn_lets_the_job_end,
+    a_forced_release_stops_the_job_and_spares_the_next_holder,
+    a_forced_release_grants_only_when_the_old_job_is_dead,
+    fences_grow_when_the_store_forgets,
+);
+
+fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
+    let world = World::new(backend);
+    let job = "echo up >> log; sleep 5.5; echo end >> log; exit 5";
+    let mut holder = world.run("k", &["-t", "1s"], job).status(5).spawn();
+    world.wait_for_log("up");
+    let fence = world.fence("k");
+    while world.log().last().is_some_and(|line| line == "up") {
+        let other = world.run("k", &[], "echo overlap $(tail -n 1 log) >> log").any_stderr().spawn().output();
+        // Busy, unless the job has ended in the meantime.
+        assert!(other.end() == crate::support::dlock::End::Status(75) || world.log().contains(&"end".into()));
+        if !holder.has_ended() && world.log().len() == 1 {
+            assert_eq!(world.fence("k"), fence, "it is still the first grant");
+        }
+    }
+    holder.finish();
+    assert!(!world.log().contains(&"overlap up".into()), "{:?}", world.log());
+}
+
+/// How a server is away for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    /// It stands still, and answers afterwards what it was asked meanwhile.
+    Stopped,
+    /// What is sent meanwhile is never answered.
+    Deaf,
+}
+
+/// The server is away for half a lease, begun at every phase of the renewal.
+#[test]
+fn an_outage_of_half_a_ttl_disturbs_nothing() {
+    const PHASES: u32 = 8;
+    thread::scope(|scope| {
+        for phase in 0..PHASES {
+            for outage in [Outage::Stopped, Outage::Deaf] {
+                scope.spawn(move || half_a_ttl_without_server(outage, TTL / 4 * phase / PHASES));
+            }
+        }
+    });
+}
+
+const TTL: Duration = Duration::from_secs(4);
+
+fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let job =
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+    // The time for one attempt is bounded by the lease, too, not only by this.
+    let holder = world.run("k", &["-t", "4s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
+    let holder = holder.status(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().after_renewal("dlock:k");
+    sleep(phase);
+    let begun = Instant::now();
+    match outage {
+        Outage::Stopped => world.redis().pause(),
+        Outage::Deaf => proxy.begin_outage(),
+    }
+    sleep(TTL / 2 - Duration::from_millis(10));
+    match outage {
+        Outage::Stopped => world.redis().resume(),
+        Outage::Deaf => proxy.end_outage(),
+    }
+    let lasted = begun.elapsed();
+    if lasted > TTL / 2 {
+        // This machine was too busy to keep the outage short enough: nothing was promised.
+        println!("{outage:?} at {phase:?} lasted {lasted:?}");
+        return;
+    }
+    world.redis().after_renewal("dlock:k");
+    world.write("over", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"], "{outage:?} at {phase:?}");
+}
+
+/// What the store knows last is when the lease ends. Every process of the job is dead before that.
+#[test]
+fn a_server_gone_for_good_means_dead_by_the_deadline() {
+    thread::scope(|scope| {
+        for gone in [Gone::Killed, Gone::Stopped] {
+            for guard in [Guard::Well, Guard::Stopped] {
+                scope.spawn(move || dead_by_the_deadline(gone, guard));
+            }
+        }
+    });
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Gone {
+    Killed,
+    Stopped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    Well,
+    /// dlock must see that the guard does not do its work.
+    Stopped,
+}
+
+fn dead_by_the_deadline(gone: Gone, guard: Guard) {
+    let mut world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
+    job::family(&world);
+    if guard == Guard::Stopped {
+        proc::signal(holder.guard(), Signal::STOP);
+    }
+    // A quarter of the ttl passes between this renewal and the next: it is the last one.
+    let expires = world.redis().after_renewal("dlock:k");
+    match gone {
+        Gone::Killed => world.redis_mut().kill(),
+        Gone::Stopped => world.redis().pause(),
+    }
+    wait_until("the job is dead", || {
+        // Read before looking: whoever is seen alive was alive at that time.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+        let living = job::survivors(&world);
+        assert!(living.is_empty() || now < u128::try_from(expires).expect("after 1970"), "alive: {living:?}");
+        living.is_empty()
+    });
+    let output = holder.finish();
+    assert!(guard == Guard::Stopped || world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(output.stderr.contains("lease of k"), "{}", output.stderr);
+}
+
+/// Once a job has been told to go, it goes, even if the server is back a moment later.
+#[test]
+fn a_late_renewal_does_not_call_off_the_end() {
+    let world = World::new(Backend::Redis);
+    let job = "trap 'echo term >> log' TERM; echo $$ > job.pid; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
+    let job = world.wait_for_pid("job.pid");
+    world.redis().pause();
+    world.wait_for_log("term");
+    world.redis().resume();
+    holder.finish();
+    assert!(!proc::alive(job));
+    assert_eq!(world.log(), ["term"]);
+}
+
+/// The store forgets the lock: the holder finds out at its next heartbeat, and no renewal brings the lock back.
+fn a_lost_lock_stops_the_whole_job(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let holder = world.run("k", &["-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    job::family(&world);
+    forget(&world);
+    holder.finish();
+    assert_eq!(job::survivors(&world), [""; 0]);
+    assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
+    assert_eq!(world.state("k"), "free");
+}
+
+/// Loses every record of the store.
+fn forget(world: &World) {
+    match world.url().strip_prefix("file:") {
+        None => world.redis().ask::<()>(&["FLUSHALL"]),
+        Some(directory) => {
+            for entry in fs::read_dir(directory).expect("the store").flatten() {
+                let path = entry.path();
+                let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+                removed.expect("the store's records can be removed");
+            }
+        }
+    }
+}
+
+fn on_lost_warn_lets_the_job_end(backend: Backend) {
+    let world = World::new(backend);
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log";
+    let holder = world.run("k", &["-t", "1s", "--on-lost", "warn"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    forget(&world);
+    wait_until("dlock warns", || holder.messages().contains("lost"));
+    world.write("go", "");
+    let output = holder.finish();
+    assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{}", output.stderr);
+    assert_eq!(world.log(), ["up", "end"]);
+}
+
+fn a_forced_release_stops_the_job_and_spares_the_next_holder(backend: Backend) {
+    let world = World::new(backend);
+    let job = "trap '' TERM; echo old >> log; sleep 1000";
+    let old = world.run("k", &["-t", "4s"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("old");
+    let forced = world.dlock(["release", "k", "--force", "--now"]).any_stdout().any_stderr().run();
+    assert!((forced.stdout + &forced.stderr).contains("may run"), "it says that both may run");
+    let job = "echo new >> log; while [ ! -e go ]; do sleep 0.05; done; exit 6";
+    let new = world.run("k", &["-t", "4s"], job).status(6).spawn();
+    world.wait_for_log("new");
+    let fence = world.fence("k");
+    old.finish();
+    let status = world.status("k");
+    assert_eq!(status["state"], "held");
+    assert_eq!(status["holders"][0]["pid"], new.pid());
+    assert_eq!(status["fence"], fence);
+    world.run("k", &[], "echo third >> log").status(75).any_stderr().run();
+    world.write("go", "");
+    new.finish();
+    assert_eq!(world.log(), ["old", "new"]);
+}
+
+fn a_forced_release_grants_only_when_the_old_job_is_dead(backend: Backend) {
+    let world = World::new(backend);
+    job::prepare(&world);
+    let old = world.run("k", &["-t", "8s", "--grace", "300ms"], job::FAMILY).status(79).any_stderr().spawn();
+    job::family(&world);
+    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+    next.finish();
+    old.finish();
+    assert_eq!(job::survivors(&world), [""; 0]);
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+}
+
+/// Each grant has a greater fence, also when every record of the earlier ones is gone.
+fn fences_grow_when_the_store_forgets(backend: Backend) {
+    let mut world = World::new(backend);
+    let mut last = 0;
+    for round in 0..6 {
+        match round {
+            2 => forget(&world),
+            4 if backend == Backend::Redis => world.redis_mut().restart(),
+            _ => {}
+        }
+        let output = world.run("k", &[], "echo $DLOCK_FENCE").stdout_like("[0-9]+\n").run();
+        let fence: u64 = output.stdout.trim().parse().expect("a fence is a number");
+        assert!(fence > last, "round {round}: {fence} after {last}");
+        last = fence;
+    }
+}
+
+/// A restart without persistence takes the lock away; the holder learns it at its next heartbeat.
+#[test]
+fn a_restart_without_persistence_is_a_loss() {
+    let mut world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "2s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let job = world.redis().get("dlock:k");
+    assert!(job.is_some());
+    world.redis_mut().restart();
+    holder.finish();
+    assert_eq!(world.redis().get("dlock:k"), None, "no renewal creates a lock");
+}
+
+/// Somebody else's value under the key is a loss, and is left alone.
+#[test]
+fn a_lock_key_taken_over_is_a_loss() {
+    let world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "2s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<()>(&["SET", "dlock:k", "somebody", "PX", "60000"]);
+    holder.finish();
+    assert_eq!(world.redis().get("dlock:k").as_deref(), Some("somebody"));
+}
+
+/// While the server is away for less than the lease allows, the outage is ridden out by who waits, too.
+#[test]
+fn an_outage_while_queued_is_ridden_out() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "8s"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    sleep(Duration::from_millis(2500));
+    world.redis().resume();
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+}
+
+/// A wait whose time is up during an outage was not in vain for being busy.
+#[test]
+fn a_wait_that_ends_in_an_outage_is_69() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1m"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "2s"], "echo waited >> log").status(69).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    let output = waiter.finish();
+    assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    world.redis().resume();
+    wait_until("the queue is empty", || world.waiters("k") == 0);
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+/// A server that forgets its queue is told of it again by those who stand in it.
+#[test]
+fn who_waits_waits_on_after_a_restart() {
+    let mut world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "1s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters = [1, 2].map(|i| {
+        let waiter = world.run("k", &["-w"], "echo start >> log; echo end >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", i);
+        waiter
+    });
+    world.redis_mut().restart();
+    holder.finish();
+    for waiter in waiters {
+        waiter.finish();
+    }
+    assert_eq!(world.log(), ["up", "start", "end", "start", "end"]);
+}
+
+/// CMD's time limit: 124, also when it took KILL, with the lock kept until all of it is dead.
+#[test]
+fn max_run_stops_the_whole_job() {
+    let world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let options = ["-t", "1s", "--max-run", "2s", "--grace", "1500ms"];
+    let holder = world.run("k", &options, job::FAMILY).status(124).any_stderr().spawn();
+    job::family(&world);
+    let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
+    holder.finish();
+    next.finish();
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+    world.run("k", &["--max-run", "300ms"], "exec sleep 1000").status(124).any_stderr().run();
+    world.run("k", &["--max-run", "20s"], "exit 3").status(3).run();
+}
+
+/// The server is gone when CMD ends: its status all the same, and one warning.
+#[test]
+fn a_release_without_answer_keeps_the_jobs_status() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    let holder = world.run("k", &["-t", "20s"], job).status(3).stderr_like("dlock: .*k.*\n").spawn();
+    world.wait_for_log("up");
+    world.redis().pause();
+    world.write("go", "");
+    holder.finish();
+    world.redis().resume();
+}
+
+/// What the job starts and leaves behind at a normal end is left alone.
+#[test]
+fn what_a_job_leaves_behind_lives_on() {
+    let world = World::new(Backend::Redis);
+    world.run("k", &[], "sleep 1000 & echo $! > left.tmp; mv left.tmp left.pid").run();
+    let left = world.wait_for_pid("left.pid");
+    assert!(proc::alive(left));
+    assert_eq!(world.state("k"), "free");
+    assert!(proc::alive(left));
+}

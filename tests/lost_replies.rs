@@ -1,0 +1,254 @@
+//! A network that loses replies and delivers requests late: whichever packet it befalls, the outcome is one that
+//! could have been without it, and nothing stays locked.
+
+use crate::support::dlock::{End, Output};
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::wait::{wait_until, wait_within};
+use crate::support::world::{Backend, World};
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const FAULTS: [Fault; 4] = [Fault::ReplyLost, Fault::RequestLost, Fault::Late, Fault::Swallowed];
+
+/// Each request of an undisturbed run is hit once by each fault.
+#[test]
+fn no_lost_packet_leaves_a_lock() {
+    each_fault(|world, proxy, fault| {
+        for number in 1.. {
+            proxy.plan(number, fault);
+            world.write("log", "");
+            let run =
+                world.run("k", &["-t", "5m"], "echo ran >> log; exit 5").env("DLOCK_STORE", proxy.url());
+            let output = run.any_stderr().spawn().output();
+            let hit = proxy.seen() >= number;
+            assert_plausible(world, &output, &format!("{fault:?} of request {number}"));
+            assert_nothing_stays(world, proxy, fault, hit);
+            if !hit {
+                assert_eq!(output.end(), End::Status(5), "undisturbed");
+                assert!(number > 1, "at least one request is needed to lock");
+                break;
+            }
+        }
+    });
+}
+
+/// No single packet that is lost on the way of a renewal disturbs the job.
+#[test]
+fn no_lost_packet_disturbs_a_job() {
+    each_fault(|world, proxy, fault| {
+        for number in 3..=6 {
+            proxy.plan(number, fault);
+            world.write("log", "");
+            let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
+            let holder = world
+                .run("k", &["-t", "2s"], job)
+                .env("DLOCK_STORE", proxy.url())
+                .status(5)
+                .any_stderr()
+                .spawn();
+            // Two more than the one that is hit: the heartbeat has gone on.
+            wait_until("requests go on", || proxy.seen() >= number + 2 || !holder.messages().is_empty());
+            world.write("over", "");
+            holder.finish();
+            assert_eq!(world.log(), ["ran"], "{fault:?} of request {number}");
+            fs::remove_file(world.path("over")).expect("it was written");
+        }
+    });
+}
+
+/// The same for one that waits and is granted the lock while it waits.
+#[test]
+fn no_lost_packet_idles_the_queue() {
+    each_fault(|world, proxy, fault| {
+        for number in 1..=8 {
+            world.write("log", "");
+            let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+            let holder = world.run("k", &["-t", "5m"], job).spawn();
+            world.wait_for_log("up");
+            proxy.plan(number, fault);
+            let run = world
+                .run("k", &["-w", "-t", "5m"], "echo ran >> log; exit 5")
+                .env("DLOCK_STORE", proxy.url());
+            let mut waiter = run.any_stderr().spawn();
+            wait_until("it waits, or has given up", || world.waiters("k") == 1 || waiter.has_ended());
+            world.write("go", "");
+            holder.finish();
+            // Whatever became of the one with the bad network: the next in line is served.
+            world.run("k", &["-w"], "echo next >> log").any_stderr().run();
+            let output = waiter.output();
+            let ran = world.log().iter().filter(|line| *line == "ran").count();
+            match output.end() {
+                End::Status(5) => assert_eq!(ran, 1),
+                other => {
+                    assert_eq!((other, ran), (End::Status(69), 0), "{fault:?} {number}: {}", output.stderr);
+                }
+            }
+            let hit = proxy.seen() >= number;
+            assert_nothing_stays(world, proxy, fault, hit);
+            fs::remove_file(world.path("go")).expect("it was written");
+            if !hit {
+                break;
+            }
+        }
+    });
+}
+
+/// An acquire arrives long after its sender is gone, when the lock is free: it must not take it.
+#[test]
+fn a_late_acquire_takes_nothing() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    for number in 1..=3 {
+        proxy.plan(number, Fault::Late);
+        let run = world.run("k", &["-t", "5m"], "echo ran >> log").env("DLOCK_STORE", proxy.url());
+        drop(run.any_stderr().spawn().output());
+        if proxy.seen() < number {
+            break;
+        }
+        wait_until("the late request arrives", || proxy.has_delivered());
+        wait_until("the lock is free", || world.redis().get("dlock:k").is_none());
+        world.run("k", &[], "true").run();
+    }
+}
+
+/// A store that takes connections and never answers is unreachable, and says so in time.
+#[test]
+fn a_silent_server_is_unreachable() {
+    let world = World::new(Backend::Redis);
+    world.redis().pause();
+    for options in [&[][..], &["-w", "1s"], &["-w"]] {
+        let output =
+            world.run("k", options, "echo ran >> log").status(69).stderr_like("dlock: .*(\n.*)?\n").run();
+        assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    }
+    world.redis().resume();
+    world.wait_for_state("k", "free");
+    assert_eq!(world.log(), [""; 0]);
+}
+
+/// A waiter goes away, or stalls, at the very moment of its grant: those behind it are served.
+#[test]
+fn leaving_at_the_moment_of_the_grant_idles_nobody() {
+    thread::scope(|scope| {
+        for leaving in [Leaving::Interrupted, Leaving::Killed, Leaving::Stopped, Leaving::TimedOut] {
+            scope.spawn(move || leaves_at_the_grant(leaving));
+        }
+    });
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    Interrupted,
+    Killed,
+    Stopped,
+    TimedOut,
+}
+
+fn leaves_at_the_grant(leaving: Leaving) {
+    const ROUNDS: u32 = 12;
+    const WAIT: Duration = Duration::from_secs(1);
+    let world = World::new(Backend::Redis);
+    let mut letting_go = make_fifo(&world);
+    for round in 0..ROUNDS {
+        world.write("log", "");
+        let holder = world.run("k", &["-t", "5m"], "echo up >> log; read line < go").spawn();
+        world.wait_for_log("up");
+        let wait: &[&str] = if leaving == Leaving::TimedOut { &["-w", "1s"] } else { &["-w"] };
+        let timed_out = Instant::now() + WAIT;
+        // One that has just started its job when it is stopped holds the lock until its lease ends.
+        let ttl = if leaving == Leaving::Stopped { "2s" } else { "5m" };
+        let first = world.run("k", &[wait, &["-t", ttl]].concat(), "echo first >> log");
+        let mut first = first.any_stderr().spawn();
+        wait_until("the first waits", || world.waiters("k") == 1 || first.has_ended());
+        let next = world.run("k", &["-w", "-t", "5m"], "echo next >> log").any_stderr().spawn();
+        wait_until("the next waits", || world.waiters("k") == 2 || first.has_ended());
+        // Round by round the one who leaves does so a little later against the grant, which takes some milliseconds
+        // from here.
+        let step = Duration::from_micros(700) * round;
+        if leaving == Leaving::TimedOut {
+            thread::sleep(timed_out.saturating_duration_since(Instant::now() + 2 * step));
+        }
+        letting_go.write_all(b"\n").expect("the holder listens");
+        thread::sleep(step);
+        match leaving {
+            Leaving::Interrupted => first.signal(Signal::INT),
+            Leaving::Killed => first.signal(Signal::KILL),
+            Leaving::Stopped => first.signal(Signal::STOP),
+            Leaving::TimedOut => {}
+        }
+        holder.finish();
+        // A dead waiter delays the queue by 5 s at most; a busy machine adds to it.
+        wait_within(
+            Duration::from_secs(12),
+            &format!("{leaving:?}, round {round}: the next is served"),
+            || world.log().contains(&"next".into()).then_some(()),
+        );
+        next.finish();
+        first.signal(Signal::CONT);
+        drop(first.output());
+        wait_until("the lock is free", || world.state("k") == "free" && world.waiters("k") == 0);
+    }
+    assert_only_records_remain(&world);
+}
+
+/// Makes the fifo from which the holder reads when to end, and keeps it open.
+fn make_fifo(world: &World) -> File {
+    let made = world.command("mkfifo").arg("go").status().expect("mkfifo");
+    assert!(made.success());
+    File::options().read(true).write(true).open(world.path("go")).expect("the fifo")
+}
+
+fn each_fault(scenario: impl Fn(&World, &Proxy, Fault) + Sync) {
+    thread::scope(|scope| {
+        for fault in FAULTS {
+            let scenario = &scenario;
+            scope.spawn(move || {
+                let world = World::new(Backend::Redis);
+                let proxy = Proxy::before(world.redis().port());
+                scenario(&world, &proxy, fault);
+            });
+        }
+    });
+}
+
+/// CMD ran once and dlock says so, or the store was out of reach and CMD never ran.
+fn assert_plausible(world: &World, output: &Output, what: &str) {
+    match output.end() {
+        End::Status(5) => assert_eq!(world.log(), ["ran"], "{what}"),
+        other => {
+            assert_eq!(other, End::Status(69), "{what}: {}", output.stderr);
+            assert_eq!(world.log(), [""; 0], "{what}");
+        }
+    }
+    assert!(output.stderr.lines().count() <= 2, "{what}: {}", output.stderr);
+}
+
+/// The lease is five minutes: what is free soon was given back, not waited for.
+fn assert_nothing_stays(world: &World, proxy: &Proxy, fault: Fault, hit: bool) {
+    if fault == Fault::Late && hit {
+        wait_until("the late request arrives", || proxy.has_delivered());
+    }
+    wait_until("the lock is given back", || world.redis().get("dlock:k").is_none());
+    wait_until("the queue is empty", || world.waiters("k") == 0);
+    world.run("k", &[], "true").run();
+    assert_only_records_remain(world);
+}
+
+/// Of a lock that nobody wants there remain its fence, log and statistics, and tokens that are spent: each with an
+/// end of its own.
+fn assert_only_records_remain(world: &World) {
+    let remains = ["fence", "log", "stat", "spent"];
+    wait_until("only records remain", || {
+        world
+            .redis()
+            .keys()
+            .iter()
+            .all(|key| remains.iter().any(|kind| key.starts_with(&format!("dlock.{kind}:"))))
+    });
+    for key in world.redis().keys() {
+        assert!(world.redis().ask::<i64>(&["PTTL", &key]) > 0, "{key} has no end");
+    }
+}

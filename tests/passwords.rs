@@ -1,0 +1,177 @@
+//! A password gets to the server and nowhere else: not into `ps`, `status`, messages or records, whichever way it
+//! was given and whatever goes wrong.
+
+use crate::support::dlock::{Dlock, Output};
+use crate::support::proc;
+use crate::support::world::{Backend, World};
+
+const SECRET: &str = "op3n-s3same";
+const WRONG: &str = "wr0ng-s3same";
+
+/// The ways to say a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    UrlInVariable,
+    UrlInFlag,
+    UrlInConfig,
+    Variable,
+    FileByVariable,
+    FileByFlag,
+    Config,
+}
+
+const WAYS: [Way; 7] = [
+    Way::UrlInVariable,
+    Way::UrlInFlag,
+    Way::UrlInConfig,
+    Way::Variable,
+    Way::FileByVariable,
+    Way::FileByFlag,
+    Way::Config,
+];
+
+fn with_password<'w>(world: &'w World, way: Way, port: u16, password: &str, words: &[&str]) -> Dlock<'w> {
+    let plain = format!("redis://127.0.0.1:{port}");
+    let url = format!("redis://:{password}@127.0.0.1:{port}");
+    // With the newline that an editor adds.
+    world.write("password", &format!("{password}\n"));
+    let command = words.split_first().expect("a subcommand");
+    let call = |options: &[&str]| world.dlock([command.0]).args(options).args(command.1);
+    match way {
+        Way::UrlInVariable => call(&[]).env("DLOCK_STORE", url),
+        Way::UrlInFlag => call(&["--store", &url]).env_remove("DLOCK_STORE"),
+        Way::UrlInConfig => {
+            world.write("c.toml", &format!("store = {url:?}\n"));
+            call(&["--config", "c.toml"]).env_remove("DLOCK_STORE")
+        }
+        Way::Variable => call(&[]).env("DLOCK_STORE", plain).env("DLOCK_PASSWORD", password),
+        Way::FileByVariable => call(&[]).env("DLOCK_STORE", plain).env("DLOCK_PASSWORD_FILE", "password"),
+        Way::FileByFlag => call(&["--password-file", "password"]).env("DLOCK_STORE", plain),
+        Way::Config => {
+            world.write("c.toml", &format!("password = {password:?}\n"));
+            call(&["--config", "c.toml"]).env("DLOCK_STORE", plain)
+        }
+    }
+}
+
+#[track_caller]
+fn silent_about(output: &Output, secret: &str, what: &str) {
+    assert!(!output.stdout.contains(secret) && !output.stderr.contains(secret), "{what}: {output:?}");
+}
+
+#[test]
+fn every_way_opens_the_door_and_shows_nothing() {
+    let world = World::with_redis(&["--requirepass", SECRET]);
+    let port = world.redis().port();
+    for way in WAYS {
+        let words = [
+            "run",
+            "-k",
+            "k",
+            "-v",
+            "--",
+            "sh",
+            "-c",
+            "env | grep ^DLOCK_HELD; echo $$ > job.pid; sed -n 1p < go",
+        ];
+        let made = world.command("mkfifo").arg("go").status().expect("mkfifo");
+        assert!(made.success());
+        let holder = with_password(&world, way, port, SECRET, &words).any_stdout().any_stderr().spawn();
+        world.wait_for_pid("job.pid");
+        for pid in [holder.pid(), holder.guard()] {
+            let shown = proc::arguments(pid) + &proc::name(pid);
+            // What is on the command line is on the command line, and warned of.
+            assert!(way == Way::UrlInFlag || !shown.contains(SECRET), "{way:?}: {shown}");
+        }
+        let busy = with_password(&world, way, port, SECRET, &["run", "-k", "k", "-v", "--", "true"]);
+        silent_about(&busy.status(75).any_stderr().run(), SECRET, "busy");
+        for words in [&["status", "k"][..], &["status", "--json"], &["status", "-v"]] {
+            let status = with_password(&world, way, port, SECRET, words);
+            silent_about(&status.any_stdout().any_stderr().run(), SECRET, "status");
+        }
+        std::fs::write(world.path("go"), "\n").expect("the fifo");
+        let output = holder.finish();
+        silent_about(&output, SECRET, "run");
+        let warned = output.stderr.contains("command line") || output.stderr.contains("argv");
+        assert_eq!(warned, way == Way::UrlInFlag, "{way:?}: {}", output.stderr);
+        for name in ["go", "job.pid"] {
+            std::fs::remove_file(world.path(name)).expect("a file");
+        }
+    }
+    for entry in std::fs::read_dir(world.path("")).expect("the world").flatten() {
+        let text = std::fs::read(entry.path()).unwrap_or_default();
+        let ours = ["password", "c.toml"].iter().any(|name| entry.file_name() == *name);
+        assert!(ours || !String::from_utf8_lossy(&text).contains(SECRET), "{:?}", entry.path());
+    }
+}
+
+#[test]
+fn a_wrong_password_is_77_and_not_shown() {
+    let world = World::with_redis(&["--requirepass", SECRET]);
+    let port = world.redis().port();
+    for way in WAYS {
+        for words in
+            [&["run", "-k", "k", "--", "touch", "ran"][..], &["status"], &["release", "k", "--force"]]
+        {
+            let output = with_password(&world, way, port, WRONG, words).status(77).any_stderr().run();
+            silent_about(&output, WRONG, "wrong");
+            assert!(output.stderr.contains(&format!("127.0.0.1:{port}")), "{}", output.stderr);
+            let lines = output.stderr.lines().filter(|line| !line.contains("command line"));
+            assert!(matches!(lines.count(), 1 | 2), "{way:?}: {}", output.stderr);
+        }
+    }
+    // None at all, where one is due.
+    let words = ["run", "-k", "k", "--", "touch", "ran"];
+    world.dlock(words).env("DLOCK_STORE", world.url()).status(77).stderr_like("dlock: .*(\n.*)?\n").run();
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn an_unreachable_store_is_69_and_the_password_not_shown() {
+    let world = World::without_redis();
+    for way in WAYS {
+        for words in [&["run", "-k", "k", "-v", "--", "touch", "ran"][..], &["status"]] {
+            let output = with_password(&world, way, 1, SECRET, words).status(69).any_stderr().run();
+            silent_about(&output, SECRET, "unreachable");
+            assert!(output.stderr.contains("127.0.0.1:1"), "{}", output.stderr);
+        }
+    }
+    let bad = ["redis://:op3n-s3same@127.0.0.1:99999", "http://u:op3n-s3same@h", "redis://:op3n-s3same@h h"];
+    for url in bad {
+        let output = world.dlock(["status"]).env("DLOCK_STORE", url).spawn().output();
+        silent_about(&output, SECRET, url);
+    }
+}
+
+#[test]
+fn a_missing_right_is_77() {
+    let world =
+        World::with_redis(&["--user", "reader", "on", "nopass", "~*", "&*", "+@read", "+@connection"]);
+    let call = world.run("k", &[], "touch ran").env("DLOCK_USERNAME", "reader").env("DLOCK_PASSWORD", "x");
+    let output = call.status(77).stderr_like("dlock: .*(\n.*)?\n").run();
+    assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    assert!(!world.path("ran").exists());
+}
+
+/// A token is a secret, too: only the job is told.
+#[test]
+fn a_token_is_not_shown() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = World::new(backend);
+        let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
+        let holder = world.run("k", &["-v"], job).any_stderr().spawn();
+        crate::support::wait::wait_until("the job runs", || !world.read("token").is_empty());
+        let token = world.read("token").trim().to_owned();
+        for words in [
+            &["status"][..],
+            &["status", "--json"],
+            &["status", "-v", "k"],
+            &["run", "-v", "-k", "k", "--", "true"],
+        ] {
+            silent_about(&world.dlock(words).spawn().output(), &token, "token");
+        }
+        assert!(!proc::arguments(holder.pid()).contains(&token));
+        world.write("go", "");
+        silent_about(&holder.finish(), &token, "token");
+    }
+}

@@ -1,0 +1,115 @@
+//! The README does not lie: every `dlock` line in its examples is one that dlock understands, and the first command
+//! does what it says with no server at hand.
+
+use crate::support::dlock::{BINARY, End};
+use crate::support::world::World;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+#[test]
+fn every_example_is_understood() {
+    let world = World::without_redis();
+    let examples = examples(&documents());
+    assert!(examples.iter().any(|(_, line)| line.starts_with("dlock run ")), "{examples:?}");
+    // Only dlock is in reach of these lines: the jobs that they name are not found, which comes after the parsing.
+    fs::create_dir(world.path("bin")).expect("a directory");
+    symlink(BINARY, world.path("bin/dlock")).expect("a link");
+    for (place, line) in examples {
+        let mut shell = world.command("/bin/sh");
+        shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
+        shell.env("DLOCK_STORE", "redis://127.0.0.1:1").env("DLOCK_CONNECT_TIMEOUT", "0.1");
+        let output = shell.output().expect("sh");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let status = output.status.code();
+        assert!(!matches!(status, Some(64 | 78 | 70)), "{place}: {line}\n{status:?} {said}");
+    }
+}
+
+/// The README's first block has the two set-up commands; its first one ends by running a job.
+#[test]
+fn the_first_command_runs_a_job_without_a_server() {
+    let world = World::without_redis();
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("a README");
+    let line = readme
+        .lines()
+        .find(|line| line.contains("dlock run") && line.contains("file:"))
+        .expect("one with file:");
+    let run = &line[line.find("dlock run").expect("found above")..];
+    let mut shell = world.command("/bin/sh");
+    let bin = Path::new(BINARY).parent().expect("a directory").display().to_string();
+    shell.args(["-c", run]).env("PATH", format!("{bin}:/usr/bin:/bin"));
+    let output = shell.output().expect("sh");
+    assert!(output.status.success(), "{run}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(!output.stdout.is_empty(), "there is something to see: {run}");
+}
+
+/// The examples in the help texts are understood, too.
+#[test]
+fn every_example_in_the_help_is_understood() {
+    let world = World::without_redis();
+    for command in ["run", "status", "release"] {
+        let help = world.dlock([command, "--help"]).any_stdout().run().stdout;
+        let (_, examples) = help.split_once("Examples:").expect("examples");
+        let lines = examples.lines().map(str::trim).filter(|line| line.starts_with("dlock "));
+        for line in lines.filter(|line| !line.contains('|') && !line.contains("-c '")) {
+            let words = line.split(' ').skip(1).take_while(|word| *word != "--").collect::<Vec<_>>();
+            let job: &[&str] = if command == "run" { &["--", "true"] } else { &[] };
+            world.write("token", "00000000000000000000000000000000");
+            let output = world.dlock(words).args(job).any_stdout().any_stderr().spawn().output();
+            assert!(!matches!(output.end(), End::Status(64 | 78 | 70)), "{line}: {}", output.stderr);
+        }
+    }
+}
+
+/// The lines of fenced blocks that begin with `dlock `, a prompt or a crontab's time before it aside, and where.
+fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
+    let mut examples = Vec::new();
+    for (name, text) in documents {
+        let (mut fenced, mut pending) = (false, String::new());
+        for (number, line) in text.lines().enumerate() {
+            if line.trim_start().starts_with("```") {
+                fenced = !fenced;
+                continue;
+            }
+            if !fenced {
+                continue;
+            }
+            pending.push_str(line.trim());
+            if let Some(head) = pending.strip_suffix('\\') {
+                pending = format!("{} ", head.trim_end());
+                continue;
+            }
+            let line = std::mem::take(&mut pending);
+            let command = line.strip_prefix("$ ").unwrap_or(&line);
+            let command = after_crontab_time(command);
+            // A shell comment goes with the line; a synopsis in brackets is not an example.
+            if command.starts_with("dlock ") && !command.contains(['[', '…']) && !command.contains("...") {
+                examples.push((format!("{name}:{}", number + 1), command.to_owned()));
+            }
+        }
+    }
+    examples
+}
+
+/// What follows five fields of digits and stars.
+fn after_crontab_time(line: &str) -> &str {
+    let mut rest = line;
+    for _ in 0..5 {
+        let Some((field, tail)) = rest.split_once(char::is_whitespace) else { return line };
+        if field.is_empty() || !field.chars().all(|c| c.is_ascii_digit() || "*/,-".contains(c)) {
+            return line;
+        }
+        rest = tail.trim_start();
+    }
+    rest
+}
+
+fn documents() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = fs::read_dir(root.join("docs")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let markdown = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let paths = std::iter::once(root.join("README.md")).chain(markdown);
+    paths.map(|path| (path.display().to_string(), fs::read_to_string(&path).expect("a document"))).collect()
+}

@@ -1,0 +1,170 @@
+//! A server that answers and cannot serve: it is said as such, and a job under a lock is not the one to suffer.
+
+use crate::support::proc;
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::{Backend, World};
+use rustix::process::Signal;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// A first contact ends with 69 and a line that says what the matter is.
+#[track_caller]
+fn unavailable(world: &World, says: &str) {
+    for options in [&[][..], &["-w", "300ms"]] {
+        let output =
+            world.run("new", options, "touch ran").status(69).stderr_like("dlock: .*(\n.*)?\n").run();
+        assert!(output.stderr.to_lowercase().contains(says), "it says {says:?}: {}", output.stderr);
+        assert!(output.stderr.contains(&world.url()), "it names the store: {}", output.stderr);
+    }
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn a_replica_is_read_only() {
+    let world = World::with_redis(&["--replicaof", "127.0.0.1 1"]);
+    unavailable(&world, "read-only");
+}
+
+/// A server that reads a data set from disk answers LOADING until it is done; a waiter could ride that out, but not
+/// at its first contact.
+#[test]
+fn a_server_that_loads_says_so() {
+    let mut world = World::with_redis(&[
+        "--save",
+        "3600",
+        "1",
+        "--rdbcompression",
+        "no",
+        "--loading-process-events-interval-bytes",
+        "1024",
+    ]);
+    // Not compressed, each value is as long as the stretch after which the server looks at its clients.
+    world.redis().ask::<()>(&["DEBUG", "POPULATE", "2000", "x", "1024"]);
+    world.redis().ask::<()>(&["SAVE"]);
+    world.redis_mut().restart_with(&["--key-load-delay", "50000"]);
+    unavailable(&world, "loading");
+}
+
+/// When it cannot write its snapshot, a server refuses all writes.
+#[test]
+fn a_server_that_cannot_persist_says_so() {
+    let world = World::with_redis(&["--save", "1", "1", "--enable-protected-configs", "yes"]);
+    // Its directory turns into one where nothing can be written, whoever the user is.
+    world.redis().ask::<()>(&["CONFIG", "SET", "dir", "/proc"]);
+    world.redis().ask::<()>(&["SET", "x", "y"]);
+    wait_until("writes are refused", || {
+        crate::support::redis::ask::<()>(&mut world.redis().connect(), &["SET", "x", "z"]).is_err()
+    });
+    unavailable(&world, "misconf");
+}
+
+/// Out of memory, it refuses a new lock; a holder's renewals and release, and a waiter's way to its grant, go on.
+#[test]
+fn memory_pressure_ends_no_job() {
+    let world = World::new(Backend::Redis);
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1s"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "-t", "1s"], "echo waited >> log; sleep 2").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    unavailable(&world, "memory");
+    for _ in 0..20 {
+        world.redis().after_renewal("dlock:k");
+    }
+    assert_eq!(world.state("k"), "held", "status goes on, too");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+    assert_eq!(world.state("k"), "free");
+}
+
+/// A server that has forgotten the scripts is told them again.
+#[test]
+fn forgotten_scripts_are_told_again() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1s"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "-t", "1s"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().ask::<()>(&["SCRIPT", "FLUSH"]);
+    world.redis().after_renewal("dlock:k");
+    world.redis().ask::<()>(&["SCRIPT", "FLUSH"]);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+}
+
+/// Connections that the server or something between closes are made anew, without a word.
+#[test]
+fn closed_connections_are_opened_again() {
+    let world = World::new(Backend::Redis);
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "2s"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    for _ in 0..5 {
+        world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+}
+
+/// A read that is interrupted has not failed: the kernel ends reads with a timeout so when a process is continued.
+#[test]
+fn a_stop_during_the_first_contact_is_no_outage() {
+    let world = World::new(Backend::Redis);
+    world.redis().pause();
+    let mut holder = world.run("k", &["--op-timeout", "1m"], "exit 3").status(3).spawn();
+    for _ in 0..20 {
+        sleep(Duration::from_millis(20));
+        holder.signal(Signal::STOP);
+        wait_until("dlock stops", || proc::stopped(holder.pid()) || holder.has_ended());
+        holder.signal(Signal::CONT);
+    }
+    world.redis().resume();
+    holder.finish();
+}
+
+/// Every key that dlock leaves in a server ends by itself, at every stage of a lock's life.
+#[test]
+fn every_key_has_an_end() {
+    let world = World::new(Backend::Redis);
+    let all_end = |stage: &str| {
+        for key in world.redis().keys() {
+            let left = world.redis().ask::<i64>(&["PTTL", &key]);
+            // -2: it has ended since.
+            assert!(left > 0 || left == -2, "{stage}: {key} has no end");
+        }
+    };
+    let holder = world
+        .run("k", &["--min-hold", "2m"], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done")
+        .spawn();
+    world.wait_for_log("up");
+    all_end("held");
+    let waiter = world.run("k", &["-w"], "true").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    all_end("waited for");
+    world.write("go", "");
+    holder.finish();
+    all_end("cooling");
+    world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+    waiter.finish();
+    all_end("free");
+    let other =
+        world.run("l", &["-t", "1s"], "echo other >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("other");
+    world.dlock(["release", "l", "--force"]).any_stdout().any_stderr().run();
+    all_end("revoked");
+    other.finish();
+    all_end("at the end");
+    let kinds = wait_for("records", || Some(world.redis().keys()).filter(|keys| !keys.is_empty()));
+    assert!(kinds.iter().all(|key| key.starts_with("dlock")), "one pattern for the server's ACL: {kinds:?}");
+}

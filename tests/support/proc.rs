@@ -1,0 +1,84 @@
+//! What does the kernel say of a process? Read from /proc, as any other observer could.
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::Path;
+
+/// Whether the process runs, sleeps or is stopped. A zombie is dead: it does nothing any more.
+pub fn alive(pid: i32) -> bool {
+    state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Whether the process is stopped by a signal.
+pub fn stopped(pid: i32) -> bool {
+    state(pid) == Some('T')
+}
+
+/// Whether the process's group is the one that its terminal belongs to.
+pub fn in_foreground(pid: i32) -> bool {
+    let Some(fields) = fields(pid) else { return false };
+    let field = |at: usize| fields.split(' ').nth(at).map(str::to_owned);
+    // Counted from the state: parent, group, session, terminal, the terminal's group.
+    field(2).is_some() && field(2) == field(5)
+}
+
+/// The children of a process.
+pub fn children(parent: i32) -> Vec<i32> {
+    pids().into_iter().filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
+}
+
+/// The process's own name, as `ps` shows it without arguments.
+pub fn name(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// The arguments, joined by spaces.
+pub fn arguments(pid: i32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
+}
+
+/// Every process that there is.
+pub fn pids() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").expect("/proc is mounted");
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Sends a signal; a process that is gone does not mind.
+pub fn signal(pid: i32, signal: Signal) {
+    let pid = Pid::from_raw(pid).filter(|pid| !pid.is_init()).expect("a process id");
+    match kill_process(pid, signal) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => panic!("{signal:?} to {pid:?}: {error}"),
+    }
+}
+
+/// Kills whatever has this directory in its environment, except this process.
+pub fn kill_inhabitants(home: &Path) {
+    let home = home.as_os_str().as_encoded_bytes();
+    let ours = i32::try_from(std::process::id()).expect("a process id");
+    for pid in pids().into_iter().filter(|pid| *pid != ours) {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if environment.windows(home.len()).any(|window| window == home) {
+            signal(pid, Signal::KILL);
+        }
+    }
+}
+
+fn state(pid: i32) -> Option<char> {
+    stat(pid).map(|(state, _)| state)
+}
+
+/// State and parent.
+fn stat(pid: i32) -> Option<(char, i32)> {
+    let fields = fields(pid)?;
+    let mut fields = fields.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// What follows the name, which stands in parentheses and may itself contain parentheses and spaces.
+fn fields(pid: i32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ").map(|(_, fields)| fields.to_owned())
+}

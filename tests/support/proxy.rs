@@ -1,0 +1,154 @@
+//! A network between dlock and its server that loses replies, delivers requests late, or swallows everything. Each
+//! packet of a client is taken as one request; dlock writes each request at once.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// What happens to one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It reaches the server; the connection breaks before the reply comes back.
+    ReplyLost,
+    /// The connection breaks before it reaches the server.
+    RequestLost,
+    /// It reaches the server only after the client has hung up.
+    Late,
+    /// It vanishes, and the connection stays silent.
+    Swallowed,
+}
+
+/// The proxy. It serves until the process ends.
+#[derive(Clone)]
+pub struct Proxy {
+    port: u16,
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    seen: usize,
+    fault: Option<(usize, Fault)>,
+    /// How many late requests have reached the server.
+    delivered: usize,
+    /// Whether every request vanishes.
+    outage: bool,
+}
+
+impl Proxy {
+    /// A proxy in front of a server's port.
+    pub fn before(server: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port for the proxy");
+        let port = listener.local_addr().expect("the proxy's address").port();
+        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, delivered: 0, outage: false }));
+        let proxy = Self { port, plan };
+        let for_thread = proxy.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let proxy = for_thread.clone();
+                thread::spawn(move || proxy.serve(client, server));
+            }
+        });
+        proxy
+    }
+
+    /// The store URL for dlock.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Counts anew, and lets `fault` befall the request of this number, the first being 1.
+    pub fn plan(&self, number: usize, fault: Fault) {
+        *self.plan.lock().expect("no test thread panics here") =
+            Plan { seen: 0, fault: Some((number, fault)), delivered: 0, outage: false };
+    }
+
+    /// From now on every request vanishes, and the connection that carried it stays silent for ever.
+    pub fn begin_outage(&self) {
+        self.plan.lock().expect("no test thread panics here").outage = true;
+    }
+
+    /// From now on requests get through again, on new connections.
+    pub fn end_outage(&self) {
+        self.plan.lock().expect("no test thread panics here").outage = false;
+    }
+
+    /// How many requests there were since the last [`Proxy::plan`].
+    pub fn seen(&self) -> usize {
+        self.plan.lock().expect("no test thread panics here").seen
+    }
+
+    /// Whether the late request has reached the server, and its answer has come.
+    pub fn has_delivered(&self) -> bool {
+        self.plan.lock().expect("no test thread panics here").delivered > 0
+    }
+
+    fn next_fault(&self) -> Option<Fault> {
+        let mut plan = self.plan.lock().expect("no test thread panics here");
+        plan.seen += 1;
+        if plan.outage {
+            return Some(Fault::Swallowed);
+        }
+        plan.fault.filter(|(number, _)| *number == plan.seen).map(|(_, fault)| fault)
+    }
+
+    fn serve(&self, mut client: TcpStream, server: u16) -> Option<()> {
+        let mut server = TcpStream::connect(("127.0.0.1", server)).ok()?;
+        client.set_nodelay(true).ok()?;
+        server.set_nodelay(true).ok()?;
+        let (mut replies, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
+        // Replies flow on a thread of their own until this side stops them.
+        let silenced = Arc::new(Mutex::new(false));
+        let gate = Arc::clone(&silenced);
+        let backward = thread::spawn(move || {
+            let mut buffer = [0; 65536];
+            let mut dropped = 0;
+            while let Ok(count @ 1..) = replies.read(&mut buffer) {
+                if *gate.lock().expect("no test thread panics here") {
+                    dropped += count;
+                    break;
+                }
+                if to_client.write_all(&buffer[..count]).is_err() {
+                    break;
+                }
+            }
+            drop(to_client.shutdown(Shutdown::Both));
+            dropped
+        });
+        let mut buffer = [0; 65536];
+        while let Ok(count @ 1..) = client.read(&mut buffer) {
+            let request = &buffer[..count];
+            let silence = || *silenced.lock().expect("no test thread panics here") = true;
+            match self.next_fault() {
+                None => server.write_all(request).ok()?,
+                Some(Fault::RequestLost) => break,
+                Some(Fault::ReplyLost) => {
+                    silence();
+                    server.write_all(request).ok()?;
+                    // The other thread ends with the reply in its hands, and hangs up.
+                    drop(backward.join());
+                    drop(server.shutdown(Shutdown::Both));
+                    return None;
+                }
+                Some(Fault::Late) => {
+                    silence();
+                    let request = request.to_vec();
+                    while matches!(client.read(&mut buffer), Ok(1..)) {}
+                    server.write_all(&request).ok()?;
+                    drop(backward.join());
+                    self.plan.lock().expect("no test thread panics here").delivered += 1;
+                    return None;
+                }
+                Some(Fault::Swallowed) => {
+                    silence();
+                    while matches!(client.read(&mut buffer), Ok(1..)) {}
+                    break;
+                }
+            }
+        }
+        drop(server.shutdown(Shutdown::Both));
+        drop(client.shutdown(Shutdown::Both));
+        None
+    }
+}

@@ -1,0 +1,167 @@
+//! A real redis-server that belongs to one test: on a free port, in a directory of its own, without persistence
+//! unless asked for, and dead when the test ends. It can be stopped, killed and started again.
+
+use super::proc;
+use super::wait::{wait_for, wait_until};
+use redis::{Client, Connection, FromRedisValue, RedisResult};
+use rustix::process::Signal;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// The server. Dropping it kills it.
+pub struct Redis {
+    port: u16,
+    home: PathBuf,
+    options: Vec<String>,
+    child: Child,
+}
+
+impl Redis {
+    /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`.
+    pub fn start(home: &Path, options: &[&str]) -> Self {
+        let options = options.iter().map(ToString::to_string).collect::<Vec<_>>();
+        // Another suite may take the port between our choice and the server's bind: then the next port is tried.
+        wait_for("a free port for redis-server", || {
+            let port = next_port();
+            let child = launch(port, home, &options)?;
+            Some(Self { port, home: home.to_owned(), options: options.clone(), child })
+        })
+    }
+
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.home.join("redis.sock")
+    }
+
+    /// The store URL for dlock.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A connection, made through the unix socket and as the default user.
+    pub fn connect(&self) -> Connection {
+        Client::open(format!("redis+unix://{}", self.socket().display()))
+            .and_then(|client| client.get_connection())
+            .expect("a connection to the test's own server")
+    }
+
+    /// Sends one command and reads the answer.
+    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        ask(&mut self.connect(), words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// The time by the server's clock at which a key expires, in milliseconds since 1970.
+    pub fn expires(&self, key: &str) -> i64 {
+        self.ask(&["PEXPIRETIME", key])
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<String> {
+        self.ask(&["GET", key])
+    }
+
+    /// Every key, whatever its kind.
+    pub fn keys(&self) -> Vec<String> {
+        self.ask(&["KEYS", "*"])
+    }
+
+    /// Waits until the lease under `key` has just been renewed, and returns its new expiry.
+    pub fn after_renewal(&self, key: &str) -> i64 {
+        let before = self.expires(key);
+        wait_for("a renewal", || Some(self.expires(key)).filter(|now| *now > before))
+    }
+
+    /// Stops the server as if its machine hung: connections stay open, nothing answers.
+    pub fn pause(&self) {
+        proc::signal(self.pid(), Signal::STOP);
+        wait_until("redis-server stops", || proc::stopped(self.pid()));
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        proc::signal(self.pid(), Signal::CONT);
+    }
+
+    /// Kills it: connections are reset, new ones refused.
+    pub fn kill(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+
+    /// [`Redis::restart`] with further options.
+    pub fn restart_with(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(ToString::to_string));
+        self.restart();
+    }
+
+    /// Kills it and starts it again on the same port. Without persistence it has forgotten everything.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.child = wait_for("redis-server's own port", || launch(self.port, &self.home, &self.options));
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends one command on a connection.
+pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> RedisResult<T> {
+    let mut command = redis::cmd(words[0]);
+    for word in &words[1..] {
+        command.arg(*word);
+    }
+    command.query(connection)
+}
+
+/// A port below the range from which the kernel picks those of outgoing connections. Where to start depends on the
+/// process, so that two suites side by side seldom meet.
+pub fn next_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % 97).expect("below 97") * 200;
+    10_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000
+}
+
+/// A server that answers on `port`, or nothing if it could not start there.
+fn launch(port: u16, home: &Path, options: &[String]) -> Option<Child> {
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(home);
+    command.arg("--unixsocket").arg(home.join("redis.sock"));
+    // The title would overwrite the environment, by which whatever outlives the suite is found.
+    command.args(["--save", "", "--appendonly", "no", "--set-proc-title", "no"]);
+    command.args(["--enable-debug-command", "yes", "--daemonize", "no"]).args(options);
+    command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command
+        .current_dir(home)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0);
+    let mut child = command.spawn().expect("redis-server is installed");
+    let socket = home.join("redis.sock");
+    let answers = wait_for("redis-server answers", || {
+        if child.try_wait().expect("the child is ours").is_some() {
+            return Some(false);
+        }
+        // Any answer will do, also LOADING or NOAUTH.
+        let mut connection = UnixStream::connect(&socket).ok()?;
+        connection.write_all(b"PING\r\n").ok()?;
+        (connection.read(&mut [0; 64]).ok()? > 0).then_some(true)
+    });
+    answers.then_some(child)
+}

@@ -1,0 +1,253 @@
+//! The world of one test: a directory that is HOME, working directory and everything's address, and a store. When
+//! it is dropped, whatever was started in it is killed.
+
+use super::dlock::Dlock;
+use super::proc;
+use super::redis::Redis;
+use super::wait::{wait_for, wait_until};
+use rustix::process::getegid;
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+/// Which store a scenario runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    Redis,
+    File,
+}
+
+/// Runs each scenario, a `fn(Backend)`, on every store.
+macro_rules! on_every_store {
+    ($($scenario:ident),+ $(,)?) => {
+        mod on_redis {
+            $(#[test] fn $scenario() { super::$scenario($crate::support::world::Backend::Redis); })+
+        }
+        mod on_file {
+            $(#[test] fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
+        }
+    };
+}
+pub(crate) use on_every_store;
+
+/// Directory and store of one test.
+pub struct World {
+    // Before the directory: fields are dropped in order, and the server lives in the directory.
+    redis: Option<Redis>,
+    home: TempDir,
+}
+
+impl World {
+    /// A world with the store to test on.
+    pub fn new(backend: Backend) -> Self {
+        match backend {
+            Backend::Redis => Self::with_redis(&[]),
+            Backend::File => Self::without_redis(),
+        }
+    }
+
+    /// A world with a redis-server that was given further options.
+    pub fn with_redis(options: &[&str]) -> Self {
+        let home = new_home();
+        Self { redis: Some(Redis::start(home.path(), options)), home }
+    }
+
+    /// A world whose store is a directory.
+    pub fn without_redis() -> Self {
+        let home = new_home();
+        fs::create_dir(home.path().join("locks")).expect("a directory for the file store");
+        Self { redis: None, home }
+    }
+
+    /// The redis-server.
+    pub fn redis(&self) -> &Redis {
+        self.redis.as_ref().expect("this scenario is Redis's")
+    }
+
+    /// The redis-server, to kill or restart it.
+    pub fn redis_mut(&mut self) -> &mut Redis {
+        self.redis.as_mut().expect("this scenario is Redis's")
+    }
+
+    /// The store's URL.
+    pub fn url(&self) -> String {
+        match &self.redis {
+            Some(redis) => redis.url(),
+            None => format!("file:{}", self.path("locks").display()),
+        }
+    }
+
+    /// A path in the test's directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// Writes a file into the test's directory.
+    pub fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a file has a directory")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+
+    /// Writes an executable file.
+    pub fn script(&self, name: &str, text: &str) {
+        self.write(name, text);
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).expect("permissions");
+    }
+
+    /// The text of a file; empty as long as there is none.
+    pub fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Lets every user of this machine work here.
+    pub fn open_to_all(&self) {
+        for directory in [suite_home(), self.home.path()] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("permissions");
+        }
+    }
+
+    /// A command, here, that finds nothing of the surroundings' dlock settings.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command =
+            Command::new(if ignores_signals() { "/usr/bin/env".as_ref() } else { program.as_ref() });
+        if ignores_signals() {
+            command.arg("--default-signal").arg(program);
+        }
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"DLOCK_") || name == "NO_COLOR" {
+                command.env_remove(name);
+            }
+        }
+        // posix_spawn, the other way for the standard library, leaves signals 32 and 33 ignored; with a group to set it
+        // takes fork and exec.
+        command.gid(getegid().as_raw());
+        command.env("HOME", self.home.path()).env("XDG_CONFIG_HOME", self.path("config"));
+        command.env("LC_ALL", "C").current_dir(self.home.path());
+        command
+    }
+
+    /// dlock with arguments, on this world's store.
+    pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
+        Dlock::new(self, args).env("DLOCK_STORE", self.url())
+    }
+
+    /// `dlock run -k KEY options -- sh -c SCRIPT`.
+    pub fn run(&self, key: &str, options: &[&str], script: &str) -> Dlock<'_> {
+        self.dlock(["run", "-k", key]).args(options).args(["--", "sh", "-c", script])
+    }
+
+    /// The lines that jobs appended to `log`. O_APPEND puts them in the order in which they were written, so who
+    /// came before whom is seen without a clock.
+    pub fn log(&self) -> Vec<String> {
+        self.read("log").lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until jobs have logged a line.
+    #[track_caller]
+    pub fn wait_for_log(&self, line: &str) {
+        let what = format!("a job logs {line:?}");
+        wait_until(&what, || self.log().iter().any(|logged| logged == line));
+    }
+
+    /// Waits for a process id that a job writes as one line of `file`.
+    #[track_caller]
+    pub fn wait_for_pid(&self, file: &str) -> i32 {
+        wait_for(&format!("a process id in {file}"), || {
+            self.read(file).strip_suffix('\n').and_then(|text| text.trim().parse().ok())
+        })
+    }
+
+    /// What `dlock status --json KEY` says of a key.
+    #[track_caller]
+    pub fn status(&self, key: &str) -> Value {
+        let output = self.dlock(["status", "--json", key]).any_stdout().run();
+        let json: Value = serde_json::from_str(&output.stdout).expect("status --json prints JSON");
+        json.get(0).expect("status of one key has one entry").clone()
+    }
+
+    /// The state of a key: held, free, cooling, revoked.
+    #[track_caller]
+    pub fn state(&self, key: &str) -> String {
+        self.status(key)["state"].as_str().expect("a state").to_owned()
+    }
+
+    /// How many wait for a key.
+    #[track_caller]
+    pub fn waiters(&self, key: &str) -> usize {
+        self.status(key)["waiters"].as_array().expect("a list of waiters").len()
+    }
+
+    /// The last fence given out for a key.
+    #[track_caller]
+    pub fn fence(&self, key: &str) -> u64 {
+        self.status(key)["fence"].as_u64().expect("a fence")
+    }
+
+    /// Waits until that many wait for the key.
+    #[track_caller]
+    pub fn wait_for_waiters(&self, key: &str, count: usize) {
+        wait_until(&format!("{count} waiters for {key}"), || self.waiters(key) == count);
+    }
+
+    /// Waits until the key is in that state.
+    #[track_caller]
+    pub fn wait_for_state(&self, key: &str, state: &str) {
+        wait_until(&format!("{key} is {state}"), || self.state(key) == state);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.redis = None;
+        proc::kill_inhabitants(self.home.path());
+    }
+}
+
+/// Whether the suite itself was started with signals ignored, under nohup or in a script's background: that must not
+/// reach the programs under test. PIPE does not count; the standard library takes care of that.
+fn ignores_signals() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+        u64::from_str_radix(ignored.trim(), 16).expect("a mask") & !(1 << 12) != 0
+    })
+}
+
+fn new_home() -> TempDir {
+    tempfile::Builder::new().prefix("t").tempdir_in(suite_home()).expect("a temporary directory")
+}
+
+/// The directory of this run of the suite. A watchdog notices when the test process is gone, however it went, and
+/// kills what it left behind: everything that has this directory in its environment.
+fn suite_home() -> &'static Path {
+    static HOME: OnceLock<(PathBuf, Child)> = OnceLock::new();
+    let (home, _) = HOME.get_or_init(|| {
+        let home = tempfile::Builder::new().prefix("dlock-suite-").tempdir().expect("a directory").keep();
+        let mut watchdog = Command::new("sh");
+        watchdog.args(["-c", WATCHDOG]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut watchdog = watchdog.process_group(0).current_dir("/").spawn().expect("sh");
+        // The pipe stays open as long as this process lives.
+        let pipe = watchdog.stdin.as_mut().expect("a pipe was asked for");
+        writeln!(pipe, "{}", home.display()).expect("the watchdog listens");
+        (home, watchdog)
+    });
+    home
+}
+
+const WATCHDOG: &str = r#"
+read -r home
+read -r rest
+for process in /proc/[0-9]*; do
+    grep -qF "$home" "$process/environ" && kill -9 "${process#/proc/}"
+done
+rm -rf "$home"
+"#;

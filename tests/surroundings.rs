@@ -1,0 +1,112 @@
+//! CMD finds everything as it would without dlock: what is compared is a bare run with one under dlock, in the same
+//! odd surroundings.
+
+use crate::support::world::{Backend, World, on_every_store};
+use std::process::Stdio;
+
+on_every_store!(
+    signals_are_ignored_and_blocked_as_inherited,
+    everything_else_is_as_inherited,
+    descriptors_are_as_inherited,
+    an_ignored_sigchld_hides_no_status,
+    the_environment_gains_the_hold_and_nothing_else,
+);
+
+/// Ways to start a program with unusual signal masks and dispositions; each execs its arguments.
+const SIGNAL_HABITS: [&[&str]; 10] = [
+    &["env"],
+    &["nohup"],
+    &["env", "--ignore-signal=PIPE"],
+    &["env", "--ignore-signal=CHLD"],
+    &["env", "--ignore-signal=INT,QUIT"],
+    &["env", "--ignore-signal=TERM,HUP,TSTP,TTOU,TTIN,CONT,WINCH,USR1"],
+    &["env", "--ignore-signal=RTMIN+3"],
+    &["env", "--block-signal=USR1,CHLD,TERM,INT,PIPE"],
+    &["env", "--block-signal", "--ignore-signal=ALRM"],
+    // What a shell without job control does to its background jobs.
+    &["sh", "-c", "\"$@\" & wait $!", "sh"],
+];
+
+fn signals_are_ignored_and_blocked_as_inherited(backend: Backend) {
+    let world = World::new(backend);
+    for habit in SIGNAL_HABITS {
+        let job = ["grep", "^Sig[BIC]", "/proc/self/status"];
+        let bare = bare(&world, habit, &job);
+        assert_eq!(bare.lines().count(), 3, "{bare}");
+        world.dlock(["run", "-k", "k", "--"]).args(job).under(habit).stdout(&bare).any_stderr().run();
+    }
+}
+
+fn everything_else_is_as_inherited(backend: Backend) {
+    let world = World::new(backend);
+    let job = "umask; nice; pwd; ulimit -a; ulimit -Ha; id; env | grep -v ^DLOCK_ | sort; cat /proc/self/oom_score_adj
+        cat /proc/self/cgroup; sed -n '/^NoNewPrivs/p; /^Seccomp/p; /^Cap/p' /proc/self/status";
+    let odd = ["sh", "-c", "umask 027; ulimit -n 100; ulimit -c 0; cd /; exec nice -n 3 \"$@\"", "sh"];
+    let bare = bare(&world, &odd, &["sh", "-c", job]);
+    world.run("k", &[], job).under(&odd).stdout(&bare).run();
+}
+
+fn descriptors_are_as_inherited(backend: Backend) {
+    let world = World::new(backend);
+    let job = ["sh", "-c", "for fd in /proc/$$/fd/*; do echo \"${fd##*/} $(readlink \"$fd\")\"; done"];
+    for shape in
+        ["", "exec 7< /dev/zero 9> /dev/null", "exec < /dev/zero", "exec <&-", "exec 2>&-", "exec <&- 2>&-"]
+    {
+        let habit = ["sh", "-c", &format!("{shape}\nexec \"$@\""), "sh"];
+        let bare = bare(&world, &habit, &job);
+        let output = world.dlock(["run", "-k", "k", "--"]).args(job).under(&habit).any_stdout().run();
+        assert_eq!(comparable(&output.stdout), comparable(&bare), "after {shape:?}");
+    }
+}
+
+/// Where standard output and errors lead differs between two runs, and what the shell has open for itself is gone
+/// when it is asked for.
+fn comparable(descriptors: &str) -> Vec<&str> {
+    let line = |line| {
+        let (number, target): (&str, &str) = str::split_once(line, ' ').unwrap_or((line, ""));
+        if ["1", "2"].contains(&number) || target.starts_with("pipe:") { number } else { line }
+    };
+    descriptors.lines().filter(|line| !line.ends_with(' ')).map(line).collect()
+}
+
+fn an_ignored_sigchld_hides_no_status(backend: Backend) {
+    let world = World::new(backend);
+    let habit = ["env", "--ignore-signal=CHLD"];
+    world.run("k", &[], "exit 3").under(&habit).status(3).run();
+    world.run("k", &[], "kill -TERM $$").under(&habit).dies_of(15).run();
+    let habit = ["env", "--block-signal"];
+    world.run("k", &[], "exit 3").under(&habit).status(3).run();
+}
+
+fn the_environment_gains_the_hold_and_nothing_else(backend: Backend) {
+    let world = World::new(backend);
+    let job = "env | grep ^DLOCK_ | sort";
+    let output = world.run("some key", &[], job).env("DLOCK_SLOT", "7").any_stdout().run();
+    let lines = output.stdout.lines().collect::<Vec<_>>();
+    let value = |name: &str| {
+        let found = lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_else(|| panic!("{name} is set: {lines:?}"))
+    };
+    assert_eq!(value("DLOCK_KEY"), "some key");
+    assert_eq!(value("DLOCK_KEYS"), "some key");
+    assert!(value("DLOCK_FENCE").parse::<u64>().is_ok());
+    assert!(value("DLOCK_TOKEN").len() >= 32, "128 bits or more");
+    assert!(value("DLOCK_HELD").contains(value("DLOCK_FENCE")));
+    assert_eq!(value("DLOCK_STORE"), world.url());
+    assert!(!output.stdout.contains("DLOCK_SLOT"), "it does not apply here");
+    assert_eq!(lines.len(), 6, "{lines:?}");
+    let again = world.run("some key", &[], "echo $DLOCK_TOKEN").any_stdout().run();
+    assert_ne!(again.stdout.trim(), value("DLOCK_TOKEN"), "each hold has its own");
+}
+
+/// What the same words print without dlock.
+fn bare(world: &World, habit: &[&str], job: &[&str]) -> String {
+    let mut command = world.command(habit[0]);
+    command.args(&habit[1..]).args(job).env("DLOCK_STORE", world.url());
+    command.stdin(Stdio::null()).stderr(Stdio::null());
+    let path = world.path("bare");
+    let output = std::fs::File::create(&path).expect("a file");
+    let status = command.stdout(output).status().expect("the program runs");
+    assert!(status.success(), "{habit:?} {job:?}");
+    world.read("bare")
+}

@@ -1,0 +1,205 @@
+//! The walls of the house: which part of src may know which. Read from the source, because the compiler does not
+//! mind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What a part may name of the crate, besides itself. A part that is not listed may know everything.
+const MAY_KNOW: [(&str, &[&str]); 11] = [
+    ("exit", &[]),
+    ("clock", &[]),
+    ("sys", &[]),
+    ("lock", &[]),
+    ("law", &["lock", "exit", "store", "clock"]),
+    ("cli", &["lock", "exit"]),
+    ("error", &["exit", "store"]),
+    ("store", &["cli", "lock", "law", "exit", "clock", "sys", "error"]),
+    ("lease", &["cli", "lock", "law", "exit", "clock", "sys", "store"]),
+    ("job", &["exit", "clock", "sys"]),
+    ("config", &["cli", "lock", "law", "exit", "error"]),
+];
+
+#[test]
+fn nobody_looks_over_a_wall() {
+    let mut trespasses = Vec::new();
+    for (path, text) in sources() {
+        let part = part(&path);
+        let Some((_, known)) = MAY_KNOW.iter().find(|(name, _)| *name == part) else { continue };
+        for named in named_parts(&text) {
+            if named != part && !known.contains(&named.as_str()) {
+                trespasses.push(format!("{} names crate::{named}", path.display()));
+            }
+        }
+    }
+    assert_eq!(trespasses, [""; 0]);
+}
+
+/// Only commands join stores and jobs.
+#[test]
+fn only_commands_join_locks_and_children() {
+    for (path, text) in sources() {
+        let named = named_parts(&text);
+        if named.contains("job") && named.contains("store") {
+            assert_eq!(part(&path), "commands", "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_is_in_one_place() {
+    for (path, text) in sources() {
+        let uses = code_lines(&text).any(|line| words(line).any(|word| word == "unsafe"));
+        assert!(!uses || part(&path) == "sys", "{}", path.display());
+    }
+}
+
+#[test]
+fn lints_are_not_silenced() {
+    for (path, text) in sources().into_iter().chain(tests()) {
+        for line in code_lines(&text) {
+            let silenced = line.trim_start().strip_prefix('#').is_some_and(|rest| {
+                let rest = rest.trim_start_matches('!').trim_start_matches('[');
+                rest.starts_with("allow(") || rest.starts_with("cfg_attr") && rest.contains("allow(")
+            });
+            assert!(!silenced, "{}: {line}", path.display());
+        }
+    }
+}
+
+/// The law is pure: what time it is, it is told.
+#[test]
+fn the_law_reads_no_clock_and_does_no_io() {
+    let outside = [
+        "std::time::Instant",
+        "SystemTime",
+        "Instant::now",
+        "Moment::now",
+        ".left()",
+        ".passed()",
+        "std::fs",
+        "std::io",
+        "std::net",
+    ];
+    let outside =
+        [&outside[..], &["std::env", "std::process", "std::thread", "rustix", "libc", "redis"]].concat();
+    let law = sources().into_iter().filter(|(path, _)| part(path) == "law").collect::<Vec<_>>();
+    assert!(!law.is_empty());
+    for (path, text) in law {
+        for line in code_lines(&text) {
+            let found = outside.iter().find(|name| line.contains(**name));
+            assert_eq!(found, None, "{}: {line}", path.display());
+        }
+    }
+}
+
+/// A file opens with the question that it answers.
+#[test]
+fn every_file_says_what_it_is_for() {
+    for (path, text) in sources().into_iter().chain(tests()) {
+        assert!(text.starts_with("//! "), "{}", path.display());
+    }
+}
+
+#[test]
+fn there_is_no_attic() {
+    for (path, _) in sources().into_iter().chain(tests()) {
+        let attic = ["utils", "util", "common", "helpers", "types", "imp", "misc"];
+        let inside = path.with_extension("");
+        let found = inside.iter().find(|name| attic.iter().any(|attic| name.to_str() == Some(attic)));
+        assert_eq!(found, None, "{}", path.display());
+    }
+}
+
+/// Every file of the suite is declared, and said to be there, in main.rs.
+#[test]
+fn every_test_file_runs() {
+    let main = include_str!("main.rs");
+    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).expect("tests").flatten();
+    for path in files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "rs"))
+    {
+        let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
+        assert!(name == "main" || main.contains(&format!("mod {name};")), "{name} is not run");
+    }
+}
+
+/// The first component below src.
+fn part(path: &Path) -> String {
+    let first = path.iter().next().expect("a path").to_str().expect("a name");
+    first.strip_suffix(".rs").unwrap_or(first).to_owned()
+}
+
+/// The parts of the crate that a text names, by `crate::part` or within `crate::{…}`.
+fn named_parts(text: &str) -> BTreeSet<String> {
+    let code = code_lines(text).collect::<Vec<_>>().join("\n");
+    let mut named = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => named.extend(words(rest).next().map(str::to_owned)),
+            Some(group) => named.extend(heads_of_group(group)),
+        }
+    }
+    named
+}
+
+/// The first names in `a::b, c::{d, e}, f}`.
+fn heads_of_group(group: &str) -> Vec<String> {
+    let mut heads = Vec::new();
+    let (mut depth, mut head) = (0, String::new());
+    let mut in_head = true;
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                heads.push(std::mem::take(&mut head));
+                in_head = true;
+            }
+            ':' => in_head = in_head && depth > 0,
+            c if depth == 0 && in_head && (c.is_alphanumeric() || c == '_') => head.push(c),
+            _ => {}
+        }
+    }
+    heads.push(head);
+    heads.retain(|head| !head.is_empty());
+    heads
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// The lines outside comments, up to the unit tests, which may look at everything.
+fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    let code = text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+    code.filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    read_below("src")
+}
+
+fn tests() -> Vec<(PathBuf, String)> {
+    read_below("tests")
+}
+
+/// Every Rust file below a directory of the package, by its path there.
+fn read_below(directory: &str) -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+    let (mut found, mut pending) = (Vec::new(), vec![root.clone()]);
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                pending.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let below = path.strip_prefix(&root).expect("below the root").to_owned();
+                found.push((below, fs::read_to_string(&path).expect("a source file")));
+            }
+        }
+    }
+    found.sort();
+    found
+}
