@@ -426,7 +426,6 @@ impl Record {
             self.queue.remove(&(waiter.ticket, ask.token.clone()));
         }
         if let Some(hold) = &mut self.hold {
-            hold.confirmed = true;
             hold.owner = ask.owner.clone();
             if !ask.min_hold.is_zero() {
                 hold.cool = Due::after(hold.since, ask.min_hold);
@@ -437,8 +436,10 @@ impl Record {
         Grant { fence: Fence(fence), waited: Duration::from_millis(waited) }
     }
 
+    /// Whoever asks for more of the lease has heard of the grant.
     fn extend(&mut self, now: Time, ttl: Duration) {
         if let (Some(hold), Lock::Held { until, .. }) = (&mut self.hold, &mut self.lock) {
+            hold.confirmed = true;
             hold.until = Due::after(now, ttl);
             *until = hold.until.max(hold.cool);
         }
