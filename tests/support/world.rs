@@ -150,11 +150,21 @@ impl World {
         self.read("log").lines().map(str::to_owned).collect()
     }
 
+    /// How often jobs have logged this line.
+    pub fn lines(&self, line: &str) -> usize {
+        self.log().iter().filter(|logged| *logged == line).count()
+    }
+
     /// Waits until jobs have logged a line.
     #[track_caller]
     pub fn wait_for_log(&self, line: &str) {
-        let what = format!("a job logs {line:?}");
-        wait_until(&what, || self.log().iter().any(|logged| logged == line));
+        self.wait_for_lines(line, 1);
+    }
+
+    /// Waits until jobs have logged a line that often.
+    #[track_caller]
+    pub fn wait_for_lines(&self, line: &str, count: usize) {
+        wait_until(&format!("jobs log {line:?} {count} times"), || self.lines(line) >= count);
     }
 
     /// Waits for a process id that a job writes as one line of `file`.
