@@ -466,8 +466,10 @@ impl Record {
     fn force(&mut self, now: Time, revoke: &Revoke, token: Token) -> Revoked {
         let Some(holder) = self.holder(now) else { return Revoked::Free };
         let hold = self.hold.clone();
+        // Under a grant that was never confirmed no job runs, so there is nothing to wait for.
+        let when = if holder.confirmed { revoke.when } else { When::Now };
         self.end(now, Outcome::Forced, None, Some(revoke.by.clone()));
-        match revoke.when {
+        match when {
             When::Safe => {
                 self.lock = Lock::Revoked { until: hold.as_ref().map_or(Due(0), |hold| hold.until) };
                 self.hold = hold.map(|hold| Hold { forced: true, ..hold });

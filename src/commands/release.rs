@@ -94,6 +94,7 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
         Revoked::Hold { holder, left } => {
             let from = format!("{key} in {place} is taken away from {}", who(&holder.owner));
             match when {
+                _ if !holder.confirmed => format!("{from}, whose job had not begun; it is free now"),
                 When::Safe => format!(
                     "{from}; its dlock stops the job at the next heartbeat, and the next grant comes then, or in {} at \
                      the latest",

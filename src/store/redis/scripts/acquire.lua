@@ -44,7 +44,7 @@ local function reply(...)
 end
 
 if redis.call('EXISTS', spent_key(token)) == 1 then return { 'spent', int(us) } end
-load()
+load(token)
 expire()
 local alone = lock == 'free' and redis.call('EXISTS', QUEUE, waiter_key(token)) == 0
 if not alone and not is_held_by(token) then

@@ -22,7 +22,8 @@ elseif lock == 'held' then
   answer = 'hold'
   local held = hold
   finish('forced', nil, by)
-  if now then
+  -- Under a grant that was never confirmed no job runs, so there is nothing to wait for.
+  if now or not held.confirmed then
     spend(held.token)
     free()
   else
