@@ -45,6 +45,13 @@ pub fn pids() -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Whether the suite itself was started with this signal ignored.
+pub fn suite_ignores(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    u64::from_str_radix(ignored.trim(), 16).expect("a mask") >> (signal - 1) & 1 == 1
+}
+
 /// Sends a signal; a process that is gone does not mind.
 pub fn signal(pid: i32, signal: Signal) {
     let pid = Pid::from_raw(pid).filter(|pid| !pid.is_init()).expect("a process id");
