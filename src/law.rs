@@ -71,8 +71,8 @@ impl Due {
         now.millis() >= self.0
     }
 
-    /// Whether it lies behind. What is only remembered is forgotten then: Redis drops a key one tick after its expiry,
-    /// and for what decides nothing the law follows suit.
+    /// Whether it lies behind. So ends what Redis alone ends, a foreign lock and what is only remembered: it drops a key
+    /// one tick after its expiry.
     pub const fn is_past(self, now: Time) -> bool {
         now.millis() > self.0
     }
@@ -377,7 +377,7 @@ impl Record {
         let over = match &self.lock {
             Lock::Free => false,
             Lock::Held { until, .. } | Lock::Cooling { until } | Lock::Revoked { until } => until.passed(now),
-            Lock::Foreign { until } => until.is_some_and(|until| until.passed(now)),
+            Lock::Foreign { until } => until.is_some_and(|until| until.is_past(now)),
         };
         if over {
             self.lock = Lock::Free;
