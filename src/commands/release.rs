@@ -36,14 +36,8 @@ pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> 
             let was = store.revoke(&name, &revoke, by).map_err(|error| located(settings, error))?;
             revoked(settings, &name, when, was)?
         }
-        (None, false) => {
-            return Err(Error::Usage(
-                "asking a holder to stop comes with a later version; --force takes the lock away, --token-file gives \
-                 back one's own"
-                    .into(),
-            )
-            .into());
-        }
+        // The command line was refused for it already; a lock is never taken away by an omission.
+        (None, false) => return Err(Error::Usage("release needs --force or --token-file".into()).into()),
     };
     printer.say(Kind::Note, &line);
     Ok(Exit::Ok)

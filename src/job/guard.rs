@@ -58,6 +58,8 @@ struct Watch<F> {
     state: State,
     /// dlock is gone, or has left the rest to us.
     alone_now: bool,
+    /// dlock said so, and has told what there was to tell.
+    told_to_finish: bool,
     /// There is no child left, as far as is known.
     no_child: bool,
     unsent: VecDeque<Vec<u8>>,
@@ -106,6 +108,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             cmd: None,
             state: State::Idle,
             alone_now: false,
+            told_to_finish: false,
             no_child: true,
             unsent: VecDeque::new(),
             refused: Vec::new(),
@@ -183,6 +186,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                     }
                     Some(Order::Relay(signal)) => self.relay(signal),
                     Some(Order::Lost(by)) => self.lost(by),
+                    Some(Order::Finish) => self.told_to_finish = true,
                     None => {}
                 },
                 Err(Errno::AGAIN) => break,
@@ -392,8 +396,8 @@ impl<F: FnMut(Alone)> Watch<F> {
             // CMD will not need them any more.
             self.close_the_rest();
         }
-        if why.is_none() {
-            // Nothing was stopped, so there is nothing to tell, and whoever reads dlock's messages need not wait for us.
+        if why.is_none() || self.told_to_finish {
+            // There is nothing to tell, and whoever reads dlock's messages need not wait for us.
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
             let _ = null.and_then(rustix::stdio::dup2_stderr);
         }

@@ -9,7 +9,7 @@ load(token)
 expire()
 local answer = 'not-held'
 if is_held_by(token) then
-  hold['until'] = ms + ttl
+  hold.confirmed, hold['until'] = true, ms + ttl
   save_hold()
   answer = 'renewed'
 elseif is_revoked_from(token) then
