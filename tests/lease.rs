@@ -124,7 +124,7 @@ enum Guard {
 fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "8s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
     if guard == Guard::Stopped {
         proc::signal(holder.guard(), Signal::STOP);
