@@ -277,6 +277,11 @@ impl Guard {
         self.limits.cmd()
     }
 
+    /// Whether CMD is stopped now. The event that says so may be heard long after, by a dlock that was stopped too.
+    pub fn is_cmd_stopped(&self) -> bool {
+        self.cmd().is_some_and(family::is_stopped)
+    }
+
     /// When one of these is readable, [`Guard::next_event`] is to be called, once. They may change with each call of it.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         let timer = self.timer.as_fd();

@@ -308,7 +308,7 @@ impl Session<'_> {
 
     /// CMD was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
     fn stop_too(&self, signal: i32) {
-        if self.group == Group::Caller {
+        if self.group == Group::Caller && self.guard.is_cmd_stopped() {
             self.words.stopped(self.limits_left(), self.run.on_lost);
             job::stop_by(signal);
         }
