@@ -41,8 +41,8 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
-    let mut store = open(settings)?;
-    let keep = store.prepare(&token).map_err(|error| located(settings, error))?;
+    let mut store = open(settings).map_err(unstarted)?;
+    let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
@@ -360,6 +360,14 @@ fn waits(run: &Run) -> lease::Wait {
         Wait::No => lease::Wait::No,
         Wait::For(span) => lease::Wait::Until(Moment::now().after(span)),
         Wait::Forever => lease::Wait::Forever,
+    }
+}
+
+/// An error of the store before the run began.
+fn unstarted(error: Error) -> Error {
+    match error {
+        Error::Store(error) => Error::Store(error.map(|text| format!("{text}; the command did not run"))),
+        other => other,
     }
 }
 

@@ -102,13 +102,16 @@ impl Directory {
         if self.path.exists() {
             return Ok(());
         }
+        let failed = |error: std::io::Error| match error.kind() {
+            // As under /proc, where nothing can be created, and yet nothing is missing.
+            std::io::ErrorKind::NotFound => self.unfit("the directory does not exist and cannot be created"),
+            _ => self.io("create the directory", &error),
+        };
         if let Some(parent) = self.path.parent() {
-            std::fs::create_dir_all(parent).map_err(|error| self.io("create the directory", &error))?;
+            std::fs::create_dir_all(parent).map_err(failed)?;
         }
         match DirBuilder::new().mode(0o700).create(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(self.io("create the directory", &error))
-            }
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
             _ => Ok(()),
         }
     }
