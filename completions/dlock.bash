@@ -208,7 +208,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --tree --report --replicas --help"
+            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --report --replicas --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

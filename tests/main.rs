@@ -8,6 +8,7 @@
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
 //! - min_hold: once a tick
+//! - tree: the lock is kept for what CMD leaves behind
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
@@ -46,5 +47,6 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tree;
 mod twin;
 mod walls;

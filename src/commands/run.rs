@@ -9,10 +9,10 @@ use super::{located, name, open};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
-use crate::config::run::{Run, Wait};
+use crate::config::run::{KeepFor, Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{self, Event, Group, Guard, Inherited, Limits, OnLost, Plan};
+use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan, Reached};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, JobEnd, Ran};
 use crate::lease::{self, Lease, Report, Request};
@@ -61,6 +61,10 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
             cli::OnLost::Stop => OnLost::Stop,
             cli::OnLost::Warn => OnLost::Warn,
         },
+        leftovers: match run.keep_for {
+            KeepFor::Command => Leftovers::Leave,
+            KeepFor::Tree => Leftovers::Await,
+        },
         mark: token.secret().into(),
         keep,
     };
@@ -82,7 +86,8 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     let lease =
         Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
-    Session { settings, run, name, token, inherited, group, schedule, guard, lease, words, limits }.go()
+    let runs = Runs::Command;
+    Session { settings, run, name, token, inherited, group, runs, schedule, guard, lease, words, limits }.go()
 }
 
 /// One run, from the request to the end.
@@ -93,11 +98,21 @@ struct Session<'a> {
     token: Token,
     inherited: Inherited,
     group: Group,
+    runs: Runs,
     schedule: Schedule,
     guard: Guard,
     lease: Lease,
     words: Words<'a>,
     limits: job::LimitsSender,
+}
+
+/// What there is of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    /// CMD, and whatever it started.
+    Command,
+    /// What CMD left behind, with `--tree`.
+    Rest,
 }
 
 /// How the job ended, or did not begin.
@@ -212,7 +227,10 @@ impl Session<'_> {
         loop {
             match self.news(None)? {
                 News::Nothing => {}
-                News::Signal(received) => self.relay(received),
+                News::Signal(received) => {
+                    self.relay(received);
+                    self.stop_without_command(received);
+                }
                 News::Lease(Report::Lost { how, kill_by }) => {
                     lost = Some(how);
                     self.words.lost(how, self.run.on_lost);
@@ -242,6 +260,10 @@ impl Session<'_> {
                 News::Job(Event::Continued) => {}
                 News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
                 News::Job(Event::Refused(process)) => self.words.refused(&process),
+                News::Job(Event::CommandEnded { status }) => {
+                    self.runs = Runs::Rest;
+                    self.words.command_ended(status, || self.guard.processes());
+                }
                 News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why, lost.is_some())),
                 // What becomes of the job follows: `Stopping`, `Ended`.
                 News::Job(Event::Died) => {}
@@ -291,13 +313,27 @@ impl Session<'_> {
         over.exit
     }
 
-    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already.
+    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already. What is left when
+    /// CMD has ended is mostly out of the terminal's reach, and only dlock is there to interrupt.
     fn relay(&mut self, received: job::Received) {
         let from_terminal = received.from == job::Sender::Kernel && self.group == Group::Caller;
         let from_guard = received.from == job::Sender::Process(self.guard.pid().cast_unsigned());
         let stops_reading = [libc::SIGTTIN, libc::SIGTTOU].contains(&received.signal);
-        if !from_terminal && !from_guard && !stops_reading {
-            self.guard.relay(received.signal);
+        let interrupts = [libc::SIGINT, libc::SIGQUIT].contains(&received.signal);
+        if from_guard || stops_reading {
+            return;
+        }
+        if !from_terminal {
+            self.guard.relay(received.signal, Reached::Nobody);
+        } else if self.runs == Runs::Rest && interrupts {
+            self.guard.relay(received.signal, Reached::CallerGroup);
+        }
+    }
+
+    /// ^Z when CMD, which dlock otherwise follows, has ended.
+    fn stop_without_command(&self, received: job::Received) {
+        if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
+            self.stop_too(libc::SIGTSTP);
         }
     }
 

@@ -49,7 +49,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 21] = [
+const KEYS: [(&str, Kind); 22] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -71,10 +71,11 @@ const KEYS: [(&str, Kind); 21] = [
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
+    ("tree", Kind::Flag),
 ];
 
 /// Keys that later versions bring.
-const LATER: [&str; 5] = ["shared", "slots", "replicas", "tree", "report"];
+const LATER: [&str; 4] = ["shared", "slots", "replicas", "report"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
