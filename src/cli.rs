@@ -161,6 +161,13 @@ pub struct Run {
     #[arg(long)]
     pub tree: bool,
 
+    /// When done, write the outcome to FILE as JSON
+    ///
+    /// Also when the command did not run: busy, unreachable, interrupted. The file appears whole, by a rename. The
+    /// fields are explained in docs/report.md.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -211,10 +218,6 @@ pub struct Hidden {
     /// A later version's shared mode
     #[arg(short = 's', long, hide = true)]
     pub shared: bool,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub report: Option<Option<PathBuf>>,
 
     /// A later version's
     #[arg(long, hide = true, num_args = 0..=1)]

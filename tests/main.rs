@@ -9,6 +9,7 @@
 //! - signals, terminal: what is sent to dlock, without and with a terminal
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
+//! - report: what `--report` writes, however the run ends
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
@@ -39,6 +40,7 @@ mod min_hold;
 mod passwords;
 mod readme;
 mod release;
+mod report;
 mod server_states;
 mod signals;
 mod soak;

@@ -5,7 +5,7 @@
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
 use super::owner::{command_line, owner};
-use super::{located, name, open};
+use super::{located, name, open, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -18,12 +18,14 @@ use crate::law::{Ask, End, JobEnd, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Name, Token};
 use crate::output::Printer;
+use account::{Account, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::time::Duration;
 use surroundings::environment;
 use words::Words;
 
+mod account;
 mod alone;
 mod surroundings;
 mod words;
@@ -34,9 +36,24 @@ const LEAVING: Duration = Duration::from_millis(60);
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// `dlock run`.
-pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<Exit> {
+pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
+    let report = flags.report.as_deref().map(Place::find).transpose()?;
+    let mut account = Account::default();
+    let mut voice = Printer::early(Some(&flags.common));
+    let result = settle(&flags.common).and_then(|(settings, printer)| {
+        voice = printer.about(flags.key.first().map_or("", |key| key.as_str()));
+        account.store = Some(settings.store.to_string());
+        guarded(&settings, &settings.run(flags)?, voice.clone(), &mut account)
+    });
+    if let Some(report) = report {
+        report.write(&account, flags, &result, &voice);
+    }
+    result
+}
+
+/// A run whose settings are known.
+fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
     let name = name(settings, &run.key)?;
-    let printer = printer.about(name.key());
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
@@ -86,8 +103,24 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     let lease =
         Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
+    account.asked = Some(Moment::now());
     let runs = Runs::Command;
-    Session { settings, run, name, token, inherited, group, runs, schedule, guard, lease, words, limits }.go()
+    let session = Session {
+        settings,
+        run,
+        name,
+        token,
+        inherited,
+        group,
+        runs,
+        schedule,
+        guard,
+        lease,
+        words,
+        limits,
+        account,
+    };
+    session.go()
 }
 
 /// One run, from the request to the end.
@@ -104,6 +137,7 @@ struct Session<'a> {
     lease: Lease,
     words: Words<'a>,
     limits: job::LimitsSender,
+    account: &'a mut Account,
 }
 
 /// What there is of the job.
@@ -189,6 +223,7 @@ impl Session<'_> {
     fn hear(&mut self, report: Report) -> anyhow::Result<Option<Obtained>> {
         match report {
             Report::Granted { grant, sent } => {
+                self.account.granted = Some((Moment::now(), grant.fence));
                 self.words.granted(grant);
                 let limits =
                     Limits { term_at: self.schedule.term_at(sent), kill_at: self.schedule.kill_at(sent) };
@@ -197,6 +232,7 @@ impl Session<'_> {
                     // Ends without a goodbye, so the guard gives the lock back.
                     return Err(internal("cannot start the command", &error));
                 }
+                self.account.started = true;
                 return Ok(Some(Obtained::Lock));
             }
             Report::Busy(blocker) => {
@@ -211,6 +247,7 @@ impl Session<'_> {
                 return Err(Error::Store(error).into());
             }
             Report::TakenAway => {
+                self.account.lost = Some(lease::Loss::Revoked);
                 self.words.taken_away();
                 return Ok(Some(Obtained::TakenAway));
             }
@@ -223,7 +260,6 @@ impl Session<'_> {
 
     /// Relays and watches until the job is over.
     fn supervise(&mut self) -> anyhow::Result<Over> {
-        let mut lost = None;
         loop {
             match self.news(None)? {
                 News::Nothing => {}
@@ -232,7 +268,7 @@ impl Session<'_> {
                     self.stop_without_command(received);
                 }
                 News::Lease(Report::Lost { how, kill_by }) => {
-                    lost = Some(how);
+                    self.account.lost = Some(how);
                     self.words.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
                         self.guard.lost(kill_by).map_err(|error| internal("cannot set a timer", &error))?;
@@ -243,16 +279,20 @@ impl Session<'_> {
                 }
                 News::Lease(Report::Recovered) => {
                     // The lock key was there all the time, or the renewal would have failed.
-                    lost = None;
+                    self.account.lost = None;
                     self.words.recovered();
                 }
                 News::Lease(_) => {}
                 News::Job(Event::NotStarted(why)) => {
                     self.words.not_started(&self.run.argv, why);
+                    self.account.started = false;
                     let exit = match why {
                         job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
                         job::NotStarted::Errno(_) => Exit::CannotExecute,
-                        job::NotStarted::TooLate => Exit::Lost,
+                        job::NotStarted::TooLate => {
+                            self.account.lost = Some(lease::Loss::Deadline);
+                            Exit::Lost
+                        }
                     };
                     return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
                 }
@@ -264,7 +304,7 @@ impl Session<'_> {
                     self.runs = Runs::Rest;
                     self.words.command_ended(status, || self.guard.processes());
                 }
-                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why, lost.is_some())),
+                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why)),
                 // What becomes of the job follows: `Stopping`, `Ended`.
                 News::Job(Event::Died) => {}
             }
@@ -272,7 +312,11 @@ impl Session<'_> {
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
-    fn over(&self, status: Option<job::Status>, why: Option<job::Why>, lost: bool) -> Over {
+    fn over(&mut self, status: Option<job::Status>, why: Option<job::Why>) -> Over {
+        if why == Some(job::Why::LeaseRanOut) {
+            // The guard acts by its own clock, and may be ahead of the thread that renews.
+            self.account.lost.get_or_insert(lease::Loss::Deadline);
+        }
         let own = match status {
             Some(job::Status::Exited(code)) => Exit::Job(code),
             Some(job::Status::Signaled(signal)) => Exit::Signal(signal),
@@ -280,7 +324,7 @@ impl Session<'_> {
         };
         let exit = match why {
             Some(job::Why::Lost | job::Why::LeaseRanOut) => Exit::Lost,
-            _ if lost => Exit::Lost,
+            _ if self.account.lost.is_some() => Exit::Lost,
             Some(job::Why::MaxRun) => Exit::TimedOut,
             Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
             None => own,
@@ -290,6 +334,7 @@ impl Session<'_> {
             Exit::Signal(signal) => Some(JobEnd::Signal(signal)),
             _ => None,
         };
+        self.account.job = job;
         Over { exit, end: End { ran: Ran::Yes, job } }
     }
 
