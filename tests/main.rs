@@ -10,6 +10,7 @@
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
+//! - oversell: why there are locks
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
@@ -37,6 +38,7 @@ mod interop;
 mod lease;
 mod lost_replies;
 mod min_hold;
+mod oversell;
 mod passwords;
 mod readme;
 mod release;
