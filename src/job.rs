@@ -524,6 +524,8 @@ impl Guard {
     /// Leaves the rest to the guard: it stops the job, if there is one, and calls `alone`. Waits so long for it; says
     /// whether it is through. If not it will go on by itself.
     pub fn finish(self, within: Duration) -> io::Result<bool> {
+        // Unsaid, it only makes the guard tell of what it does as if dlock had been killed.
+        let _ = self.send(&Order::Finish);
         rustix::net::shutdown(&self.link, Shutdown::Write)?;
         let gone = wait_on(&self.link, PollFlags::empty(), within)?;
         if gone {

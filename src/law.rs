@@ -71,8 +71,8 @@ impl Due {
         now.millis() >= self.0
     }
 
-    /// Whether it lies behind. What is only remembered is forgotten then: Redis drops a key one tick after its expiry,
-    /// and for what decides nothing the law follows suit.
+    /// Whether it lies behind. So ends what Redis alone ends, a foreign lock and what is only remembered: it drops a key
+    /// one tick after its expiry.
     pub const fn is_past(self, now: Time) -> bool {
         now.millis() > self.0
     }
@@ -377,7 +377,7 @@ impl Record {
         let over = match &self.lock {
             Lock::Free => false,
             Lock::Held { until, .. } | Lock::Cooling { until } | Lock::Revoked { until } => until.passed(now),
-            Lock::Foreign { until } => until.is_some_and(|until| until.passed(now)),
+            Lock::Foreign { until } => until.is_some_and(|until| until.is_past(now)),
         };
         if over {
             self.lock = Lock::Free;
@@ -426,7 +426,6 @@ impl Record {
             self.queue.remove(&(waiter.ticket, ask.token.clone()));
         }
         if let Some(hold) = &mut self.hold {
-            hold.confirmed = true;
             hold.owner = ask.owner.clone();
             if !ask.min_hold.is_zero() {
                 hold.cool = Due::after(hold.since, ask.min_hold);
@@ -437,8 +436,10 @@ impl Record {
         Grant { fence: Fence(fence), waited: Duration::from_millis(waited) }
     }
 
+    /// Whoever asks for more of the lease has heard of the grant.
     fn extend(&mut self, now: Time, ttl: Duration) {
         if let (Some(hold), Lock::Held { until, .. }) = (&mut self.hold, &mut self.lock) {
+            hold.confirmed = true;
             hold.until = Due::after(now, ttl);
             *until = hold.until.max(hold.cool);
         }
@@ -466,8 +467,10 @@ impl Record {
     fn force(&mut self, now: Time, revoke: &Revoke, token: Token) -> Revoked {
         let Some(holder) = self.holder(now) else { return Revoked::Free };
         let hold = self.hold.clone();
+        // Under a grant that was never confirmed no job runs, so there is nothing to wait for.
+        let when = if holder.confirmed { revoke.when } else { When::Now };
         self.end(now, Outcome::Forced, None, Some(revoke.by.clone()));
-        match revoke.when {
+        match when {
             When::Safe => {
                 self.lock = Lock::Revoked { until: hold.as_ref().map_or(Due(0), |hold| hold.until) };
                 self.hold = hold.map(|hold| Hold { forced: true, ..hold });

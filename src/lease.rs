@@ -24,6 +24,8 @@ const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
+/// A waiter never asks faster than this, whatever the store says.
+const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 /// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
 const WORTH_SAYING: u32 = 2;
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
@@ -73,6 +75,8 @@ pub enum Report {
     Busy(Blocker),
     /// Not obtained, because the store failed. A request may still be on its way; whoever gave up leaves by token.
     Failed(Error),
+    /// Granted again and again, and each time the answer came too late to rely on the lease.
+    TooSlow,
     /// The grant or the place in the queue was taken away before the job could start.
     TakenAway,
     /// Attempts have begun to fail, and not just one. The lease is good until `until`.
@@ -239,9 +243,7 @@ impl Keeper {
                 // Asking again extends the lease, counted from the new request.
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
-                    let ttl = self.request.ask.ttl;
-                    let why = format!("the store answers too slowly for a lease of {} ms", ttl.as_millis());
-                    self.report(Report::Failed(Error::Unavailable(why)));
+                    self.report(Report::TooSlow);
                     return None;
                 }
                 Ok(Acquired::Granted(grant)) => {
@@ -261,7 +263,7 @@ impl Keeper {
                         self.report(Report::Recovered);
                     }
                     queued = true;
-                    let next = Moment::now().after(waiting.next);
+                    let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
                     let blocker = waiting.blocker.clone();
                     self.report(Report::Waiting(waiting));
                     if !self.sleep(next) {

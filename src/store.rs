@@ -38,8 +38,9 @@ pub trait Store: Send {
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
 
-    /// The locks under a prefix of which the store has any record, in order of name.
-    fn list(&mut self, prefix: &str, by: Moment) -> Result<Vec<Name>, Error>;
+    /// The locks under a prefix of which the store has any record, in order of name. Takes as long as the store is
+    /// large; only each step is bounded.
+    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error>;
 
     /// Sleeps until something may have changed for the waiter that `acquire` last answered [`Acquired::Waiting`], at
     /// the latest until `until`. Waking early is allowed.

@@ -37,6 +37,7 @@ fn dlock_killed(backend: Backend) {
     assert_eq!(world.log().last().map(String::as_str), Some("next"));
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
     assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
 }
 
 fn dlock_stopped(backend: Backend) {

@@ -3,6 +3,7 @@
 
 use crate::support::job;
 use crate::support::proc;
+use crate::support::proxy::Proxy;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
@@ -37,38 +38,61 @@ fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
     assert!(!world.log().contains(&"overlap up".into()), "{:?}", world.log());
 }
 
-/// The server stands still for half a lease, begun at every phase of the renewal.
+/// How a server is away for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    /// It stands still, and answers afterwards what it was asked meanwhile.
+    Stopped,
+    /// What is sent meanwhile is never answered.
+    Deaf,
+}
+
+/// The server is away for half a lease, begun at every phase of the renewal.
 #[test]
 fn an_outage_of_half_a_ttl_disturbs_nothing() {
-    const TTL: Duration = Duration::from_secs(4);
     const PHASES: u32 = 8;
     thread::scope(|scope| {
         for phase in 0..PHASES {
-            scope.spawn(move || {
-                let world = World::new(Backend::Redis);
-                let job = "trap 'echo disturbed >> log' TERM; echo up >> log
-                    while [ ! -e over ]; do sleep 0.05; done; exit 9";
-                let holder = world.run("k", &["-t", "4s"], job).status(9).any_stderr().spawn();
-                world.wait_for_log("up");
-                world.redis().after_renewal("dlock:k");
-                sleep(TTL / 4 * phase / PHASES);
-                let begun = Instant::now();
-                world.redis().pause();
-                sleep(TTL / 2 - Duration::from_millis(10));
-                world.redis().resume();
-                let lasted = begun.elapsed();
-                world.redis().after_renewal("dlock:k");
-                world.write("over", "");
-                if lasted > TTL / 2 {
-                    // This machine was too busy to keep the outage short enough: nothing was promised.
-                    println!("phase {phase}: the outage became {lasted:?}");
-                    return;
-                }
-                holder.finish();
-                assert_eq!(world.log(), ["up"], "phase {phase}");
-            });
+            for outage in [Outage::Stopped, Outage::Deaf] {
+                scope.spawn(move || half_a_ttl_without_server(outage, TTL / 4 * phase / PHASES));
+            }
         }
     });
+}
+
+const TTL: Duration = Duration::from_secs(4);
+
+fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let job =
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+    // The time for one attempt is bounded by the lease, too, not only by this.
+    let holder = world.run("k", &["-t", "4s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
+    let holder = holder.status(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().after_renewal("dlock:k");
+    sleep(phase);
+    let begun = Instant::now();
+    match outage {
+        Outage::Stopped => world.redis().pause(),
+        Outage::Deaf => proxy.begin_outage(),
+    }
+    sleep(TTL / 2 - Duration::from_millis(10));
+    match outage {
+        Outage::Stopped => world.redis().resume(),
+        Outage::Deaf => proxy.end_outage(),
+    }
+    let lasted = begun.elapsed();
+    if lasted > TTL / 2 {
+        // This machine was too busy to keep the outage short enough: nothing was promised.
+        println!("{outage:?} at {phase:?} lasted {lasted:?}");
+        return;
+    }
+    world.redis().after_renewal("dlock:k");
+    world.write("over", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"], "{outage:?} at {phase:?}");
 }
 
 /// What the store knows last is when the lease ends. Every process of the job is dead before that.
@@ -99,7 +123,7 @@ enum Guard {
 fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
     if guard == Guard::Stopped {
         proc::signal(holder.guard(), Signal::STOP);
@@ -147,6 +171,7 @@ fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     holder.finish();
     assert_eq!(job::survivors(&world), [""; 0]);
     assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
+    assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
     assert_eq!(world.state("k"), "free");
 }
 

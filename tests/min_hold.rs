@@ -42,7 +42,8 @@ fn it_counts_from_the_grant(backend: Backend) {
 fn it_outlives_a_kill(backend: Backend) {
     let world = World::new(backend);
     let options = ["-t", "2s", "--min-hold", "5m", "--grace", "200ms"];
-    let holder = world.run("tick", &options, "echo up >> log; exec sleep 1000").dies_of(9).spawn();
+    let holder =
+        world.run("tick", &options, "echo up >> log; exec sleep 1000").dies_of(9).any_stderr().spawn();
     world.wait_for_log("up");
     holder.signal(Signal::KILL);
     holder.finish();

@@ -63,7 +63,8 @@ fn a_server_that_cannot_persist_says_so() {
 fn memory_pressure_ends_no_job() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "1s"], job).spawn();
+    // On a busy machine two renewals in a row of so short a lease may come late, which is said.
+    let holder = world.run("k", &["-t", "1s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w", "-t", "1s"], "echo waited >> log; sleep 2").any_stderr().spawn();
     world.wait_for_waiters("k", 1);

@@ -36,14 +36,8 @@ pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> 
             let was = store.revoke(&name, &revoke, by).map_err(|error| located(settings, error))?;
             revoked(settings, &name, when, was)?
         }
-        (None, false) => {
-            return Err(Error::Usage(
-                "asking a holder to stop comes with a later version; --force takes the lock away, --token-file gives \
-                 back one's own"
-                    .into(),
-            )
-            .into());
-        }
+        // The command line was refused for it already; a lock is never taken away by an omission.
+        (None, false) => return Err(Error::Usage("release needs --force or --token-file".into()).into()),
     };
     printer.say(Kind::Note, &line);
     Ok(Exit::Ok)
@@ -94,6 +88,7 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
         Revoked::Hold { holder, left } => {
             let from = format!("{key} in {place} is taken away from {}", who(&holder.owner));
             match when {
+                _ if !holder.confirmed => format!("{from}, whose job had not begun; it is free now"),
                 When::Safe => format!(
                     "{from}; its dlock stops the job at the next heartbeat, and the next grant comes then, or in {} at \
                      the latest",

@@ -241,11 +241,9 @@ impl Session<'_> {
             }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
-                let error = error.map(|text| {
-                    format!("{text} ({}); the command did not run", self.settings.store.origin())
-                });
-                return Err(Error::Store(error).into());
+                return Err(self.words.failed(error).into());
             }
+            Report::TooSlow => return Err(self.words.too_slow(self.run.ttl.get()).into()),
             Report::TakenAway => {
                 self.account.lost = Some(lease::Loss::Revoked);
                 self.words.taken_away();
@@ -289,10 +287,7 @@ impl Session<'_> {
                     let exit = match why {
                         job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
                         job::NotStarted::Errno(_) => Exit::CannotExecute,
-                        job::NotStarted::TooLate => {
-                            self.account.lost = Some(lease::Loss::Deadline);
-                            Exit::Lost
-                        }
+                        job::NotStarted::TooLate => Exit::Unavailable,
                     };
                     return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
                 }

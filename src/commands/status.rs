@@ -16,11 +16,8 @@ pub fn status(settings: &Settings, flags: &cli::Status, printer: &Printer) -> an
     let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let named = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?;
     let all = named.is_empty();
-    let names = if all {
-        store.list(&settings.prefix, by()).map_err(|error| located(settings, error))?
-    } else {
-        named
-    };
+    let names =
+        if all { store.list(&settings.prefix).map_err(|error| located(settings, error))? } else { named };
     let mut views = Vec::new();
     for name in names {
         let view = match store.inspect(&name, by()) {

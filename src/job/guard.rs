@@ -59,6 +59,8 @@ struct Watch<F> {
     state: State,
     /// dlock is gone, or has left the rest to us.
     alone_now: bool,
+    /// dlock said so, and has told what there was to tell.
+    told_to_finish: bool,
     /// There is no child left, as far as is known.
     no_child: bool,
     unsent: VecDeque<Vec<u8>>,
@@ -108,6 +110,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             cmd: None,
             state: State::Idle,
             alone_now: false,
+            told_to_finish: false,
             no_child: true,
             unsent: VecDeque::new(),
             refused: Vec::new(),
@@ -185,6 +188,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                     }
                     Some(Order::Relay(signal, reached)) => self.relay(signal, reached),
                     Some(Order::Lost(by)) => self.lost(by),
+                    Some(Order::Finish) => self.told_to_finish = true,
                     None => {}
                 },
                 Err(Errno::AGAIN) => break,
@@ -411,8 +415,8 @@ impl<F: FnMut(Alone)> Watch<F> {
             // CMD will not need them any more.
             self.close_the_rest();
         }
-        if why.is_none() {
-            // Nothing was stopped, so there is nothing to tell, and whoever reads dlock's messages need not wait for us.
+        if why.is_none() || self.told_to_finish {
+            // There is nothing to tell, and whoever reads dlock's messages need not wait for us.
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
             let _ = null.and_then(rustix::stdio::dup2_stderr);
         }

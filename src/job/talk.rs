@@ -22,6 +22,8 @@ pub(super) enum Order {
     Relay(i32, Reached),
     /// The lock is another's: stop the job, by this moment.
     Lost(Moment),
+    /// dlock ends now and leaves the rest to the guard. It has said itself what there was to say.
+    Finish,
 }
 
 impl Order {
@@ -33,6 +35,7 @@ impl Order {
                 message(b'r', &[i64::from(*signal), i64::from(*reached == Reached::CallerGroup)])
             }
             Self::Lost(by) => message(b'l', &[i64::try_from(by.since_boot().as_nanos()).unwrap_or(i64::MAX)]),
+            Self::Finish => message(b'f', &[]),
         }
     }
 
@@ -51,6 +54,7 @@ impl Order {
                 let nanos = u64::try_from(rest.number()?).ok()?;
                 Self::Lost(Moment::from_boot(Duration::from_nanos(nanos)))
             }
+            b'f' => Self::Finish,
             _ => return None,
         })
     }

@@ -345,7 +345,7 @@ impl Store for FileStore {
         }
     }
 
-    fn list(&mut self, prefix: &str, _by: Moment) -> Result<Vec<Name>, Error> {
+    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
         self.sweep();
         let mut names = BTreeMap::new();
         for kept in self.records()? {

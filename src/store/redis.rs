@@ -120,7 +120,8 @@ impl RedisStore {
         Reply::open(value, &self.target.shown)
     }
 
-    fn scan(&mut self, pattern: &str, only_strings: bool, by: Moment) -> Result<Vec<String>, Error> {
+    /// All keys that match. A server with many other keys takes many steps; each has its own time.
+    fn scan(&mut self, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
         let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
         loop {
             let mut scan = cmd("SCAN");
@@ -129,6 +130,7 @@ impl RedisStore {
                 scan.arg("TYPE").arg("string");
             }
             let target = &self.target;
+            let by = Moment::now().after(target.connect_timeout + target.op_timeout);
             let value = with_link(&mut self.control, target, by, |link, by| link.ask(target, &scan, by))?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
@@ -158,6 +160,8 @@ impl Store for RedisStore {
         let (what, mut reply) = self.run(&script::ACQUIRE, name, &args, by)?;
         match what.as_str() {
             "granted" => {
+                // Nobody waits any more, and a server counts its clients.
+                self.ear = None;
                 Ok(Acquired::Granted(Grant { fence: Fence(reply.number()?), waited: reply.span()? }))
             }
             "waiting" => Ok(Acquired::Waiting(Waiting {
@@ -236,15 +240,15 @@ impl Store for RedisStore {
         Ok(View { name: name.clone(), now, state, foreign, holder, left, fence, waiters, log })
     }
 
-    fn list(&mut self, prefix: &str, by: Moment) -> Result<Vec<Name>, Error> {
+    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
         let mut names = BTreeSet::new();
         let escaped = escape_glob(prefix);
-        for key in self.scan(&format!("dlock.fence:{{*}}:{escaped}*"), false, by)? {
+        for key in self.scan(&format!("dlock.fence:{{*}}:{escaped}*"), false)? {
             let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
             names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
         }
         if !prefix.is_empty() {
-            let strings = self.scan(&format!("{escaped}*"), true, by)?;
+            let strings = self.scan(&format!("{escaped}*"), true)?;
             names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
         }
         Ok(names.into_iter().collect())

@@ -6,8 +6,9 @@ use super::wait::wait_until;
 use super::world::World;
 
 /// Those of [`FAMILY`]: the leader, which is CMD and notes TERM but does not go; one in a session of its own; one
-/// with an emptied environment; one with both; one that ignores TERM; one that is stopped; one whose parents are gone.
-const MEMBERS: [&str; 7] = ["leader", "session", "naked", "stranger", "deaf", "frozen", "daemon"];
+/// with an emptied environment; one with both; one that ignores TERM; one that is stopped and notes TERM when it is
+/// continued; one whose parents are gone; one of which nothing at all points to the job but its descent.
+const MEMBERS: [&str; 8] = ["leader", "session", "naked", "stranger", "deaf", "frozen", "daemon", "ghost"];
 
 /// Starts a family that tries to get away, and logs `born` when all are there. TERM ends none of it that matters.
 pub const FAMILY: &str = "sh family";
@@ -41,7 +42,7 @@ echo $$ > "$1.tmp"
 mv "$1.tmp" "$1.pid"
 case $1 in
 leader) trap 'echo term >> log' TERM; while :; do sleep 0.1; done ;;
-frozen) kill -STOP $$ ;;
+frozen) trap 'echo thawed >> log' TERM; kill -STOP $$ ;;
 deaf) trap '' TERM INT HUP QUIT ;;
 esac
 exec sleep 1000
@@ -54,6 +55,7 @@ env -i setsid sh member stranger &
 sh member deaf &
 sh member frozen &
 (setsid sh -c 'sh member daemon & exit' &)
+(env -i setsid sh -c 'sh member ghost & exit' &)
 exec sh member leader
 "#;
 

@@ -15,6 +15,14 @@ pub fn stopped(pid: i32) -> bool {
     state(pid) == Some('T')
 }
 
+/// Whether the process's group is the one that its terminal belongs to.
+pub fn in_foreground(pid: i32) -> bool {
+    let Some(fields) = fields(pid) else { return false };
+    let field = |at: usize| fields.split(' ').nth(at).map(str::to_owned);
+    // Counted from the state: parent, group, session, terminal, the terminal's group.
+    field(2).is_some() && field(2) == field(5)
+}
+
 /// The children of a process.
 pub fn children(parent: i32) -> Vec<i32> {
     pids().into_iter().filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
@@ -35,6 +43,13 @@ pub fn arguments(pid: i32) -> String {
 pub fn pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether the suite itself was started with this signal ignored.
+pub fn suite_ignores(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    u64::from_str_radix(ignored.trim(), 16).expect("a mask") >> (signal - 1) & 1 == 1
 }
 
 /// Sends a signal; a process that is gone does not mind.
@@ -62,9 +77,15 @@ fn state(pid: i32) -> Option<char> {
     stat(pid).map(|(state, _)| state)
 }
 
-/// State and parent. The name in parentheses may itself contain parentheses and spaces.
+/// State and parent.
 fn stat(pid: i32) -> Option<(char, i32)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    let fields = fields(pid)?;
+    let mut fields = fields.split(' ');
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// What follows the name, which stands in parentheses and may itself contain parentheses and spaces.
+fn fields(pid: i32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ").map(|(_, fields)| fields.to_owned())
 }

@@ -32,6 +32,8 @@ struct Plan {
     fault: Option<(usize, Fault)>,
     /// How many late requests have reached the server.
     delivered: usize,
+    /// Whether every request vanishes.
+    outage: bool,
 }
 
 impl Proxy {
@@ -39,7 +41,7 @@ impl Proxy {
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for the proxy");
         let port = listener.local_addr().expect("the proxy's address").port();
-        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, delivered: 0 }));
+        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, delivered: 0, outage: false }));
         let proxy = Self { port, plan };
         let for_thread = proxy.clone();
         thread::spawn(move || {
@@ -59,7 +61,17 @@ impl Proxy {
     /// Counts anew, and lets `fault` befall the request of this number, the first being 1.
     pub fn plan(&self, number: usize, fault: Fault) {
         *self.plan.lock().expect("no test thread panics here") =
-            Plan { seen: 0, fault: Some((number, fault)), delivered: 0 };
+            Plan { seen: 0, fault: Some((number, fault)), delivered: 0, outage: false };
+    }
+
+    /// From now on every request vanishes, and the connection that carried it stays silent for ever.
+    pub fn begin_outage(&self) {
+        self.plan.lock().expect("no test thread panics here").outage = true;
+    }
+
+    /// From now on requests get through again, on new connections.
+    pub fn end_outage(&self) {
+        self.plan.lock().expect("no test thread panics here").outage = false;
     }
 
     /// How many requests there were since the last [`Proxy::plan`].
@@ -75,6 +87,9 @@ impl Proxy {
     fn next_fault(&self) -> Option<Fault> {
         let mut plan = self.plan.lock().expect("no test thread panics here");
         plan.seen += 1;
+        if plan.outage {
+            return Some(Fault::Swallowed);
+        }
         plan.fault.filter(|(number, _)| *number == plan.seen).map(|(_, fault)| fault)
     }
 

@@ -116,7 +116,8 @@ impl World {
 
     /// A command, here, that finds nothing of the surroundings' dlock settings.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(if ignores_signals() { "env".as_ref() } else { program.as_ref() });
+        let mut command =
+            Command::new(if ignores_signals() { "/usr/bin/env".as_ref() } else { program.as_ref() });
         if ignores_signals() {
             command.arg("--default-signal").arg(program);
         }
@@ -149,11 +150,21 @@ impl World {
         self.read("log").lines().map(str::to_owned).collect()
     }
 
+    /// How often jobs have logged this line.
+    pub fn lines(&self, line: &str) -> usize {
+        self.log().iter().filter(|logged| *logged == line).count()
+    }
+
     /// Waits until jobs have logged a line.
     #[track_caller]
     pub fn wait_for_log(&self, line: &str) {
-        let what = format!("a job logs {line:?}");
-        wait_until(&what, || self.log().iter().any(|logged| logged == line));
+        self.wait_for_lines(line, 1);
+    }
+
+    /// Waits until jobs have logged a line that often.
+    #[track_caller]
+    pub fn wait_for_lines(&self, line: &str, count: usize) {
+        wait_until(&format!("jobs log {line:?} {count} times"), || self.lines(line) >= count);
     }
 
     /// Waits for a process id that a job writes as one line of `file`.
@@ -211,14 +222,12 @@ impl Drop for World {
 }
 
 /// Whether the suite itself was started with signals ignored, under nohup or in a script's background: that must not
-/// reach the programs under test. PIPE does not count; the standard library takes care of that.
+/// reach the programs under test. PIPE does not count, the standard library takes care of it; nor do 32 and 33, for
+/// which nobody can.
 fn ignores_signals() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
-        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
-        u64::from_str_radix(ignored.trim(), 16).expect("a mask") & !(1 << 12) != 0
-    })
+    *ANSWER
+        .get_or_init(|| (1..=64).any(|signal| !matches!(signal, 13 | 32 | 33) && proc::suite_ignores(signal)))
 }
 
 fn new_home() -> TempDir {

@@ -5,6 +5,7 @@ use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::config::run::{Run, Wait};
+use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{NotStarted, Process, Status, Why};
 use crate::law::{Blocker, Grant, Left, Waiting};
@@ -77,6 +78,18 @@ impl<'a> Words<'a> {
             Wait::No | Wait::Forever => Tried::Once,
         };
         self.say(Kind::Note, &busy::busy(&self.key, &self.store, blocker, tried));
+    }
+
+    /// The store failed before the lock was ours.
+    pub fn failed(&self, error: store::Error) -> Error {
+        let (key, origin) = (&self.key, self.settings.store.origin());
+        Error::Store(error.map(|text| format!("{key}: {text} ({origin}); the command did not run")))
+    }
+
+    /// The store grants, and too late.
+    pub fn too_slow(&self, ttl: Duration) -> Error {
+        let text = format!("{} answers too slowly for a lease of {} (--ttl)", self.store, span(ttl));
+        self.failed(store::Error::Unavailable(text))
     }
 
     /// Taken away between grant and start.

@@ -172,15 +172,23 @@ impl Bounded<'_> {
 
 impl Read for Bounded<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let left = self.left()?;
-        match self.stream {
-            Stream::Tcp(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
-            Stream::Unix(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
+        loop {
+            let left = self.left()?;
+            let read = match self.stream {
+                Stream::Tcp(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
+                Stream::Unix(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
+            };
+            match read {
+                // A read with a timeout ends so when the process is stopped and continued (signal(7)).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read,
+            }
         }
     }
 }
 
 impl Write for Bounded<'_> {
+    /// `write_all` asks again after an interruption.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let left = self.left()?;
         match self.stream {

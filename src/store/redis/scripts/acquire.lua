@@ -44,24 +44,22 @@ local function reply(...)
 end
 
 if redis.call('EXISTS', spent_key(token)) == 1 then return { 'spent', int(us) } end
-load()
+load(token)
 expire()
-if not is_held_by(token) then
-  -- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.
-  local alone = lock == 'free' and redis.call('EXISTS', QUEUE, waiter_key(token)) == 0
-  if not alone then
-    if patience == 'queue' then hear() end
-    serve(token)
-  end
-  if lock == 'free' then grant(token, owner, CONFIRM_WITHIN, 0) end
+local alone = lock == 'free' and redis.call('EXISTS', QUEUE, waiter_key(token)) == 0
+if not alone and not is_held_by(token) then
+  if patience == 'queue' then hear() end
+  serve(token)
 end
+-- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.
+if lock == 'free' then grant(token, owner, CONFIRM_WITHIN, 0) end
 if is_held_by(token) then
-  redis.call('ZREM', QUEUE, token)
-  redis.call('DEL', waiter_key(token))
+  if not alone then
+    redis.call('ZREM', QUEUE, token)
+    redis.call('DEL', waiter_key(token))
+  end
   hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
   if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
-  lock_until = math.max(hold['until'], hold.cool)
-  redis.call('PEXPIREAT', L, int(lock_until))
   save_hold()
   return { 'granted', int(us), hold.fence, hold.waited }
 end

@@ -9,9 +9,10 @@ write_first()
 local spent = redis.call('GET', spent_key(token))
 if spent then return { spent == '1' and 'already' or 'not-held', int(us) } end
 
-local value = load()
+load(token)
 expire()
-local queued = redis.call('DEL', waiter_key(token)) == 1
+-- Who holds and has confirmed waits no more.
+local queued = not (is_held_by(token) and hold.confirmed) and redis.call('DEL', waiter_key(token)) == 1
 local was_head = queued and redis.call('ZRANK', QUEUE, token) == 0
 if queued then redis.call('ZREM', QUEUE, token) end
 local answer, cooling = 'not-held', 0
@@ -30,9 +31,6 @@ if is_held_by(token) then
 elseif is_revoked_from(token) then
   redis.call('DEL', HOLD)
   hold = nil
-  free()
-  answer = 'released'
-elseif lock == 'foreign' and value == token then
   free()
   answer = 'released'
 elseif queued then

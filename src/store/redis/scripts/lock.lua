@@ -33,7 +33,8 @@ local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000
 -- already (I14). This write needs none.
 local function write_first() redis.call('PEXPIRE', HOLD, HISTORY_KEPT) end
 
-local function load()
+-- `caller` is the token on whose behalf the script runs, if there is one.
+local function load(caller)
   local value = redis.pcall('GET', L)
   local h = redis.call('HMGET', HOLD, 'token', 'fence', 'since', 'until', 'cool', 'confirmed', 'forced', 'waited', 'owner')
   if h[1] then
@@ -46,6 +47,11 @@ local function load()
     lock, foreign_type = 'foreign', redis.call('TYPE', L).ok
   elseif hold and value == hold.token then
     lock, lock_until = 'held', math.max(hold['until'], hold.cool)
+  elseif value == caller then
+    -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
+    lock, lock_until = 'held', ms + math.max(redis.call('PTTL', L), 1)
+    hold = { token = caller, fence = redis.call('GET', FENCE) or int(us), since = int(us), ['until'] = lock_until,
+      cool = 0, confirmed = true, forced = false, waited = '0', owner = '{}' }
   else
     local marker, due = string.match(value, '^dlock/(%l+):(%d+)$')
     if (marker == 'cooling' or marker == 'revoked') and #due < 16 then
@@ -54,7 +60,6 @@ local function load()
       lock, foreign_type = 'foreign', 'string'
     end
   end
-  return value
 end
 
 local function is_held_by(token) return lock == 'held' and hold.token == token end
@@ -66,8 +71,7 @@ local function free()
 end
 
 local function put(value, kind, due)
-  redis.call('SET', L, value)
-  redis.call('PEXPIREAT', L, int(due))
+  redis.call('SET', L, value, 'PXAT', int(due))
   lock, lock_until = kind, due
 end
 
@@ -79,9 +83,11 @@ end
 
 local function finish(outcome, job, by)
   if hold.confirmed and not hold.forced then
-    redis.call('LPUSH', LOG, entry(outcome, job, by))
-    redis.call('LTRIM', LOG, 0, LOG_KEPT - 1)
-    redis.call('PEXPIRE', LOG, HISTORY_KEPT)
+    -- A log that somebody made something else of must not keep the lock from being given back.
+    if type(redis.pcall('LPUSH', LOG, entry(outcome, job, by))) == 'number' then
+      redis.call('LTRIM', LOG, 0, LOG_KEPT - 1)
+      redis.call('PEXPIRE', LOG, HISTORY_KEPT)
+    end
   end
   redis.call('DEL', HOLD)
   hold = nil
@@ -112,10 +118,11 @@ local function grant(token, owner, lease, waited)
   redis.call('SET', FENCE, int(fence), 'PX', HISTORY_KEPT)
   hold = { token = token, fence = int(fence), since = int(us), ['until'] = ms + lease, cool = 0, confirmed = false,
     forced = false, waited = int(waited), owner = owner }
-  put(token, 'held', hold['until'])
+  lock = 'held'
 end
 
 local function save_hold()
+  if lock == 'held' then put(hold.token, 'held', math.max(hold['until'], hold.cool)) end
   redis.call('HSET', HOLD, 'token', hold.token, 'fence', hold.fence, 'since', hold.since, 'until', int(hold['until']),
     'cool', int(hold.cool), 'confirmed', hold.confirmed and '1' or '0', 'forced', hold.forced and '1' or '0',
     'waited', hold.waited, 'owner', hold.owner)

@@ -5,18 +5,12 @@
 
 local token, ttl = ARGV[1], tonumber(ARGV[2])
 write_first()
-local value = load()
+load(token)
 expire()
 local answer = 'not-held'
 if is_held_by(token) then
-  hold['until'] = ms + ttl
-  lock_until = math.max(hold['until'], hold.cool)
-  redis.call('HSET', HOLD, 'until', int(hold['until']))
-  redis.call('PEXPIREAT', L, int(lock_until))
-  answer = 'renewed'
-elseif lock == 'foreign' and value == token then
-  -- The lock key is the truth (I12): an evicted HOLD does not end a hold.
-  redis.call('PEXPIREAT', L, int(ms + ttl))
+  hold.confirmed, hold['until'] = true, ms + ttl
+  save_hold()
   answer = 'renewed'
 elseif is_revoked_from(token) then
   answer = 'revoked'

@@ -22,14 +22,15 @@ elseif lock == 'held' then
   answer = 'hold'
   local held = hold
   finish('forced', nil, by)
-  if now then
+  -- Under a grant that was never confirmed no job runs, so there is nothing to wait for.
+  if now or not held.confirmed then
     spend(held.token)
     free()
   else
     hold = held
     hold.forced = true
-    save_hold()
     put('dlock/revoked:' .. int(hold['until']), 'revoked', hold['until'])
+    save_hold()
     remains = left(lock_until)
     wake_head()
   end
