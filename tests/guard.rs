@@ -1,6 +1,7 @@
 //! dlock or its guard is killed or stopped: the whole job is dead before anybody else has the lock, and the next
 //! waiter gets it, after a kill without waiting for the lease to end.
 
+use crate::support::dlock::Running;
 use crate::support::job;
 use crate::support::proc;
 use crate::support::wait::{wait_until, wait_within};
@@ -8,7 +9,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::{Signal, geteuid};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 on_every_store!(
     dlock_killed,
@@ -18,6 +19,8 @@ on_every_store!(
     waiter_killed,
     stopped_waiter_does_not_run_late,
     on_lost_warn_ends_with_dlock,
+    crashed_waiters_delay_the_queue_once,
+    newcomer_does_not_overtake_after_a_crash,
 );
 
 /// A lease so long that whoever waits for its end is found out.
@@ -43,7 +46,7 @@ fn dlock_killed(backend: Backend) {
 fn dlock_stopped(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -128,6 +131,59 @@ fn stopped_waiter_does_not_run_late(backend: Backend) {
     next.finish();
     sleeper.finish();
     assert_eq!(world.log(), ["up", "next", "sleeper"]);
+}
+
+/// A machine with many waiters dies: nothing of them can leave the queue. They do not delay it one by one.
+fn crashed_waiters_delay_the_queue_once(backend: Backend) {
+    let world = World::new(backend);
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-t", LONG], hold).spawn();
+    world.wait_for_log("up");
+    let doomed = (1..=6).map(|place| {
+        let waiter = world.run("k", &["-w", "-t", LONG], "echo doomed >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", place);
+        waiter
+    });
+    let doomed = doomed.collect::<Vec<_>>();
+    let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    wait_until("the next waits", || world.waiters("k") == 7);
+    doomed.iter().for_each(crash);
+    world.write("go", "");
+    holder.finish();
+    // 10 s are promised; a busy machine adds to it.
+    wait_within(Duration::from_secs(14), "the next in line runs", || {
+        (world.lines("next") == 1).then_some(())
+    });
+    next.finish();
+    assert_eq!(world.log(), ["up", "next"]);
+}
+
+/// The holder's machine dies, its lease ends, and the head of the queue is a little slow to notice: whoever comes along
+/// at that moment does not get the lock in its place.
+fn newcomer_does_not_overtake_after_a_crash(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "1s"], "echo up >> log; exec sleep 1000").any_stderr().spawn();
+    world.wait_for_log("up");
+    let head = world.run("k", &["-w"], "echo head >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    head.signal(Signal::STOP);
+    crash(&holder);
+    // Until the lease is surely over, and well before a silent waiter counts as dead.
+    let over = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < over {
+        world.run("k", &[], "echo overtook >> log").status(75).any_stderr().run();
+    }
+    head.signal(Signal::CONT);
+    head.finish();
+    assert_eq!(world.log(), ["up", "head"]);
+}
+
+/// Kills dlock and its guard in one moment, as a power failure would.
+fn crash(dlock: &Running) {
+    let guard = dlock.guard();
+    dlock.signal(Signal::STOP);
+    proc::signal(guard, Signal::KILL);
+    dlock.signal(Signal::KILL);
 }
 
 /// `--on-lost warn` lets the lease pass, but no job outlives its dlock.

@@ -4,7 +4,7 @@
 use crate::support::job;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use std::fs;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 on_every_store!(
     a_job_longer_than_five_ttls_keeps_its_lock,
     a_lost_lock_stops_the_whole_job,
+    a_loss_is_heard_of_at_the_next_heartbeat,
     on_lost_warn_lets_the_job_end,
     a_forced_release_stops_the_job_and_spares_the_next_holder,
     a_forced_release_grants_only_when_the_old_job_is_dead,
@@ -173,6 +174,38 @@ fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
     assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
     assert_eq!(world.state("k"), "free");
+}
+
+/// What the store says is believed at once, not only when the lease runs out.
+fn a_loss_is_heard_of_at_the_next_heartbeat(backend: Backend) {
+    thread::scope(|scope| {
+        for loss in [Loss::Forgotten, Loss::Forced] {
+            scope.spawn(move || {
+                let world = World::new(backend);
+                let job =
+                    "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.05; done";
+                // The next heartbeat comes after 5 s; the lease alone would let the job run for 15.8 s.
+                let holder = world.run("k", &["-t", "20s"], job).status(79).any_stderr().spawn();
+                world.wait_for_log("up");
+                match loss {
+                    Loss::Forgotten => forget(&world),
+                    Loss::Forced => {
+                        world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+                    }
+                }
+                wait_within(Duration::from_secs(10), "the job is told to go", || {
+                    (world.lines("term") == 1).then_some(())
+                });
+                holder.finish();
+            });
+        }
+    });
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Loss {
+    Forgotten,
+    Forced,
 }
 
 /// Loses every record of the store.
@@ -376,4 +409,18 @@ fn what_a_job_leaves_behind_lives_on() {
     assert!(proc::alive(left));
     assert_eq!(world.state("k"), "free");
     assert!(proc::alive(left));
+}
+
+/// The lease counts from when it was asked for. An answer that comes when that is long ago is worth nothing, but the
+/// question may be put again.
+#[test]
+fn a_grant_that_comes_too_late_is_asked_for_again() {
+    let world = World::new(Backend::Redis);
+    world.redis().pause();
+    let slow = ["-t", "1s", "--connect-timeout", "1m", "--op-timeout", "1m"];
+    let holder = world.run("k", &slow, "echo ran >> log; exit 3").status(3).any_stderr().spawn();
+    sleep(Duration::from_millis(2500));
+    world.redis().resume();
+    holder.finish();
+    assert_eq!(world.log(), ["ran"]);
 }

@@ -1,6 +1,7 @@
 //! A network between dlock and its server that loses replies, delivers requests late, or swallows everything. Each
 //! packet of a client is taken as one request; dlock writes each request at once.
 
+use super::wait::wait_until;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ pub enum Fault {
     ReplyLost,
     /// The connection breaks before it reaches the server.
     RequestLost,
-    /// It reaches the server only after the client has hung up.
+    /// It reaches the server only when [`Proxy::deliver`] says so, after the client has hung up.
     Late,
     /// It vanishes, and the connection stays silent.
     Swallowed,
@@ -30,10 +31,17 @@ pub struct Proxy {
 struct Plan {
     seen: usize,
     fault: Option<(usize, Fault)>,
-    /// How many late requests have reached the server.
-    delivered: usize,
+    /// What has become of the late request.
+    late: Late,
     /// Whether every request vanishes.
     outage: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Late {
+    Held,
+    Due,
+    Delivered,
 }
 
 impl Proxy {
@@ -41,7 +49,7 @@ impl Proxy {
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for the proxy");
         let port = listener.local_addr().expect("the proxy's address").port();
-        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, delivered: 0, outage: false }));
+        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, late: Late::Held, outage: false }));
         let proxy = Self { port, plan };
         let for_thread = proxy.clone();
         thread::spawn(move || {
@@ -61,7 +69,7 @@ impl Proxy {
     /// Counts anew, and lets `fault` befall the request of this number, the first being 1.
     pub fn plan(&self, number: usize, fault: Fault) {
         *self.plan.lock().expect("no test thread panics here") =
-            Plan { seen: 0, fault: Some((number, fault)), delivered: 0, outage: false };
+            Plan { seen: 0, fault: Some((number, fault)), late: Late::Held, outage: false };
     }
 
     /// From now on every request vanishes, and the connection that carried it stays silent for ever.
@@ -79,9 +87,19 @@ impl Proxy {
         self.plan.lock().expect("no test thread panics here").seen
     }
 
-    /// Whether the late request has reached the server, and its answer has come.
-    pub fn has_delivered(&self) -> bool {
-        self.plan.lock().expect("no test thread panics here").delivered > 0
+    /// Delivers the late request, and waits until the server has answered it.
+    #[track_caller]
+    pub fn deliver(&self) {
+        self.set_late(Late::Due);
+        wait_until("the late request arrives", || self.late() == Late::Delivered);
+    }
+
+    fn late(&self) -> Late {
+        self.plan.lock().expect("no test thread panics here").late
+    }
+
+    fn set_late(&self, late: Late) {
+        self.plan.lock().expect("no test thread panics here").late = late;
     }
 
     fn next_fault(&self) -> Option<Fault> {
@@ -135,9 +153,10 @@ impl Proxy {
                     silence();
                     let request = request.to_vec();
                     while matches!(client.read(&mut buffer), Ok(1..)) {}
+                    wait_until("the test has a late request delivered", || self.late() == Late::Due);
                     server.write_all(&request).ok()?;
                     drop(backward.join());
-                    self.plan.lock().expect("no test thread panics here").delivered += 1;
+                    self.set_late(Late::Delivered);
                     return None;
                 }
                 Some(Fault::Swallowed) => {
