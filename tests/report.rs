@@ -59,7 +59,8 @@ fn report(world: &World) -> Value {
     let object = report.as_object().expect("an object");
     let mut fields = object.keys().map(String::as_str).collect::<Vec<_>>();
     let mut expected = FIELDS.to_vec();
-    (fields.sort_unstable(), expected.sort_unstable());
+    fields.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(fields, expected);
     let word = |field: &str, words: &[&str]| words.contains(&report[field].as_str().unwrap_or("?"));
     assert!(word("outcome", &OUTCOMES), "{report}");
