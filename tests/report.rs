@@ -182,7 +182,7 @@ fn max_run_and_how_the_command_took_it(backend: Backend) {
 fn a_lock_that_an_operator_takes_away(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'exit 6' TERM; echo up >> log; while :; do sleep 0.02; done";
-    let holder = reported(&world, "k", &["-t", "1s"], job).status(79).any_stderr().spawn();
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
     holder.finish();
@@ -196,13 +196,13 @@ fn a_lock_that_an_operator_takes_away(backend: Backend) {
 fn a_lock_that_vanishes_and_one_that_runs_out() {
     let mut world = World::new(Backend::Redis);
     let job = "echo up >> log; exec sleep 1000";
-    let holder = reported(&world, "k", &["-t", "1s"], job).status(79).any_stderr().spawn();
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<String>(&["FLUSHALL"]);
     holder.finish();
     expect(&world, json!({"outcome": "lost", "lost": "vanished", "exit_status": null, "signal": 15}));
     world.write("log", "");
-    let holder = reported(&world, "k", &["-t", "1s"], job).status(79).any_stderr().spawn();
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis_mut().kill();
     holder.finish();
