@@ -293,6 +293,12 @@ fn a_report_that_cannot_be_written_changes_nothing(backend: Backend) {
     let output = call.status(5).stderr_like("dlock: the report could not be written to .*\n").run();
     assert!(output.stderr.contains("d/r.json"), "{}", output.stderr);
     assert_eq!(world.state("k"), "free");
+    // What cannot be renamed is not left lying about.
+    fs::create_dir(world.path("d")).expect("a directory");
+    let call = world.run("k", &["--report", "d/r.json"], "mkdir d/r.json; exit 6");
+    call.status(6).stderr_like("dlock: the report .*\n").run();
+    assert_eq!(fs::read_dir(world.path("d")).expect("a directory").count(), 1);
+    fs::remove_dir_all(world.path("d")).expect("it is ours");
     // Under -q it is still said, and death by a signal still comes through.
     fs::create_dir(world.path("d")).expect("a directory");
     let call = world.run("k", &["-q", "--report", "d/r.json"], "rmdir d; kill -9 $$");

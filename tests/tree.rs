@@ -175,7 +175,7 @@ fn a_signal_reaches_all_that_is_left_once(backend: Backend) {
 fn an_operator_stops_what_is_left(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let options = ["-v", "--tree", "-t", "4s", "--grace", "200ms"];
+    let options = ["-v", "--tree", "-t", "5s", "--grace", "1s"];
     let dlock = world.run("k", &options, job::FAMILY).status(79).any_stderr().spawn();
     orphan(&world, &dlock);
     let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
@@ -184,6 +184,7 @@ fn an_operator_stops_what_is_left(backend: Backend) {
     let output = dlock.finish();
     assert!(output.stderr.contains("the rest of the job is being stopped"), "{}", output.stderr);
     assert!(!output.stderr.contains("runs out"), "not as late as that: {}", output.stderr);
+    assert!(world.log().contains(&"thawed".into()), "TERM and CONT come first, from the guard");
     assert_eq!(job::survivors(&world), [""; 0]);
     next.finish();
     nothing_overlapped(&world);
