@@ -57,6 +57,15 @@ pub enum Command {
 }
 
 impl Command {
+    /// The lock that the command is about, where it is one.
+    pub fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Run(run) => run.key.first(),
+            Self::Release(release) => Some(&release.key),
+            Self::Status(_) | Self::Completions(_) => None,
+        }
+    }
+
     /// The options every command takes.
     pub fn common(&self) -> &Common {
         match self {

@@ -26,7 +26,11 @@ pub fn main() -> ExitCode {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
         }
-        Ok(Parsed::Command(command)) => (dispatch(&command), Printer::early(Some(command.common()))),
+        Ok(Parsed::Command(command)) => {
+            let printer = Printer::early(Some(command.common()));
+            let key = command.key().map(|key| key.as_str());
+            (dispatch(&command), key.iter().fold(printer, |printer, key| printer.about(key)))
+        }
         Err(line) => (Err(Error::Usage(line).into()), Printer::early(None)),
     };
     let exit = exit.unwrap_or_else(|error| {

@@ -201,7 +201,7 @@ pub struct Guard {
     link: OwnedFd,
     limits: LimitsSender,
     /// Set from the start of CMD on, and when adopting.
-    timer: Option<Timer>,
+    timer: Timer,
     armed: Moment,
     beats: u64,
     grace: Duration,
@@ -225,6 +225,8 @@ enum Watch {
     Adopted(Box<Adopted>),
     /// Nobody need.
     Over,
+    /// Nobody need, and the guard's end has been told.
+    Gone,
 }
 
 #[derive(Debug)]
@@ -247,6 +249,7 @@ impl Guard {
         let limits = LimitsSender::new()?;
         let (link, far) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let timer = Timer::new()?;
         let apart = if sys::has_children() { family::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
         let caller_group = Pid::from_raw(sys::own_group());
@@ -278,8 +281,8 @@ impl Guard {
                 reaped: false,
                 link,
                 limits,
-                timer: None,
-                armed: Moment::from_boot(Duration::ZERO),
+                timer,
+                armed: Moment::from_boot(Duration::MAX),
                 beats: 0,
                 grace: plan.grace,
                 on_lost: plan.on_lost,
@@ -303,12 +306,17 @@ impl Guard {
         self.limits.cmd()
     }
 
+    /// Whether CMD is stopped now. The event that says so may be heard long after, by a dlock that was stopped too.
+    pub fn is_cmd_stopped(&self) -> bool {
+        self.cmd().is_some_and(family::is_stopped)
+    }
+
     /// When one of these is readable, [`Guard::next_event`] is to be called, once. They may change with each call of it.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
-        let timer = self.timer.as_ref().map_or(self.link.as_fd(), Timer::as_fd);
+        let timer = self.timer.as_fd();
         match self.watch {
             Watch::Guard | Watch::Over => [self.link.as_fd(), timer],
-            Watch::Adopted(_) => [timer, timer],
+            Watch::Adopted(_) | Watch::Gone => [timer, timer],
         }
     }
 
@@ -384,8 +392,10 @@ impl Guard {
 
     /// What has happened; `None` if nothing of note. Does not wait.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
-        if let Watch::Adopted(_) = self.watch {
-            return self.step();
+        match self.watch {
+            Watch::Adopted(_) => return self.step(),
+            Watch::Gone => return Ok(None),
+            Watch::Guard | Watch::Over => {}
         }
         let mut datagram = [0u8; 256];
         let length = loop {
@@ -411,7 +421,7 @@ impl Guard {
 
     /// Whether the kill is overdue without a sign of it from the guard.
     fn is_hung(&mut self) -> io::Result<bool> {
-        if self.timer.is_none() || !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
+        if !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
             return Ok(false);
         }
         let due = self.bound().after(OVERDUE);
@@ -430,6 +440,9 @@ impl Guard {
     /// Takes the job over from a guard that is gone or hung, and begins to stop it.
     fn adopt(&mut self) -> io::Result<Event> {
         if matches!(self.watch, Watch::Over) {
+            // A socket without another end, and a timer that is due, would be readable for ever.
+            self.watch = Watch::Gone;
+            self.timer.set(None)?;
             return Ok(Event::Died);
         }
         // Not reaped yet, so the id is still the guard's. Its children become ours.
@@ -488,7 +501,8 @@ impl Guard {
         let empty = (no_child || !self.apart.is_empty()) && adopted.family.is_empty();
         if empty && (no_child || adopted.was_empty) {
             let (status, why) = (adopted.status, Some(adopted.stop.why()));
-            self.watch = Watch::Over;
+            self.watch = Watch::Gone;
+            self.timer.set(None)?;
             return Ok(Some(Event::Ended { status, why }));
         }
         adopted.was_empty = empty;
@@ -502,12 +516,8 @@ impl Guard {
     }
 
     fn arm(&mut self, at: Moment) -> io::Result<()> {
-        let timer = match self.timer.take() {
-            Some(timer) => timer,
-            None => Timer::new()?,
-        };
         self.armed = at;
-        self.timer.insert(timer).set(Some(at))
+        self.timer.set(Some(at))
     }
 
     /// Ends the guard when all is done: the job has ended, and what had to be given back has been.

@@ -335,7 +335,8 @@ impl Record {
     }
 
     /// Whoever had this token is known to be dead, with everything that ran under it. Only a store that hears of
-    /// deaths can say so; a min-hold stands.
+    /// deaths can say so; a min-hold stands. Nobody is served here: the operation that follows does that, and `inspect`
+    /// shows what is, not what would be.
     pub fn bury(&mut self, now: Time, token: &Token) {
         self.expire(now);
         if let Some(waiter) = self.waiters.remove(token) {
@@ -349,7 +350,6 @@ impl Record {
             self.hold = None;
             self.lock = Lock::Free;
         }
-        self.serve(now);
     }
 
     fn is_held_by(&self, token: &Token) -> bool {

@@ -136,7 +136,7 @@ fn keys_and_prefixes_do_not_meet(backend: Backend) {
 fn a_waiter_speaks_up_after_a_while(backend: Backend) {
     let world = World::new(backend);
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "1s", "--label", "the-long-one"], hold).spawn();
+    let holder = world.run("k", &["--label", "the-long-one"], hold).spawn();
     world.wait_for_log("up");
     let quiet = world.run("k", &["-w", "-q"], "true").spawn();
     world.wait_for_waiters("k", 1);

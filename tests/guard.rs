@@ -46,7 +46,7 @@ fn dlock_killed(backend: Backend) {
 fn dlock_stopped(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "10s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);

@@ -23,8 +23,8 @@ on_every_store!(
 
 fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo up >> log; sleep 5.5; echo end >> log; exit 5";
-    let mut holder = world.run("k", &["-t", "1s"], job).status(5).spawn();
+    let job = "echo up >> log; sleep 10.5; echo end >> log; exit 5";
+    let mut holder = world.run("k", &["-t", "2s"], job).status(5).spawn();
     world.wait_for_log("up");
     let fence = world.fence("k");
     while world.log().last().is_some_and(|line| line == "up") {
@@ -61,7 +61,7 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
     });
 }
 
-const TTL: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(6);
 
 fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     let world = World::new(Backend::Redis);
@@ -69,7 +69,7 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     let job =
         "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
     // The time for one attempt is bounded by the lease, too, not only by this.
-    let holder = world.run("k", &["-t", "4s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
+    let holder = world.run("k", &["-t", "6s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
     let holder = holder.status(9).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().after_renewal("dlock:k");
@@ -124,7 +124,7 @@ enum Guard {
 fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
-    let holder = world.run("k", &["-t", "5s"], job::FAMILY).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "8s"], job::FAMILY).status(79).any_stderr().spawn();
     job::family(&world);
     if guard == Guard::Stopped {
         proc::signal(holder.guard(), Signal::STOP);

@@ -37,7 +37,7 @@ fn no_lost_packet_disturbs_a_job() {
     each_fault(3..=5, |world, proxy, fault, number| {
         proxy.plan(number, fault);
         let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
-        let holder = world.run("k", &["-t", "3s"], job).env("DLOCK_STORE", proxy.url());
+        let holder = world.run("k", &["-t", "4s"], job).env("DLOCK_STORE", proxy.url());
         let holder = holder.status(5).any_stderr().spawn();
         // Two more than the one that is hit: the heartbeat has gone on.
         wait_until("requests go on", || proxy.seen() >= number + 2);

@@ -64,13 +64,13 @@ fn memory_pressure_ends_no_job() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
     // On a busy machine two renewals in a row of so short a lease may come late, which is said.
-    let holder = world.run("k", &["-t", "1s"], job).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "3s"], job).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "-t", "1s"], "echo waited >> log; sleep 2").any_stderr().spawn();
+    let waiter = world.run("k", &["-w", "-t", "3s"], "echo waited >> log; sleep 4").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     unavailable(&world, "memory");
-    for _ in 0..20 {
+    for _ in 0..8 {
         world.redis().after_renewal("dlock:k");
     }
     assert_eq!(world.state("k"), "held", "status goes on, too");
@@ -86,9 +86,9 @@ fn memory_pressure_ends_no_job() {
 fn forgotten_scripts_are_told_again() {
     let world = World::new(Backend::Redis);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "1s"], job).spawn();
+    let holder = world.run("k", &["-t", "3s"], job).spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "-t", "1s"], "echo waited >> log").any_stderr().spawn();
+    let waiter = world.run("k", &["-w", "-t", "3s"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.redis().ask::<()>(&["SCRIPT", "FLUSH"]);
     world.redis().after_renewal("dlock:k");

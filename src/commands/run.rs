@@ -21,8 +21,9 @@ use crate::output::Printer;
 use account::{Account, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use std::io;
 use std::time::Duration;
-use surroundings::environment;
+use surroundings::{environment, is_inside_of};
 use words::Words;
 
 mod account;
@@ -86,6 +87,9 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         keep,
     };
     let words = Words::new(settings, name.key(), printer);
+    if run.wait != Wait::No && is_inside_of(settings, &name) {
+        words.waits_for_itself();
+    }
     let guard =
         Guard::fork(plan, &inherited, alone::alone(&mut *store, &name, &token, settings, run, &words))
             .map_err(|error| internal("cannot make the guard", &error))?;
@@ -191,11 +195,14 @@ impl Session<'_> {
         loop {
             // The line on a terminal moves on although nothing is heard.
             let until = queued.as_ref().map(|_| self.words.next());
-            match self.news(until)? {
+            match self.news(until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
-                News::Signal(received) if received.signal == libc::SIGTSTP => job::stop_by(libc::SIGTSTP),
+                News::Signal(received) if received.signal == libc::SIGTSTP => {
+                    self.words.hush();
+                    job::stop_by(libc::SIGTSTP);
+                }
                 News::Signal(_) => {}
                 News::Nothing => queued.iter().for_each(|waiting| self.words.waiting(waiting)),
                 News::Job(Event::Died) => {
@@ -259,7 +266,7 @@ impl Session<'_> {
     /// Relays and watches until the job is over.
     fn supervise(&mut self) -> anyhow::Result<Over> {
         loop {
-            match self.news(None)? {
+            match self.news(None).map_err(|error| internal_while_running(&error))? {
                 News::Nothing => {}
                 News::Signal(received) => {
                     self.relay(received);
@@ -269,7 +276,7 @@ impl Session<'_> {
                     self.account.lost = Some(how);
                     self.words.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
-                        self.guard.lost(kill_by).map_err(|error| internal("cannot set a timer", &error))?;
+                        self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
                     }
                 }
                 News::Lease(Report::Trouble { error, until }) => {
@@ -291,7 +298,8 @@ impl Session<'_> {
                     };
                     return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
                 }
-                News::Job(Event::Stopped { signal }) => self.stop_too(signal),
+                News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
+                News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
                 News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
                 News::Job(Event::Refused(process)) => self.words.refused(&process),
@@ -377,7 +385,7 @@ impl Session<'_> {
         }
     }
 
-    /// CMD was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
+    /// The job was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
     fn stop_too(&self, signal: i32) {
         if self.group == Group::Caller {
             self.words.stopped(self.limits_left(), self.run.on_lost);
@@ -390,15 +398,13 @@ impl Session<'_> {
     }
 
     /// Waits for a signal, news of the job or of the lease, at most until `until`.
-    fn news(&mut self, until: Option<Moment>) -> anyhow::Result<News> {
+    fn news(&mut self, until: Option<Moment>) -> io::Result<News> {
         loop {
             // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
-            if let Some(received) =
-                self.inherited.next_signal().map_err(|e| internal("cannot read signals", &e))?
-            {
+            if let Some(received) = self.inherited.next_signal()? {
                 return Ok(News::Signal(received));
             }
-            if let Some(event) = self.guard.next_event().map_err(|e| internal("cannot hear the guard", &e))? {
+            if let Some(event) = self.guard.next_event()? {
                 return Ok(News::Job(event));
             }
             if let Some(report) = self.lease.next_report() {
@@ -414,7 +420,7 @@ impl Session<'_> {
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(internal("cannot wait", &errno)),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }
@@ -438,4 +444,9 @@ fn waits(run: &Run) -> lease::Wait {
 
 fn internal(what: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
     Error::Internal(format!("{what}: {error}; the command did not run")).into()
+}
+
+fn internal_while_running(error: &io::Error) -> anyhow::Error {
+    Error::Internal(format!("cannot watch the command: {error}; the guard stops it and gives the lock back"))
+        .into()
 }

@@ -65,6 +65,8 @@ struct Entry {
     parent: i32,
     /// Its process group; 0 if that has no name in our PID namespace.
     group: i32,
+    /// A signal has stopped it.
+    stopped: bool,
     /// Ended, with no thread left; only its status waits for the parent.
     ended: bool,
 }
@@ -245,7 +247,13 @@ fn parse_stat(stat: &[u8]) -> Option<Entry> {
     let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(19, |&byte| byte == b' ').collect();
     // A first thread that has ended shows as a zombie while others of the process live on.
     let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
-    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, ended })
+    let stopped = *fields.first()? == b"T";
+    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, stopped, ended })
+}
+
+/// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
+pub(super) fn is_stopped(pid: i32) -> bool {
+    read_entry(pid).is_none_or(|entry| entry.stopped)
 }
 
 fn parent_of(pid: i32) -> Option<i32> {
@@ -273,10 +281,11 @@ mod tests {
             format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
         };
         let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
-        let alive = Some(Entry { pid: 42, parent: 7, group: 40, ended: false });
-        let ended = Some(Entry { pid: 42, parent: 7, group: 40, ended: true });
+        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false });
+        let ended = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: true });
         assert_eq!(read("sh", "S", 1), alive);
-        assert_eq!(read(") Z 1 (", "T", 1), alive);
+        let stopped = alive.map(|entry| Entry { stopped: true, ..entry });
+        assert_eq!(read(") Z 1 (", "T", 1), stopped);
         assert_eq!(read("sh", "Z", 1), ended);
         assert_eq!(read("java", "Z", 9), alive);
         assert_eq!(parse_stat(b"42 (cut"), None);
@@ -289,7 +298,7 @@ mod tests {
     }
 
     fn entry(pid: i32, parent: i32) -> Entry {
-        Entry { pid, parent, group: pid, ended: false }
+        Entry { pid, parent, group: pid, stopped: false, ended: false }
     }
 
     #[test]

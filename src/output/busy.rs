@@ -31,7 +31,7 @@ pub fn waiting(key: &str, store: &str, waiting: &Waiting, waited: Duration) -> S
         1 => ", one waiter ahead".into(),
         n => format!(", {n} waiters ahead"),
     };
-    let since = if waited.is_zero() { String::new() } else { format!(" for {}", span(waited)) };
+    let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
     format!("waiting{since} for {key} in {store}{ahead}: {}", reason(&waiting.blocker))
 }
 

@@ -140,7 +140,7 @@ impl FileStore {
             let holder = kept.record.hold.as_ref().map(|hold| &hold.token);
             let head = kept.record.queue.first().map(|(_, token)| token);
             let before_me = me.and_then(|me| predecessor(&kept.record, me));
-            // The head first: with the holder buried, it is granted the lock.
+            // The head, because with the holder buried it is the next to be granted the lock.
             let found = [head, before_me, holder]
                 .into_iter()
                 .flatten()

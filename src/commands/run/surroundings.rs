@@ -17,6 +17,18 @@ struct Held {
     fence: u64,
 }
 
+/// Whether this dlock seems to run inside a job that holds the same lock. What the variable says is not verified, so
+/// nothing but a warning may follow from it.
+pub fn is_inside_of(settings: &Settings, name: &Name) -> bool {
+    let outer = std::env::var("DLOCK_HELD").unwrap_or_default();
+    let holds: Vec<Held> = serde_json::from_str(&outer).unwrap_or_default();
+    holds.iter().any(|held| {
+        held.store == settings.store.to_string()
+            && held.prefix == settings.prefix
+            && held.keys.iter().any(|key| key == name.key())
+    })
+}
+
 /// The variables to set, and to unset.
 pub fn environment(
     settings: &Settings,

@@ -41,7 +41,7 @@ impl<'a> Words<'a> {
     }
 
     fn say(&self, kind: Kind, text: &str) {
-        self.live.borrow_mut().clear();
+        self.hush();
         self.printer.say(kind, text);
     }
 
@@ -54,6 +54,21 @@ impl<'a> Words<'a> {
         self.live.borrow().next()
     }
 
+    /// The job around this dlock holds the lock, by what DLOCK_HELD says.
+    pub fn waits_for_itself(&self) {
+        let text = format!(
+            "the job that runs this dlock seems to hold {} itself, and gives it back only when it ends: waiting for it here \
+             may be waiting for ever",
+            self.lock()
+        );
+        self.say(Kind::Warning, &text);
+    }
+
+    /// Takes the line about waiting off the terminal.
+    pub fn hush(&self) {
+        self.live.borrow_mut().clear();
+    }
+
     /// In the queue; says so when it is time.
     pub fn waiting(&self, waiting: &Waiting) {
         let waited = Moment::now().since(self.since);
@@ -62,7 +77,7 @@ impl<'a> Words<'a> {
 
     /// The lock is ours.
     pub fn granted(&self, grant: Grant) {
-        self.live.borrow_mut().clear();
+        self.hush();
         if self.printer.says(Kind::Detail) {
             self.say(
                 Kind::Detail,
@@ -220,8 +235,10 @@ impl<'a> Words<'a> {
     /// A process of the job may not be signalled.
     pub fn refused(&self, Process { pid, name }: &Process) {
         let text = format!(
-            "process {pid} ({name}) of the command cannot be stopped: it runs as another user (start dlock itself with \
-             sudo: 'sudo dlock run …'); waiting for it to end"
+            "process {pid} ({name}) of the command under {} cannot be stopped: it runs as another user (start dlock itself \
+             with sudo: 'sudo dlock run …'); the lock is not given back before it ends, but if the lease runs out first, \
+             another may run beside it",
+            self.lock()
         );
         self.say(Kind::Warning, &text);
     }
@@ -262,7 +279,8 @@ impl<'a> Words<'a> {
     pub fn not_given_back(&self, why: &str, exit: Exit) {
         if exit != Exit::Lost {
             let text = format!(
-                "the command has ended, but {} could not be given back ({why}); it is free when its lease ends",
+                "the command has ended, but {} could not be given back ({why}); the guard goes on trying for a while, and at \
+                 the latest it is free when its lease ends",
                 self.lock()
             );
             self.say(Kind::Warning, &text);
@@ -278,6 +296,11 @@ impl<'a> Words<'a> {
             "dlock was killed"
         };
         let text = match given_back {
+            Ok(Left::NotHeld) => {
+                format!(
+                    "{stopped}, but the lease of {lock} had run out before: another may have run beside it"
+                )
+            }
             Ok(_) => format!("{stopped} and gave {lock} back"),
             Err(error) => {
                 format!("{stopped}; {lock} could not be given back ({error}) and is free when its lease ends")
