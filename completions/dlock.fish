@@ -39,6 +39,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time b
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with CMD when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r
@@ -56,14 +57,13 @@ always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambiguous word' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'flock\'s --nonblock, and a later version\'s number of slots' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'A later version\'s' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'A later version\'s' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time; what dlock does anyway'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'A later version\'s shared mode'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'A later version\'s'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r

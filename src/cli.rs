@@ -163,6 +163,20 @@ pub struct Run {
     #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = status)]
     pub busy_exit_code: Option<u8>,
 
+    /// Keep the lock until every process of the job has ended, not CMD alone
+    ///
+    /// Also those that went to the background, or into sessions of their own. dlock then exits as CMD did. Until then
+    /// they are stopped as CMD would be, and get the signals that are sent to dlock.
+    #[arg(long)]
+    pub tree: bool,
+
+    /// When done, write the outcome to FILE as JSON
+    ///
+    /// Also when the command did not run: busy, unreachable, interrupted. The file appears whole, by a rename. The
+    /// fields are explained in docs/report.md.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -213,14 +227,6 @@ pub struct Hidden {
     /// A later version's shared mode
     #[arg(short = 's', long, hide = true)]
     pub shared: bool,
-
-    /// A later version's
-    #[arg(long, hide = true)]
-    pub tree: bool,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub report: Option<Option<PathBuf>>,
 
     /// A later version's
     #[arg(long, hide = true, num_args = 0..=1)]

@@ -45,10 +45,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: &Command) -> anyhow::Result<Exit> {
     match command {
-        Command::Run(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            run::run(&settings, &settings.run(flags)?, printer)
-        }
+        Command::Run(flags) => run::run(flags),
         Command::Status(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)

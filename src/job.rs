@@ -59,6 +59,24 @@ pub enum OnLost {
     Warn,
 }
 
+/// What to do when CMD has ended by itself and other processes of the job live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leftovers {
+    /// Leave them alone; the job is over.
+    Leave,
+    /// Wait for the last of them; until then they are the job, and stopped like it.
+    Await,
+}
+
+/// Whom a signal that is relayed has reached already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reached {
+    /// Nobody.
+    Nobody,
+    /// Every process in the caller's group: the terminal sent it.
+    CallerGroup,
+}
+
 /// What is to run, and how it is to be stopped.
 #[derive(Debug)]
 pub struct Plan {
@@ -72,6 +90,8 @@ pub struct Plan {
     pub max_run: Option<Duration>,
     /// What to do when the limits pass.
     pub on_lost: OnLost,
+    /// What to do with what CMD leaves behind.
+    pub leftovers: Leftovers,
     /// A text that the job, and nothing else, carries in its environment. Empty: none.
     pub mark: String,
     /// Descriptors that the guard keeps open, besides 2. All others it closes once CMD has been started.
@@ -132,6 +152,11 @@ pub enum Event {
     },
     /// CMD was continued.
     Continued,
+    /// CMD has ended by itself, and what it left behind is waited for. `Ended` follows.
+    CommandEnded {
+        /// How it ended.
+        status: Status,
+    },
     /// The whole job has been sent TERM.
     Stopping {
         /// Why.
@@ -141,11 +166,11 @@ pub enum Event {
     /// once for each.
     Refused(Process),
     /// All is over. If the job was stopped, nothing of it is left; if CMD ended by itself, what it left behind runs on
-    /// and will not be touched. Nothing follows but perhaps `Died`.
+    /// and will not be touched, or has ended, too ([`Leftovers::Await`]). Nothing follows but perhaps `Died`.
     Ended {
         /// How CMD ended; `None` if that cannot be known, because the guard died too early.
         status: Option<Status>,
-        /// Why the job was stopped; `None` if CMD ended by itself.
+        /// Why the job was stopped; `None` if it ended by itself.
         why: Option<Why>,
     },
     /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next_event`] is called, and `Ended`
@@ -186,6 +211,8 @@ pub struct Guard {
     apart: Vec<i32>,
     /// What [`Guard::lost`] said.
     kill_by: Option<Moment>,
+    /// What [`Event::CommandEnded`] said.
+    status: Option<Status>,
     watch: Watch,
 }
 
@@ -238,6 +265,7 @@ impl Guard {
                         grace: plan.grace,
                         max_run: plan.max_run,
                         on_lost: plan.on_lost,
+                        leftovers: plan.leftovers,
                         family: Family::new(&plan.mark, vec![caller], limits),
                         keep: plan.keep,
                         mask: inherited.mask,
@@ -261,6 +289,7 @@ impl Guard {
                 mark: plan.mark,
                 apart,
                 kill_by: None,
+                status: None,
                 watch: Watch::Guard,
             }),
         }
@@ -331,10 +360,16 @@ impl Guard {
         Ok(())
     }
 
-    /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it.
-    pub fn relay(&mut self, signal: i32) {
+    /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it. Once CMD
+    /// has ended: to every process that is waited for and not yet `reached`.
+    pub fn relay(&mut self, signal: i32, reached: Reached) {
         // A guard that does not listen is dealt with elsewhere, and a signal need not wait for it.
-        let _ = self.send(&Order::Relay(signal));
+        let _ = self.send(&Order::Relay(signal, reached));
+    }
+
+    /// The processes of the job at the moment, as /proc shows them.
+    pub fn processes(&self) -> Vec<Process> {
+        family::below(self.pid)
     }
 
     fn send(&self, order: &Order) -> io::Result<()> {
@@ -377,6 +412,7 @@ impl Guard {
         let event = Event::decode(&datagram[..length]);
         match event {
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
+            Some(Event::CommandEnded { status }) => self.status = Some(status),
             None => return self.adopt().map(Some),
             Some(_) => {}
         }
@@ -424,7 +460,7 @@ impl Guard {
         let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
         let mut pending = VecDeque::from([Event::Stopping { why }]);
         pending.extend(refused.into_iter().map(Event::Refused));
-        let adopted = Adopted { family, stop, status: None, was_empty: false, pending };
+        let adopted = Adopted { family, stop, status: self.status, was_empty: false, pending };
         self.watch = Watch::Adopted(Box::new(adopted));
         self.arm(Moment::now())?;
         Ok(Event::Died)
@@ -450,7 +486,7 @@ impl Guard {
         }
         let no_child = loop {
             match sys::wait_any() {
-                Waited::Child(pid, raw) if Some(pid) == self.limits.cmd() => {
+                Waited::Child(pid, raw) if adopted.status.is_none() && Some(pid) == self.limits.cmd() => {
                     if let Some(status) = Status::of(raw) {
                         adopted.status = Some(status);
                         adopted.family.child = None;

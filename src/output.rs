@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 pub mod busy;
 pub mod json;
 pub mod live;
+pub mod report;
 pub mod table;
 pub mod time;
 

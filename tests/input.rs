@@ -86,9 +86,7 @@ fn usage_is_64() {
         // What comes with a later version.
         (&["run", "-k", "k", "-s", "--", "touch", "ran"], &["later"]),
         (&["run", "-k", "k", "-n", "3", "--", "touch", "ran"], &["later"]),
-        (&["run", "-k", "k", "--tree", "--", "touch", "ran"], &["later"]),
         (&["run", "-k", "k", "--replicas", "1", "--", "touch", "ran"], &["later"]),
-        (&["run", "-k", "k", "--report", "file", "--", "touch", "ran"], &["later"]),
         (&["run", "-k", "k", "-k", "l", "--", "touch", "ran"], &["later"]),
         (&["release", "k"], &["later"]),
         (&["release"], &[]),

@@ -8,6 +8,9 @@
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
 //! - min_hold: once a tick
+//! - tree: the lock is kept for what CMD leaves behind
+//! - report: what `--report` writes, however the run ends
+//! - oversell: why there are locks
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
@@ -35,9 +38,11 @@ mod interop;
 mod lease;
 mod lost_replies;
 mod min_hold;
+mod oversell;
 mod passwords;
 mod readme;
 mod release;
+mod report;
 mod server_states;
 mod signals;
 mod soak;
@@ -46,5 +51,6 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tree;
 mod twin;
 mod walls;

@@ -81,12 +81,6 @@ fn check_run(run: &Run) -> Result<(), String> {
     if hidden.shared {
         return Err(later("--shared", "every lock is exclusive"));
     }
-    if hidden.tree {
-        return Err(later("--tree", "the lock is given back when CMD itself has ended"));
-    }
-    if hidden.report.is_some() {
-        return Err(later("--report", "the exit status and stderr say what happened"));
-    }
     if hidden.replicas.is_some() {
         return Err(later("--replicas", "only the server that was asked acknowledges"));
     }
@@ -265,8 +259,9 @@ mod tests {
             &["run", "-k", "a", "-n", "--", "true"],
             &["run", "-k", "a", "-n", "3", "--", "true"],
             &["run", "-k", "a", "-s", "--", "true"],
-            &["run", "-k", "a", "--tree", "--", "true"],
-            &["run", "-k", "a", "--report", "f", "--", "true"],
+            &["run", "-k", "a", "--tree=yes", "--", "true"],
+            &["run", "-k", "a", "--report", "--", "true"],
+            &["run", "-k", "a", "--report=", "--", "true"],
             &["run", "-k", "a", "--replicas", "all", "--", "true"],
             &["run", "-k", "a", "--min-hold", "1", "-w", "--", "true"],
             &["run", "-k", "a", "--nonblock", "-w", "1", "--", "true"],

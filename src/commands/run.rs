@@ -5,19 +5,20 @@
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
 use super::owner::{command_line, owner};
-use super::{located, name, open};
+use super::{located, name, open, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
-use crate::config::run::{Run, Wait};
+use crate::config::run::{KeepFor, Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{self, Event, Group, Guard, Inherited, Limits, OnLost, Plan};
+use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan, Reached};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, JobEnd, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Name, Token};
 use crate::output::Printer;
+use account::{Account, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use surroundings::{environment, is_inside_of};
 use words::Words;
 
+mod account;
 mod alone;
 mod surroundings;
 mod words;
@@ -35,9 +37,24 @@ const LEAVING: Duration = Duration::from_millis(60);
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// `dlock run`.
-pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<Exit> {
+pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
+    let report = flags.report.as_deref().map(Place::find).transpose()?;
+    let mut account = Account::default();
+    let mut voice = Printer::early(Some(&flags.common));
+    let result = settle(&flags.common).and_then(|(settings, printer)| {
+        voice = printer.about(flags.key.first().map_or("", |key| key.as_str()));
+        account.store = Some(settings.store.to_string());
+        guarded(&settings, &settings.run(flags)?, voice.clone(), &mut account)
+    });
+    if let Some(report) = report {
+        report.write(&account, flags, &result, &voice);
+    }
+    result
+}
+
+/// A run whose settings are known.
+fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
     let name = name(settings, &run.key)?;
-    let printer = printer.about(name.key());
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
@@ -61,6 +78,10 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
         on_lost: match run.on_lost {
             cli::OnLost::Stop => OnLost::Stop,
             cli::OnLost::Warn => OnLost::Warn,
+        },
+        leftovers: match run.keep_for {
+            KeepFor::Command => Leftovers::Leave,
+            KeepFor::Tree => Leftovers::Await,
         },
         mark: token.secret().into(),
         keep,
@@ -86,7 +107,24 @@ pub fn run(settings: &Settings, run: &Run, printer: Printer) -> anyhow::Result<E
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     let lease =
         Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
-    Session { settings, run, name, token, inherited, group, schedule, guard, lease, words, limits }.go()
+    account.asked = Some(Moment::now());
+    let runs = Runs::Command;
+    let session = Session {
+        settings,
+        run,
+        name,
+        token,
+        inherited,
+        group,
+        runs,
+        schedule,
+        guard,
+        lease,
+        words,
+        limits,
+        account,
+    };
+    session.go()
 }
 
 /// One run, from the request to the end.
@@ -97,11 +135,22 @@ struct Session<'a> {
     token: Token,
     inherited: Inherited,
     group: Group,
+    runs: Runs,
     schedule: Schedule,
     guard: Guard,
     lease: Lease,
     words: Words<'a>,
     limits: job::LimitsSender,
+    account: &'a mut Account,
+}
+
+/// What there is of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    /// CMD, and whatever it started.
+    Command,
+    /// What CMD left behind, with `--tree`.
+    Rest,
 }
 
 /// How the job ended, or did not begin.
@@ -181,6 +230,7 @@ impl Session<'_> {
     fn hear(&mut self, report: Report) -> anyhow::Result<Option<Obtained>> {
         match report {
             Report::Granted { grant, sent } => {
+                self.account.granted = Some((Moment::now(), grant.fence));
                 self.words.granted(grant);
                 let limits =
                     Limits { term_at: self.schedule.term_at(sent), kill_at: self.schedule.kill_at(sent) };
@@ -189,6 +239,7 @@ impl Session<'_> {
                     // Ends without a goodbye, so the guard gives the lock back.
                     return Err(internal("cannot start the command", &error));
                 }
+                self.account.started = true;
                 return Ok(Some(Obtained::Lock));
             }
             Report::Busy(blocker) => {
@@ -201,6 +252,7 @@ impl Session<'_> {
             }
             Report::TooSlow => return Err(self.words.too_slow(self.run.ttl.get()).into()),
             Report::TakenAway => {
+                self.account.lost = Some(lease::Loss::Revoked);
                 self.words.taken_away();
                 return Ok(Some(Obtained::TakenAway));
             }
@@ -213,13 +265,15 @@ impl Session<'_> {
 
     /// Relays and watches until the job is over.
     fn supervise(&mut self) -> anyhow::Result<Over> {
-        let mut lost = None;
         loop {
             match self.news(None).map_err(|error| internal_while_running(&error))? {
                 News::Nothing => {}
-                News::Signal(received) => self.relay(received),
+                News::Signal(received) => {
+                    self.relay(received);
+                    self.stop_without_command(received);
+                }
                 News::Lease(Report::Lost { how, kill_by }) => {
-                    lost = Some(how);
+                    self.account.lost = Some(how);
                     self.words.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
@@ -230,12 +284,13 @@ impl Session<'_> {
                 }
                 News::Lease(Report::Recovered) => {
                     // The lock key was there all the time, or the renewal would have failed.
-                    lost = None;
+                    self.account.lost = None;
                     self.words.recovered();
                 }
                 News::Lease(_) => {}
                 News::Job(Event::NotStarted(why)) => {
                     self.words.not_started(&self.run.argv, why);
+                    self.account.started = false;
                     let exit = match why {
                         job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
                         job::NotStarted::Errno(_) => Exit::CannotExecute,
@@ -243,11 +298,16 @@ impl Session<'_> {
                     };
                     return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
                 }
-                News::Job(Event::Stopped { signal }) => self.stop_too(signal),
+                News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
+                News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
                 News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
                 News::Job(Event::Refused(process)) => self.words.refused(&process),
-                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why, lost.is_some())),
+                News::Job(Event::CommandEnded { status }) => {
+                    self.runs = Runs::Rest;
+                    self.words.command_ended(status, || self.guard.processes());
+                }
+                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why)),
                 // What becomes of the job follows: `Stopping`, `Ended`.
                 News::Job(Event::Died) => {}
             }
@@ -255,7 +315,11 @@ impl Session<'_> {
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
-    fn over(&self, status: Option<job::Status>, why: Option<job::Why>, lost: bool) -> Over {
+    fn over(&mut self, status: Option<job::Status>, why: Option<job::Why>) -> Over {
+        if why == Some(job::Why::LeaseRanOut) {
+            // The guard acts by its own clock, and may be ahead of the thread that renews.
+            self.account.lost.get_or_insert(lease::Loss::Deadline);
+        }
         let own = match status {
             Some(job::Status::Exited(code)) => Exit::Job(code),
             Some(job::Status::Signaled(signal)) => Exit::Signal(signal),
@@ -263,7 +327,7 @@ impl Session<'_> {
         };
         let exit = match why {
             Some(job::Why::Lost | job::Why::LeaseRanOut) => Exit::Lost,
-            _ if lost => Exit::Lost,
+            _ if self.account.lost.is_some() => Exit::Lost,
             Some(job::Why::MaxRun) => Exit::TimedOut,
             Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
             None => own,
@@ -273,6 +337,7 @@ impl Session<'_> {
             Exit::Signal(signal) => Some(JobEnd::Signal(signal)),
             _ => None,
         };
+        self.account.job = job;
         Over { exit, end: End { ran: Ran::Yes, job } }
     }
 
@@ -296,19 +361,33 @@ impl Session<'_> {
         over.exit
     }
 
-    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already.
+    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already. What is left when
+    /// CMD has ended is mostly out of the terminal's reach, and only dlock is there to interrupt.
     fn relay(&mut self, received: job::Received) {
         let from_terminal = received.from == job::Sender::Kernel && self.group == Group::Caller;
         let from_guard = received.from == job::Sender::Process(self.guard.pid().cast_unsigned());
         let stops_reading = [libc::SIGTTIN, libc::SIGTTOU].contains(&received.signal);
-        if !from_terminal && !from_guard && !stops_reading {
-            self.guard.relay(received.signal);
+        let interrupts = [libc::SIGINT, libc::SIGQUIT].contains(&received.signal);
+        if from_guard || stops_reading {
+            return;
+        }
+        if !from_terminal {
+            self.guard.relay(received.signal, Reached::Nobody);
+        } else if self.runs == Runs::Rest && interrupts {
+            self.guard.relay(received.signal, Reached::CallerGroup);
         }
     }
 
-    /// CMD was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
+    /// ^Z when CMD, which dlock otherwise follows, has ended.
+    fn stop_without_command(&self, received: job::Received) {
+        if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
+            self.stop_too(libc::SIGTSTP);
+        }
+    }
+
+    /// The job was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
     fn stop_too(&self, signal: i32) {
-        if self.group == Group::Caller && self.guard.is_cmd_stopped() {
+        if self.group == Group::Caller {
             self.words.stopped(self.limits_left(), self.run.on_lost);
             job::stop_by(signal);
         }

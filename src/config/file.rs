@@ -49,7 +49,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 21] = [
+const KEYS: [(&str, Kind); 22] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -71,10 +71,11 @@ const KEYS: [(&str, Kind); 21] = [
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
+    ("tree", Kind::Flag),
 ];
 
 /// Keys that later versions bring.
-const LATER: [&str; 5] = ["shared", "slots", "replicas", "tree", "report"];
+const LATER: [&str; 3] = ["shared", "slots", "replicas"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
@@ -216,6 +217,10 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
 fn unknown(key: &str) -> String {
     if LATER.contains(&key) {
         return format!("{key} comes with a later version");
+    }
+    if key == "report" {
+        // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
+        return "a report is asked for on the command line: --report FILE".into();
     }
     let near = KEYS
         .iter()

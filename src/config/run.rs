@@ -21,6 +21,15 @@ pub enum Wait {
     Forever,
 }
 
+/// Whose end the lock is kept for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeepFor {
+    /// That of the command.
+    Command,
+    /// That of every process of the job.
+    Tree,
+}
+
 /// One run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
@@ -38,6 +47,8 @@ pub struct Run {
     pub grace: Duration,
     /// What to do with the job when the lock is lost.
     pub on_lost: OnLost,
+    /// Whose end the lock is kept for.
+    pub keep_for: KeepFor,
     /// The status when the lock was not obtained.
     pub busy: u8,
     /// The program and its arguments; never empty.
@@ -97,6 +108,7 @@ impl Settings {
             max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
             grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
             on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
+            keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
             busy: flags.busy_exit_code.unwrap_or(busy),
             argv,
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),

@@ -192,6 +192,8 @@ fn files_that_make_no_sense() -> Outcome {
         ("\nstor = 'redis://h'", &["line 2", "'store'"][..]),
         ("tll = 3", &["line 1", "'ttl'"]),
         ("slots = 3", &["later version"]),
+        ("report = 'f'", &["line 1", "--report FILE"]),
+        ("tree = 'yes'", &["true or false"]),
         ("store = 3", &["must be a string"]),
         ("store = ''", &["empty"]),
         ("ttl = '100ms'", &["500ms"]),

@@ -22,6 +22,8 @@ pub(super) enum Blow {
     Term,
     /// KILL, which a stopped process gets too.
     Kill,
+    /// What somebody sent to dlock.
+    Relay(Signal),
 }
 
 /// How far a sweep looks.
@@ -61,6 +63,8 @@ pub(super) struct Family {
 struct Entry {
     pid: i32,
     parent: i32,
+    /// Its process group; 0 if that has no name in our PID namespace.
+    group: i32,
     /// A signal has stopped it.
     stopped: bool,
     /// Ended, with no thread left; only its status waits for the parent.
@@ -85,14 +89,7 @@ impl Family {
         let members: HashSet<i32> = descendants.iter().map(|entry| entry.pid).chain([self.root]).collect();
         let mut sweep = Sweep::default();
         for entry in &descendants {
-            let done = if entry.parent == self.root {
-                // Only this process can reap its child, so the id stays that child's.
-                send(entry.pid, None, blow)
-            } else {
-                pinned(entry.pid, blow, || {
-                    parent_of(entry.pid).is_some_and(|parent| members.contains(&parent))
-                })
-            };
+            let done = self.strike(*entry, &members, blow);
             self.note(entry.pid, blow, done, &mut sweep);
         }
         if net == Net::Marked {
@@ -105,6 +102,27 @@ impl Family {
         sweep
     }
 
+    /// Passes a signal on to every descendant once, parents before children, but for those that are in the process group
+    /// `but`. One that is forked meanwhile may be missed: a second look could not tell it from a child that a handler of
+    /// this very signal has started.
+    pub(super) fn relay(&self, signal: Signal, but: Option<i32>) {
+        let descendants = self.descendants(&processes());
+        let members = descendants.iter().map(|entry| entry.pid).chain([self.root]).collect();
+        for entry in descendants.into_iter().filter(|entry| Some(entry.group) != but) {
+            // What is not ours to signal, its sender could not have signalled either.
+            let _ = self.strike(entry, &members, Blow::Relay(signal));
+        }
+    }
+
+    /// Signals a descendant, a child of one of the `members`.
+    fn strike(&self, entry: Entry, members: &HashSet<i32>, blow: Blow) -> io::Result<()> {
+        if entry.parent == self.root {
+            // Only this process can reap its child, so the id stays that child's.
+            return send(entry.pid, None, blow);
+        }
+        pinned(entry.pid, blow, || parent_of(entry.pid).is_some_and(|parent| members.contains(&parent)))
+    }
+
     /// Whether nothing of the job can be found any more. One look may miss a process that was forked meanwhile.
     pub(super) fn is_empty(&self) -> bool {
         let entries = processes();
@@ -115,20 +133,7 @@ impl Family {
 
     /// The living descendants, each after its parent.
     fn descendants(&self, entries: &[Entry]) -> Vec<Entry> {
-        let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
-        for entry in entries {
-            if entry.pid != self.root && !self.apart.contains(&entry.pid) {
-                children.entry(entry.parent).or_default().push(*entry);
-            }
-        }
-        let mut found = children.remove(&self.root).unwrap_or_default();
-        let mut at = 0;
-        while let Some(entry) = found.get(at) {
-            found.extend(children.remove(&entry.pid).unwrap_or_default());
-            at += 1;
-        }
-        found.retain(|entry| !entry.ended);
-        found
+        descend(self.root, &self.apart, entries)
     }
 
     /// What carries the mark without descending from the root.
@@ -181,7 +186,32 @@ fn send(pid: i32, pin: Option<&OwnedFd>, blow: Blow) -> io::Result<()> {
     match blow {
         Blow::Term => signal(Signal::TERM).and_then(|()| signal(Signal::CONT)),
         Blow::Kill => signal(Signal::KILL),
+        Blow::Relay(relayed) => signal(relayed),
     }
+}
+
+/// What lives below `root`, each after its parent; nothing that is `apart`.
+fn descend(root: i32, apart: &[i32], entries: &[Entry]) -> Vec<Entry> {
+    let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
+    for entry in entries {
+        if entry.pid != root && !apart.contains(&entry.pid) {
+            children.entry(entry.parent).or_default().push(*entry);
+        }
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut at = 0;
+    while let Some(entry) = found.get(at) {
+        found.extend(children.remove(&entry.pid).unwrap_or_default());
+        at += 1;
+    }
+    found.retain(|entry| !entry.ended);
+    found
+}
+
+/// The living processes below another one, as they are at the moment.
+pub(super) fn below(root: i32) -> Vec<Process> {
+    let named = |entry: Entry| Process { pid: entry.pid, name: name_of(entry.pid) };
+    descend(root, &[], &processes()).into_iter().map(named).collect()
 }
 
 /// The children of this process.
@@ -218,7 +248,7 @@ fn parse_stat(stat: &[u8]) -> Option<Entry> {
     // A first thread that has ended shows as a zombie while others of the process live on.
     let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
     let stopped = *fields.first()? == b"T";
-    Some(Entry { pid, parent: number(fields.get(1)?)?, stopped, ended })
+    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, stopped, ended })
 }
 
 /// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
@@ -248,11 +278,11 @@ mod tests {
     #[test]
     fn stat_is_read_past_any_name() {
         let line = |name: &str, state: &str, threads: u32| {
-            format!("42 ({name}) {state} 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
+            format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
         };
         let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
-        let alive = Some(Entry { pid: 42, parent: 7, stopped: false, ended: false });
-        let ended = Some(Entry { pid: 42, parent: 7, stopped: false, ended: true });
+        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false });
+        let ended = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: true });
         assert_eq!(read("sh", "S", 1), alive);
         let stopped = alive.map(|entry| Entry { stopped: true, ..entry });
         assert_eq!(read(") Z 1 (", "T", 1), stopped);
@@ -268,7 +298,7 @@ mod tests {
     }
 
     fn entry(pid: i32, parent: i32) -> Entry {
-        Entry { pid, parent, stopped: false, ended: false }
+        Entry { pid, parent, group: pid, stopped: false, ended: false }
     }
 
     #[test]

@@ -5,14 +5,14 @@ use super::family::{Family, Sweep};
 use super::limits::LimitsSender;
 use super::stop::Stop;
 use super::talk::{self, Change, Order};
-use super::{Alone, Event, Group, NotStarted, OnLost, Process, Status, Why};
+use super::{Alone, Event, Group, Leftovers, NotStarted, OnLost, Process, Reached, Status, Why};
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, Disposition, SignalSet, Waited};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
@@ -29,6 +29,7 @@ pub(super) struct Setup {
     pub grace: Duration,
     pub max_run: Option<Duration>,
     pub on_lost: OnLost,
+    pub leftovers: Leftovers,
     pub family: Family,
     pub keep: Vec<RawFd>,
     pub mask: SignalSet,
@@ -70,11 +71,12 @@ struct Watch<F> {
 enum State {
     /// CMD has not been started, or could not be.
     Idle,
+    /// CMD runs; or it has ended, and what it left behind is waited for.
     Running {
         since: Moment,
     },
     Stopping(Stop),
-    /// CMD has ended, and from now on nothing is signalled.
+    /// The job has ended, and from now on nothing is signalled.
     Ended {
         why: Option<Why>,
     },
@@ -184,7 +186,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                         self.changes.extend(changes);
                         start = true;
                     }
-                    Some(Order::Relay(signal)) => self.relay(signal),
+                    Some(Order::Relay(signal, reached)) => self.relay(signal, reached),
                     Some(Order::Lost(by)) => self.lost(by),
                     Some(Order::Finish) => self.told_to_finish = true,
                     None => {}
@@ -241,26 +243,39 @@ impl<F: FnMut(Alone)> Watch<F> {
     }
 
     fn reap(&mut self) {
+        let before = self.status();
         loop {
             let (pid, raw) = match sys::wait_any() {
                 Waited::Child(pid, raw) => (pid, raw),
-                Waited::Nothing => return,
+                Waited::Nothing => break,
                 Waited::NoChild => {
                     self.no_child = true;
-                    return;
+                    break;
                 }
             };
-            let Some(cmd) = self.cmd.as_mut().filter(|cmd| cmd.pid == pid) else { continue };
+            // Once CMD has been reaped, its id may be that of another process of the job.
+            let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
+            let Some(cmd) = cmd else { continue };
             if let Some(status) = Status::of(raw) {
                 cmd.status = Some(status);
                 self.setup.family.child = None;
-                if let State::Running { .. } = self.state {
-                    self.end(None);
-                }
             } else {
                 self.pause(raw);
             }
         }
+        let (State::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
+        // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
+        // descendant lives there is a child here, and that there is none is the end of all, exactly.
+        if self.no_child || self.setup.leftovers == Leftovers::Leave {
+            self.end(None);
+        } else if before.is_none() {
+            self.tell(&Event::CommandEnded { status });
+        }
+    }
+
+    /// How CMD ended, if it has.
+    fn status(&self) -> Option<Status> {
+        self.cmd.as_ref().and_then(|cmd| cmd.status)
     }
 
     /// CMD was stopped or continued.
@@ -284,15 +299,19 @@ impl<F: FnMut(Alone)> Watch<F> {
 
     fn end(&mut self, why: Option<Why>) {
         self.state = State::Ended { why };
-        let status = self.cmd.as_ref().and_then(|cmd| cmd.status);
-        self.tell(&Event::Ended { status, why });
+        self.tell(&Event::Ended { status: self.status(), why });
     }
 
-    fn relay(&mut self, signal: i32) {
+    fn relay(&mut self, signal: i32, reached: Reached) {
         let (State::Running { .. } | State::Stopping(_), Some(cmd)) = (&self.state, &self.cmd) else {
             return;
         };
         if cmd.status.is_some() {
+            if let (State::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
+                let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
+                let but = (reached == Reached::CallerGroup).then_some(caller_group);
+                self.setup.family.relay(signal, but);
+            }
             return;
         }
         // CMD has not been reaped, so neither its id nor that of a group it leads can be another's.

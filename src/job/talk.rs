@@ -1,7 +1,7 @@
 //! What do dlock and the guard say to each other? One message is one datagram: a letter, then numbers of eight bytes
 //! and texts. Both ends are the same program at the same version, so nothing here is a format to keep.
 
-use super::{Event, NotStarted, Process, Status, Why};
+use super::{Event, NotStarted, Process, Reached, Status, Why};
 use crate::clock::Moment;
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub(super) enum Order {
     Environment(Vec<Change>),
     /// Start CMD.
     Start(Vec<Change>),
-    /// Pass this signal on to CMD.
-    Relay(i32),
+    /// Pass this signal on to CMD, or to what it left behind.
+    Relay(i32, Reached),
     /// The lock is another's: stop the job, by this moment.
     Lost(Moment),
     /// dlock ends now and leaves the rest to the guard. It has said itself what there was to say.
@@ -31,7 +31,9 @@ impl Order {
         match self {
             Self::Environment(changes) => encode_changes(b'e', changes),
             Self::Start(changes) => encode_changes(b's', changes),
-            Self::Relay(signal) => message(b'r', &[i64::from(*signal)]),
+            Self::Relay(signal, reached) => {
+                message(b'r', &[i64::from(*signal), i64::from(*reached == Reached::CallerGroup)])
+            }
             Self::Lost(by) => message(b'l', &[i64::try_from(by.since_boot().as_nanos()).unwrap_or(i64::MAX)]),
             Self::Finish => message(b'f', &[]),
         }
@@ -43,7 +45,11 @@ impl Order {
         Some(match letter {
             b'e' => Self::Environment(decode_changes(rest)?),
             b's' => Self::Start(decode_changes(rest)?),
-            b'r' => Self::Relay(i32::try_from(rest.number()?).ok()?),
+            b'r' => {
+                let signal = i32::try_from(rest.number()?).ok()?;
+                let reached = if rest.number()? == 0 { Reached::Nobody } else { Reached::CallerGroup };
+                Self::Relay(signal, reached)
+            }
             b'l' => {
                 let nanos = u64::try_from(rest.number()?).ok()?;
                 Self::Lost(Moment::from_boot(Duration::from_nanos(nanos)))
@@ -68,14 +74,8 @@ impl Event {
                 datagram.extend(process.name.as_bytes());
                 datagram
             }
-            Self::Ended { status, why } => {
-                let status = match status {
-                    None => -1,
-                    Some(Status::Exited(code)) => i64::from(*code),
-                    Some(Status::Signaled(signal)) => 256 + i64::from(*signal),
-                };
-                message(b'E', &[status, number_of(*why)])
-            }
+            Self::CommandEnded { status } => message(b'D', &[number_of_status(Some(*status))]),
+            Self::Ended { status, why } => message(b'E', &[number_of_status(*status), number_of(*why)]),
             Self::Died => Vec::new(),
         }
     }
@@ -96,14 +96,8 @@ impl Event {
                 let pid = small(rest.number()?)?;
                 Self::Refused(Process { pid, name: String::from_utf8_lossy(rest.0).into() })
             }
-            b'E' => {
-                let status = match small(rest.number()?)? {
-                    -1 => None,
-                    code if code < 256 => Some(Status::Exited(u8::try_from(code).ok()?)),
-                    signal => Some(Status::Signaled(signal - 256)),
-                };
-                Self::Ended { status, why: why_of(rest.number()?) }
-            }
+            b'D' => Self::CommandEnded { status: status_of(rest.number()?)? },
+            b'E' => Self::Ended { status: status_of(rest.number()?), why: why_of(rest.number()?) },
             _ => return None,
         })
     }
@@ -118,6 +112,24 @@ fn number_of(why: Option<Why>) -> i64 {
 
 fn why_of(number: i64) -> Option<Why> {
     WHYS.get(usize::try_from(number).ok()?).copied()
+}
+
+fn number_of_status(status: Option<Status>) -> i64 {
+    match status {
+        None => -1,
+        Some(Status::Exited(code)) => i64::from(code),
+        Some(Status::Signaled(signal)) => 256 + i64::from(signal),
+    }
+}
+
+fn status_of(number: i64) -> Option<Status> {
+    match u8::try_from(number) {
+        Ok(code) => Some(Status::Exited(code)),
+        Err(_) => i32::try_from(number)
+            .ok()
+            .filter(|&number| number > 0)
+            .map(|signal| Status::Signaled(signal - 256)),
+    }
 }
 
 fn message(letter: u8, numbers: &[i64]) -> Vec<u8> {
@@ -187,7 +199,8 @@ mod tests {
             Order::Environment(changes.clone()),
             Order::Start(changes),
             Order::Start(vec![]),
-            Order::Relay(64),
+            Order::Relay(15, Reached::Nobody),
+            Order::Relay(2, Reached::CallerGroup),
             Order::Lost(Moment::from_boot(Duration::new(7, 9))),
         ] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
@@ -202,6 +215,8 @@ mod tests {
             Event::Stopped { signal: 20 },
             Event::Continued,
             Event::Refused(Process { pid: 9, name: "a (b) ü".into() }),
+            Event::CommandEnded { status: Status::Exited(7) },
+            Event::CommandEnded { status: Status::Signaled(9) },
             Event::Ended { status: None, why: None },
             Event::Ended { status: Some(Status::Exited(255)), why: Some(Why::MaxRun) },
             Event::Ended { status: Some(Status::Signaled(64)), why: None },

@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::config::run::{Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{NotStarted, Process, Why};
+use crate::job::{NotStarted, Process, Status, Why};
 use crate::law::{Blocker, Grant, Left, Waiting};
 use crate::lease::Loss;
 use crate::output::busy::{self, Tried};
@@ -15,7 +15,7 @@ use crate::output::live::Waiter;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 use crate::store::{self};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub struct Words<'a> {
     store: String,
     settings: &'a Settings,
     live: RefCell<Waiter>,
+    /// What runs under the lock.
+    job: Cell<&'static str>,
     since: Moment,
 }
 
@@ -34,7 +36,8 @@ impl<'a> Words<'a> {
     pub fn new(settings: &'a Settings, key: &str, printer: Printer) -> Self {
         let since = Moment::now();
         let live = RefCell::new(Waiter::new(&printer, since));
-        Self { printer, key: key.into(), store: settings.store.to_string(), settings, live, since }
+        let job = Cell::new("the command");
+        Self { printer, key: key.into(), store: settings.store.to_string(), settings, live, job, since }
     }
 
     fn say(&self, kind: Kind, text: &str) {
@@ -147,11 +150,37 @@ impl<'a> Words<'a> {
         self.say(Kind::Error, &text);
     }
 
+    /// CMD has ended, and from now on it is the rest of the job that is spoken of.
+    pub fn command_ended(&self, status: Status, rest: impl FnOnce() -> Vec<Process>) {
+        const NAMED: usize = 5;
+        self.job.set("the rest of the job");
+        if !self.printer.says(Kind::Detail) {
+            return;
+        }
+        let how = match status {
+            Status::Exited(code) => format!("has ended with status {code}"),
+            Status::Signaled(signal) => format!("died of signal {signal}"),
+        };
+        let rest = rest();
+        let mut named: Vec<String> =
+            rest.iter().take(NAMED).map(|process| format!("{} ({})", process.pid, process.name)).collect();
+        if rest.len() > NAMED {
+            named.push(format!("{} more", rest.len() - NAMED));
+        }
+        let named = named.join(", ");
+        let text = format!(
+            "the command {how}; {} is kept until the rest of the job has ended (--tree): {named}",
+            self.lock()
+        );
+        self.say(Kind::Detail, &text);
+    }
+
     /// A renewal failed.
     pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: cli::OnLost) {
+        let job = self.job.get();
         let then = match on_lost {
-            cli::OnLost::Stop => "then the command is stopped",
-            cli::OnLost::Warn => "the command runs on after that, without the lock",
+            cli::OnLost::Stop => format!("then {job} is stopped"),
+            cli::OnLost::Warn => format!("{job} runs on after that, without the lock"),
         };
         let text = format!(
             "cannot renew {} ({error}, {}); trying again for {}, {then}",
@@ -176,26 +205,27 @@ impl<'a> Words<'a> {
             Loss::Revoked => format!("an operator took {lock} away"),
             Loss::Deadline => format!("{lock} is lost: it could not be renewed in time"),
         };
+        let job = self.job.get();
         let (kind, then) = match on_lost {
-            cli::OnLost::Stop => (Kind::Warning, "the command is being stopped"),
-            cli::OnLost::Warn => (Kind::Note, "the command runs on without it (--on-lost warn)"),
+            cli::OnLost::Stop => (Kind::Warning, format!("{job} is being stopped")),
+            cli::OnLost::Warn => (Kind::Note, format!("{job} runs on without it (--on-lost warn)")),
         };
         self.say(kind, &format!("{happened}; {then}"));
     }
 
     /// The job is being stopped. That the lock is lost has been said.
     pub fn stopping(&self, why: Why, run: &Run) {
-        let lock = self.lock();
+        let (lock, job) = (self.lock(), self.job.get());
         let text = match why {
             Why::LeaseRanOut => {
-                format!("the lease of {lock} runs out and cannot be renewed; the command is being stopped")
+                format!("the lease of {lock} runs out and cannot be renewed; {job} is being stopped")
             }
-            Why::MaxRun => format!(
-                "the command has run for {} (--max-run) under {lock}; it is being stopped",
-                span(run.max_run.unwrap_or_default())
-            ),
+            Why::MaxRun => {
+                let most = span(run.max_run.unwrap_or_default());
+                format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped")
+            }
             Why::GuardGone => {
-                format!("the guard process was killed; the command under {lock} is being stopped")
+                format!("the guard process was killed; {job} under {lock} is being stopped")
             }
             Why::Lost | Why::CallerGone => return,
         };

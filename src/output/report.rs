@@ -1,0 +1,84 @@
+//! What does a program read about one run? The object that `run --report` writes. Every field is always there, null if
+//! unknown; spans are whole milliseconds. docs/report.md explains the fields; adding one is a minor change, anything else
+//! a major one. There is no time of day in it: the store's clock decides about a lock, and a run that never reached the
+//! store has only this machine's.
+
+use super::json;
+use crate::lock::Fence;
+use serde::Serialize;
+
+/// What became of a run.
+#[derive(Debug, Serialize)]
+pub struct Report<'a> {
+    /// In one word.
+    pub outcome: Outcome,
+    /// dlock's exit status, as a shell shows it.
+    pub status: u8,
+    /// Whether the command was started.
+    pub started: bool,
+    /// The command's exit status.
+    pub exit_status: Option<u8>,
+    /// The signal that the command died of, or dlock while it waited.
+    pub signal: Option<i32>,
+    /// How the lock was lost.
+    pub lost: Option<HowLost>,
+    /// The first key.
+    pub key: Option<&'a str>,
+    /// Every key.
+    pub keys: Vec<&'a str>,
+    /// The store, without its secret.
+    pub store: Option<&'a str>,
+    /// From the first request to the grant, or until dlock gave up.
+    pub waited_ms: Option<u64>,
+    /// From the grant to the release.
+    pub held_ms: Option<u64>,
+    /// The fence of the grant.
+    pub fence: Option<Fence>,
+    /// The slot; for a later version.
+    pub slot: Option<u32>,
+    /// What dlock failed of.
+    pub error: Option<String>,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The command ran and ended by itself.
+    Ran,
+    /// The lock was not obtained.
+    Busy,
+    /// The lock was lost, or an operator took it away.
+    Lost,
+    /// The store could not be reached, or refused to serve.
+    Unreachable,
+    /// `--max-run` stopped the command.
+    Timeout,
+    /// A signal ended dlock while it waited.
+    Interrupted,
+    /// The command cannot be executed, or was not found.
+    NotStarted,
+    /// The store refused the password, or a right is missing.
+    Denied,
+    /// A setting is invalid.
+    Invalid,
+    /// A fault of dlock's own.
+    Fault,
+}
+
+/// How a lock was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HowLost {
+    /// It could not be renewed in time.
+    Expired,
+    /// It vanished from the store, or is another's.
+    Vanished,
+    /// An operator took it away.
+    Forced,
+}
+
+/// The report as it is written.
+pub fn text(report: &Report<'_>) -> serde_json::Result<String> {
+    Ok(json::line(report)? + "\n")
+}

@@ -1,0 +1,360 @@
+//! `--report`: one JSON object about the run, however it ended; whole or not at all, and never the reason for anything.
+
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use crate::support::{dlock::Dlock, proc};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+on_every_store!(
+    a_run_that_ends_by_itself,
+    a_lock_that_is_busy,
+    a_waiter_that_is_interrupted,
+    a_command_that_does_not_start,
+    max_run_and_how_the_command_took_it,
+    a_lock_that_an_operator_takes_away,
+    a_report_that_cannot_be_written_changes_nothing,
+);
+
+const FIELDS: [&str; 14] = [
+    "outcome",
+    "status",
+    "started",
+    "exit_status",
+    "signal",
+    "lost",
+    "key",
+    "keys",
+    "store",
+    "waited_ms",
+    "held_ms",
+    "fence",
+    "slot",
+    "error",
+];
+const OUTCOMES: [&str; 10] = [
+    "ran",
+    "busy",
+    "lost",
+    "timeout",
+    "interrupted",
+    "not-started",
+    "unreachable",
+    "denied",
+    "invalid",
+    "fault",
+];
+const LOST: [&str; 3] = ["expired", "vanished", "forced"];
+
+/// The report in `r.json`, its fields, types and words as documented. It is removed.
+#[track_caller]
+fn report(world: &World) -> Value {
+    let text = world.read("r.json");
+    fs::remove_file(world.path("r.json")).expect("a report");
+    assert!(text.ends_with("}\n"), "{text:?}");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    let object = report.as_object().expect("an object");
+    let mut fields = object.keys().map(String::as_str).collect::<Vec<_>>();
+    let mut expected = FIELDS.to_vec();
+    fields.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(fields, expected);
+    let word = |field: &str, words: &[&str]| words.contains(&report[field].as_str().unwrap_or("?"));
+    assert!(word("outcome", &OUTCOMES), "{report}");
+    assert!(report["lost"].is_null() || word("lost", &LOST), "{report}");
+    assert_eq!(report["lost"].is_string(), report["outcome"] == "lost", "{report}");
+    assert!(report["status"].is_u64() && report["started"].is_boolean() && report["slot"].is_null());
+    for field in ["exit_status", "signal", "waited_ms", "held_ms", "fence"] {
+        assert!(report[field].is_null() || report[field].is_u64(), "{field}: {report}");
+    }
+    assert_eq!(report["held_ms"].is_null(), report["fence"].is_null(), "{report}");
+    assert!(report["store"].is_null() || report["store"] == world.url(), "{report}");
+    assert_eq!(report["keys"], json!([report["key"]]));
+    report
+}
+
+/// Compares some fields of the report.
+#[track_caller]
+fn expect(world: &World, expected: Value) -> Value {
+    let report = report(world);
+    for (field, value) in expected.as_object().expect("an object") {
+        assert_eq!(&report[field], value, "{field} in {report}");
+    }
+    report
+}
+
+fn reported<'w>(world: &'w World, key: &str, options: &[&str], script: &str) -> Dlock<'w> {
+    world.run(key, &[&["--report", "r.json"], options].concat(), script)
+}
+
+fn a_run_that_ends_by_itself(backend: Backend) {
+    let world = World::new(backend);
+    for status in [0, 3, 75, 79, 124, 255] {
+        let script = format!("echo $DLOCK_FENCE > fence; sleep 0.1; exit {status}");
+        reported(&world, "k", &[], &script).status(status).run();
+        let report = expect(
+            &world,
+            json!({"outcome": "ran", "status": status, "started": true, "exit_status": status, "signal": null,
+                   "key": "k", "error": null}),
+        );
+        assert_eq!(report["fence"].to_string(), world.read("fence").trim());
+        assert!(report["held_ms"].as_u64() >= Some(100) && report["waited_ms"].is_u64(), "{report}");
+        assert_eq!(report["store"], world.url());
+    }
+    reported(&world, "k", &[], "kill -TERM $$").dies_of(15).run();
+    expect(
+        &world,
+        json!({"outcome": "ran", "status": 143, "started": true, "exit_status": null, "signal": 15}),
+    );
+    // With --tree it is the command whose status counts, and the lock is held for all.
+    reported(&world, "k", &["--tree"], "sleep 0.3 & exit 6").status(6).run();
+    let report = expect(&world, json!({"outcome": "ran", "status": 6, "exit_status": 6}));
+    assert!(report["held_ms"].as_u64() >= Some(300), "{report}");
+}
+
+fn a_lock_that_is_busy(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let busy = |status| {
+        json!({"outcome": "busy", "status": status, "started": false, "exit_status": null, "signal": null,
+               "held_ms": null, "fence": null, "error": null})
+    };
+    reported(&world, "k", &[], "true").status(75).any_stderr().run();
+    expect(&world, busy(75));
+    reported(&world, "k", &["-E", "0", "-q"], "true").run();
+    expect(&world, busy(0));
+    reported(&world, "k", &["-w", "300ms"], "true").status(75).any_stderr().run();
+    let report = expect(&world, busy(75));
+    assert!(report["waited_ms"].as_u64() >= Some(300), "{report}");
+    let waiter = reported(&world, "k", &["-w"], "true").spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    expect(&world, json!({"outcome": "ran", "status": 0}));
+}
+
+fn a_waiter_that_is_interrupted(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    for signal in [Signal::INT, Signal::TERM] {
+        let waiter = reported(&world, "k", &["-w"], "true").dies_of(signal.as_raw()).spawn();
+        world.wait_for_waiters("k", 1);
+        waiter.signal(signal);
+        waiter.finish();
+        let number = signal.as_raw();
+        let report = expect(
+            &world,
+            json!({"outcome": "interrupted", "status": 128 + number, "started": false, "signal": number,
+                   "exit_status": null, "fence": null}),
+        );
+        assert!(report["waited_ms"].is_u64());
+        world.wait_for_waiters("k", 0);
+    }
+    world.write("go", "");
+    holder.finish();
+}
+
+fn a_command_that_does_not_start(backend: Backend) {
+    let world = World::new(backend);
+    for (program, status) in [("no-such-program", 127), ("/", 126)] {
+        let words = ["run", "-k", "k", "--report", "r.json", "--", program];
+        world.dlock(words).status(status).any_stderr().run();
+        expect(
+            &world,
+            json!({"outcome": "not-started", "status": status, "started": false, "exit_status": null}),
+        );
+    }
+}
+
+fn max_run_and_how_the_command_took_it(backend: Backend) {
+    let world = World::new(backend);
+    let job = "trap 'exit 5' TERM; while :; do sleep 0.02; done";
+    reported(&world, "k", &["--max-run", "300ms"], job).status(124).any_stderr().run();
+    expect(&world, json!({"outcome": "timeout", "status": 124, "started": true, "exit_status": 5}));
+}
+
+fn a_lock_that_an_operator_takes_away(backend: Backend) {
+    let world = World::new(backend);
+    let job = "trap 'exit 6' TERM; echo up >> log; while :; do sleep 0.02; done";
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+    holder.finish();
+    expect(
+        &world,
+        json!({"outcome": "lost", "lost": "forced", "status": 79, "started": true, "exit_status": 6}),
+    );
+}
+
+#[test]
+fn a_lock_that_vanishes_and_one_that_runs_out() {
+    let mut world = World::new(Backend::Redis);
+    let job = "echo up >> log; exec sleep 1000";
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<String>(&["FLUSHALL"]);
+    holder.finish();
+    expect(&world, json!({"outcome": "lost", "lost": "vanished", "exit_status": null, "signal": 15}));
+    world.write("log", "");
+    let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis_mut().kill();
+    holder.finish();
+    expect(&world, json!({"outcome": "lost", "lost": "expired", "signal": 15}));
+}
+
+/// What dlock itself fails of is told in its own words.
+#[test]
+fn what_dlock_fails_of() {
+    let mut world = World::with_redis(&["--requirepass", "sesame"]);
+    let failed = |world: &World, call: Dlock<'_>, outcome: &str, status: i32| {
+        let output = call.status(status).any_stderr().run();
+        let report = expect(
+            world,
+            json!({"outcome": outcome, "status": status, "started": false, "exit_status": null, "held_ms": null}),
+        );
+        let error = report["error"].as_str().expect("an error");
+        assert_eq!(format!("dlock: {error}\n"), output.stderr);
+        report
+    };
+    let call = || reported(&world, "k", &[], "true");
+    failed(&world, call(), "denied", 77);
+    failed(&world, call().env("DLOCK_PASSWORD", "wr0ng"), "denied", 77);
+    let report = failed(&world, call().env("DLOCK_STORE", "gopher://x"), "invalid", 78);
+    assert!(report["store"].is_null() && report["waited_ms"].is_null(), "{report}");
+    world.write("c.toml", "tll = 3\n");
+    failed(&world, call().env("DLOCK_CONFIG", "c.toml"), "invalid", 78);
+    failed(&world, reported(&world, "a}b", &[], "true"), "invalid", 64);
+    world.redis_mut().kill();
+    let call = reported(&world, "k", &[], "true");
+    failed(&world, call, "unreachable", 69);
+}
+
+/// A guard that is killed is a fault.
+#[test]
+fn a_fault() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; exec sleep 1000";
+    let holder = reported(&world, "k", &["--grace", "1s"], job).status(70).any_stderr().spawn();
+    world.wait_for_log("up");
+    proc::signal(holder.guard(), Signal::KILL);
+    holder.finish();
+    expect(&world, json!({"outcome": "fault", "status": 70, "started": true, "signal": 15}));
+}
+
+#[test]
+fn the_password_is_not_in_it() {
+    let world = World::with_redis(&["--requirepass", "sesame"]);
+    let url = world.url().replace("redis://", "redis://:sesame@");
+    reported(&world, "k", &[], "true").env("DLOCK_STORE", url).run();
+    let text = world.read("r.json");
+    assert!(text.contains(&world.redis().port().to_string()) && !text.contains("sesame"), "{text}");
+}
+
+/// Said before the lock is asked for, not after the job has run.
+#[test]
+fn a_place_that_cannot_be_written_is_refused_first() {
+    let world = World::new(Backend::Redis);
+    fs::create_dir(world.path("directory")).expect("a directory");
+    fs::create_dir(world.path("closed")).expect("a directory");
+    fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o555)).expect("permissions");
+    world.write("file", "");
+    assert!(world.command("mkfifo").arg("pipe").status().expect("mkfifo").success());
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    world.open_to_all();
+    let drops = world.dlock(["--version"]).under(&nobody).any_stdout().any_stderr().spawn().output();
+    for path in
+        ["missing/r.json", "directory", "pipe", "/dev/null", "file/r.json", "missing/", "..", "closed/r"]
+    {
+        let call = world.run("k", &["--report", path], "touch ran").stderr_like("dlock: .*\n").status(78);
+        let output = match path {
+            // Root may write anywhere.
+            "closed/r" if drops.status.success() => call.under(&nobody).run(),
+            "closed/r" => continue,
+            _ => call.run(),
+        };
+        assert!(output.stderr.contains(path), "{}", output.stderr);
+    }
+    assert_eq!(world.redis().keys(), [""; 0]);
+    assert!(!world.path("ran").exists());
+    assert!(fs::metadata("/dev/null").is_ok_and(|null| !null.is_file()));
+}
+
+fn a_report_that_cannot_be_written_changes_nothing(backend: Backend) {
+    let world = World::new(backend);
+    fs::create_dir(world.path("d")).expect("a directory");
+    let call = world.run("k", &["--report", "d/r.json"], "rmdir d; exit 5");
+    let output = call.status(5).stderr_like("dlock: the report could not be written to .*\n").run();
+    assert!(output.stderr.contains("d/r.json"), "{}", output.stderr);
+    assert_eq!(world.state("k"), "free");
+    // What cannot be renamed is not left lying about.
+    fs::create_dir(world.path("d")).expect("a directory");
+    let call = world.run("k", &["--report", "d/r.json"], "mkdir d/r.json; exit 6");
+    call.status(6).stderr_like("dlock: the report .*\n").run();
+    assert_eq!(fs::read_dir(world.path("d")).expect("a directory").count(), 1);
+    fs::remove_dir_all(world.path("d")).expect("it is ours");
+    // Under -q it is still said, and death by a signal still comes through.
+    fs::create_dir(world.path("d")).expect("a directory");
+    let call = world.run("k", &["-q", "--report", "d/r.json"], "rmdir d; kill -9 $$");
+    call.dies_of(9).stderr_like("dlock: the report .*\n").run();
+}
+
+/// Whole at once: whoever looks at any moment sees the old one or the new one. Nothing else is left in the directory.
+#[test]
+fn the_file_is_replaced_by_a_rename() {
+    let world = World::new(Backend::Redis);
+    fs::create_dir(world.path("d")).expect("a directory");
+    let call = |script: &str| world.run("k", &["--report", "d/r.json"], script);
+    call("exit 1").status(1).after_shell("umask 027").run();
+    let path = world.path("d/r.json");
+    let mode = |path: &Path| fs::metadata(path).expect("a report").permissions().mode() & 0o7777;
+    assert_eq!(mode(&path), 0o640);
+    // Whoever has the old one open goes on reading it.
+    call("exit 2").after_shell("umask 002; exec 3< d/r.json").status(2).run();
+    assert_eq!(mode(&path), 0o664);
+    assert!(world.read("d/r.json").contains("\"status\":2"));
+    fs::hard_link(&path, world.path("old")).expect("a second name");
+    call("exit 3").status(3).run();
+    assert!(world.read("old").contains("\"status\":2") && world.read("d/r.json").contains("\"status\":3"));
+    // A link leads to the place.
+    symlink("d/r.json", world.path("link")).expect("a link");
+    world.run("k", &["--report", "link"], "exit 4").status(4).run();
+    assert!(world.read("d/r.json").contains("\"status\":4"));
+    assert!(fs::symlink_metadata(world.path("link")).is_ok_and(|link| link.is_symlink()));
+    let names = fs::read_dir(world.path("d")).expect("a directory").count();
+    assert_eq!(names, 1, "no temporary file is left");
+}
+
+/// While the job runs there is no report yet, and the last one stays.
+#[test]
+fn a_killed_dlock_leaves_the_last_report() {
+    let world = World::new(Backend::Redis);
+    world.write("r.json", "old");
+    let holder = reported(&world, "k", &["--grace", "1s"], "echo up >> log; exec sleep 1000");
+    let holder = holder.dies_of(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    assert_eq!(world.read("r.json"), "old");
+    holder.signal(Signal::KILL);
+    holder.finish();
+    wait_until("the guard gives the lock back", || world.state("k") == "free");
+    assert_eq!(world.read("r.json"), "old");
+}
+
+/// The page names every field and every word.
+#[test]
+fn the_page_is_complete() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/report.md");
+    let page = fs::read_to_string(page).expect("docs/report.md");
+    for word in FIELDS.iter().chain(&OUTCOMES).chain(&LOST) {
+        assert!(page.contains(&format!("`{word}`")), "{word}");
+    }
+    let example = page.lines().find(|line| line.starts_with('{')).expect("an example");
+    let example: Value = serde_json::from_str(example).expect("JSON");
+    assert!(FIELDS.iter().all(|field| example.get(field).is_some()) && example["outcome"] == "ran");
+}
