@@ -13,6 +13,7 @@
 //! - The guard stopped or hung: when the kill is overdue, dlock kills the guard, adopts the job and stops it.
 //! - Both killed at the same moment: the job lives on, and nothing of ours is left to stop it.
 
+mod adopt;
 mod family;
 mod guard;
 mod limits;
@@ -28,27 +29,24 @@ pub use tty::{Group, group};
 pub use crate::sys::{die_of, stop_by};
 
 use crate::clock::{Moment, Timer};
-use crate::sys::{self, Fork, Waited};
+use crate::sys::{self, Fork};
+use adopt::Adopted;
 use family::Family;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::Pid;
-use std::collections::VecDeque;
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
-use stop::Stop;
 use talk::Order;
 
 /// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
 const OVERDUE: Duration = Duration::from_millis(5);
 /// How long a guard that has begun to kill may show no progress. It counts every process it signals.
 const STALLED: Duration = Duration::from_millis(250);
-/// Between two looks at a job that dlock adopted. It is not told of each end, unlike the guard.
-const ADOPTED: Duration = Duration::from_millis(5);
 
 /// What to do with the job when its limits pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,16 +227,6 @@ enum Watch {
     Gone,
 }
 
-#[derive(Debug)]
-struct Adopted {
-    family: Family,
-    stop: Stop,
-    status: Option<Status>,
-    /// The last look found nothing.
-    was_empty: bool,
-    pending: VecDeque<Event>,
-}
-
 impl Guard {
     /// Makes the guard. This process must have one thread. `alone` is called in the guard once dlock is gone (killed, or
     /// after [`Guard::finish`]), with everything as it was at the fork; it may block. Descriptors that it uses must be in
@@ -416,102 +404,6 @@ impl Guard {
             None => return self.adopt().map(Some),
             Some(_) => {}
         }
-        Ok(event)
-    }
-
-    /// Whether the kill is overdue without a sign of it from the guard.
-    fn is_hung(&mut self) -> io::Result<bool> {
-        if !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
-            return Ok(false);
-        }
-        let due = self.bound().after(OVERDUE);
-        let beats = self.limits.beats();
-        if !due.passed() {
-            self.arm(due)?;
-        } else if beats == self.beats {
-            return Ok(true);
-        } else {
-            self.beats = beats;
-            self.arm(Moment::now().after(STALLED))?;
-        }
-        Ok(false)
-    }
-
-    /// Takes the job over from a guard that is gone or hung, and begins to stop it.
-    fn adopt(&mut self) -> io::Result<Event> {
-        if matches!(self.watch, Watch::Over) {
-            // A socket without another end, and a timer that is due, would be readable for ever.
-            self.watch = Watch::Gone;
-            self.timer.set(None)?;
-            return Ok(Event::Died);
-        }
-        // Not reaped yet, so the id is still the guard's. Its children become ours.
-        let _ = sys::kill(self.pid, libc::SIGKILL);
-        sys::wait_for(self.pid);
-        self.reaped = true;
-        let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
-        family.child = self.limits.cmd();
-        let bound = self.bound();
-        let why = match self.kill_by {
-            Some(_) => Why::Lost,
-            None if bound.passed() => Why::LeaseRanOut,
-            None => Why::GuardGone,
-        };
-        let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
-        let mut pending = VecDeque::from([Event::Stopping { why }]);
-        pending.extend(refused.into_iter().map(Event::Refused));
-        let adopted = Adopted { family, stop, status: self.status, was_empty: false, pending };
-        self.watch = Watch::Adopted(Box::new(adopted));
-        self.arm(Moment::now())?;
-        Ok(Event::Died)
-    }
-
-    /// The latest moment for a kill by the limits, or by the loss.
-    fn bound(&self) -> Moment {
-        match self.on_lost {
-            OnLost::Stop => {
-                let kill_at = self.limits.get().kill_at;
-                self.kill_by.map_or(kill_at, |by| by.min(kill_at))
-            }
-            OnLost::Warn => Moment::from_boot(Duration::MAX),
-        }
-    }
-
-    /// Goes on stopping an adopted job.
-    fn step(&mut self) -> io::Result<Option<Event>> {
-        let bound = self.bound();
-        let Watch::Adopted(adopted) = &mut self.watch else { return Ok(None) };
-        if let Some(event) = adopted.pending.pop_front() {
-            return Ok(Some(event));
-        }
-        let no_child = loop {
-            match sys::wait_any() {
-                Waited::Child(pid, raw) if adopted.status.is_none() && Some(pid) == self.limits.cmd() => {
-                    if let Some(status) = Status::of(raw) {
-                        adopted.status = Some(status);
-                        adopted.family.child = None;
-                    }
-                }
-                Waited::Child(..) => {}
-                Waited::Nothing => break false,
-                Waited::NoChild => break true,
-            }
-        };
-        // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
-        let empty = (no_child || !self.apart.is_empty()) && adopted.family.is_empty();
-        if empty && (no_child || adopted.was_empty) {
-            let (status, why) = (adopted.status, Some(adopted.stop.why()));
-            self.watch = Watch::Gone;
-            self.timer.set(None)?;
-            return Ok(Some(Event::Ended { status, why }));
-        }
-        adopted.was_empty = empty;
-        let sweep = adopted.stop.step(&mut adopted.family, bound, None);
-        let refused = sweep.into_iter().flat_map(|sweep| sweep.refused);
-        adopted.pending.extend(refused.map(Event::Refused));
-        let wake = adopted.stop.wake(bound).min(Moment::now().after(ADOPTED));
-        let event = adopted.pending.pop_front();
-        self.arm(wake)?;
         Ok(event)
     }
 
