@@ -2,6 +2,8 @@
 //! steps as the wall clock does, and unlike CLOCK_MONOTONIC it goes on while the machine is suspended, as the
 //! store's clock does. Wall-clock time is only ever shown to people, and comes from the store.
 
+use rustix::io::Errno;
+use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
     timerfd_create, timerfd_settime,
@@ -54,6 +56,13 @@ impl Moment {
     /// Whether this moment has come.
     pub fn passed(self) -> bool {
         Self::now() >= self
+    }
+}
+
+/// Sleeps until a moment; across a suspension of the machine, too.
+pub fn sleep_until(at: Moment) {
+    if let Ok(at) = Timespec::try_from(at.since_boot()) {
+        while clock_nanosleep_absolute(ClockId::Boottime, &at) == Err(Errno::INTR) {}
     }
 }
 

@@ -1,19 +1,21 @@
-//! How is the lock taken, waited for, kept and given back? One thread that talks to the store, from the first request to
-//! the release, so that the thread which supervises the job never waits for a server.
+//! How is the lock taken, waited for, kept and given back? One thread talks to the store, from the first request to the
+//! last renewal, so that the thread which supervises the job never waits for a server. When the job is over there is
+//! nothing to supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
 //!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
-use crate::clock::Moment;
+use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
 use crate::lock::{Name, Token};
 use crate::store::{Error, Store};
 use bell::Bell;
+use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -95,8 +97,6 @@ pub enum Report {
         /// When nothing of the job may be alive any more.
         kill_by: Moment,
     },
-    /// The answer to [`Order::Leave`]: what the store said, or that it said nothing in time.
-    Left(Result<Left, Error>),
 }
 
 /// How it is known that the lock is lost.
@@ -110,20 +110,27 @@ pub enum Loss {
     Deadline,
 }
 
-/// What the thread is told.
-#[derive(Debug)]
-enum Order {
-    /// Give the lock back, and end.
-    Leave(End),
-}
-
 /// The thread, as its owner sees it.
 #[derive(Debug)]
 pub struct Lease {
-    orders: Sender<Order>,
     reports: Receiver<Report>,
-    wake_thread: Arc<Bell>,
-    wake_owner: Arc<Bell>,
+    bell: Arc<Bell>,
+    shared: Arc<Mutex<Shared>>,
+    request: Arc<Request>,
+}
+
+/// What both threads use. The one that keeps the lock has it while it talks to the store, never longer than an attempt
+/// may take.
+struct Shared {
+    store: Box<dyn Store>,
+    /// The lock was given back: it must not be renewed any more.
+    over: bool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("over", &self.over).finish_non_exhaustive()
+    }
 }
 
 impl Lease {
@@ -133,52 +140,41 @@ impl Lease {
         request: Request,
         rely: impl Fn(Moment, Moment) + Send + 'static,
     ) -> io::Result<Self> {
-        let (orders, told) = channel();
         let (say, reports) = channel();
-        let (wake_thread, wake_owner) = (Arc::new(Bell::new()?), Arc::new(Bell::new()?));
-        let mut keeper = Keeper {
-            store,
-            request,
+        let bell = Arc::new(Bell::new()?);
+        let shared = Arc::new(Mutex::new(Shared { store, over: false }));
+        let request = Arc::new(request);
+        let keeper = Keeper {
+            shared: shared.clone(),
+            request: request.clone(),
             rely: Box::new(rely),
-            orders: told,
             reports: say,
-            wake: wake_thread.clone(),
-            owner: wake_owner.clone(),
+            owner: bell.clone(),
         };
         thread::Builder::new().name("dlock-lease".into()).spawn(move || keeper.run())?;
-        Ok(Self { orders, reports, wake_thread, wake_owner })
+        Ok(Self { reports, bell, shared, request })
     }
 
     /// Readable when there may be a report.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.wake_owner.fd()
+        self.bell.fd()
     }
 
     /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
     pub fn next_report(&self) -> Option<Report> {
         self.reports.try_recv().ok().or_else(|| {
-            self.wake_owner.hush();
+            self.bell.hush();
             self.reports.try_recv().ok()
         })
     }
 
-    /// Has the lock given back; [`Report::Left`] follows.
-    pub fn leave(&self, end: End) {
-        // A thread that is gone cannot be told, and the guard gives the lock back in its place.
-        let _ = self.orders.send(Order::Leave(end));
-        self.wake_thread.ring();
-    }
-
-    /// Waits for the answer to [`Lease::leave`], at most until `until`; `None` if there was none.
-    pub fn wait_for_leave(&self, until: Moment) -> Option<Result<Left, Error>> {
-        loop {
-            match self.next_report() {
-                Some(Report::Left(answer)) => return Some(answer),
-                Some(_) => {}
-                None if until.passed() => return None,
-                None => self.wake_owner.wait(Some(until)).ok()?,
-            }
-        }
+    /// Gives the lock back, which is not renewed from now on. Takes an op-timeout, and as long as a renewal that is under
+    /// way.
+    pub fn give_back(&self, end: &End) -> Result<Left, Error> {
+        let by = Moment::now().after(self.request.op_timeout);
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.over = true;
+        give_back(&mut *shared.store, &self.request.name, &self.request.ask.token, end, by)
     }
 }
 
@@ -202,25 +198,22 @@ pub fn give_back(
 }
 
 struct Keeper {
-    store: Box<dyn Store>,
-    request: Request,
+    shared: Arc<Mutex<Shared>>,
+    request: Arc<Request>,
     rely: Box<dyn Fn(Moment, Moment) + Send>,
-    orders: Receiver<Order>,
     reports: Sender<Report>,
-    wake: Arc<Bell>,
     owner: Arc<Bell>,
 }
 
 impl Keeper {
-    fn run(&mut self) {
+    fn run(&self) {
         if let Some(sent) = self.obtain() {
-            let end = self.keep(sent);
-            let answer = match end {
-                Some(end) => self.give_back(&end),
-                None => Ok(Left::NotHeld),
-            };
-            self.report(Report::Left(answer));
+            self.keep(sent);
         }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report(&self, report: Report) {
@@ -230,7 +223,7 @@ impl Keeper {
     }
 
     /// Takes the lock, waiting as long as is wanted. The moment from which the lease counts, or nothing.
-    fn obtain(&mut self) -> Option<Moment> {
+    fn obtain(&self) -> Option<Moment> {
         let budget = self.request.connect_timeout + self.request.op_timeout;
         let (mut queued, mut troubled, mut late) = (false, false, 0);
         loop {
@@ -239,7 +232,8 @@ impl Keeper {
                 Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
                 _ => sent.after(budget),
             };
-            match self.store.acquire(&self.request.name, &self.request.ask, by) {
+            let answer = self.shared().store.acquire(&self.request.name, &self.request.ask, by);
+            match answer {
                 // Asking again extends the lease, counted from the new request.
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
@@ -271,7 +265,7 @@ impl Keeper {
                     }
                 }
                 Err(error) if queued && error.is_transient() => {
-                    self.store.reset();
+                    self.shared().store.reset();
                     if self.is_over() {
                         self.report(Report::Failed(error));
                         return None;
@@ -299,39 +293,46 @@ impl Keeper {
     }
 
     /// Sleeps until woken or `next`; false if the wait is over.
-    fn sleep(&mut self, next: Moment) -> bool {
+    fn sleep(&self, next: Moment) -> bool {
         let next = match self.request.wait {
             Wait::Until(end) => next.min(end),
             Wait::No | Wait::Forever => next,
         };
-        if self.store.sleep(&self.request.name, &self.request.ask.token, next).is_err() {
+        let slept = self.shared().store.sleep(&self.request.name, &self.request.ask.token, next);
+        if slept.is_err() {
             // The next heartbeat says what is wrong, or that all is well on another connection.
             thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
         }
         !self.is_over()
     }
 
-    fn give_up(&mut self, blocker: Blocker) -> Option<Moment> {
-        match self.give_back(&End { ran: Ran::No, job: None }) {
+    fn give_up(&self, blocker: Blocker) -> Option<Moment> {
+        let by = Moment::now().after(self.request.op_timeout);
+        let end = End { ran: Ran::No, job: None };
+        let store = &mut *self.shared().store;
+        match give_back(store, &self.request.name, &self.request.ask.token, &end, by) {
             Ok(_) => self.report(Report::Busy(blocker)),
             Err(error) => self.report(Report::Failed(error)),
         }
         None
     }
 
-    /// Renews until told to leave, and says how the job ended; nothing if there is nothing left to give back.
-    fn keep(&mut self, mut sent: Moment) -> Option<End> {
+    /// Renews until the lock is given back or lost.
+    fn keep(&self, mut sent: Moment) {
         let schedule = self.request.schedule;
         let (mut failures, mut overdue) = (0u32, false);
         let mut next = schedule.renew_at(sent);
         loop {
-            if let Some(Order::Leave(end)) = self.next_order(Some(next)) {
-                return Some(end);
+            clock::sleep_until(next);
+            let mut shared = self.shared();
+            if shared.over {
+                return;
             }
             let began = Moment::now();
             let (name, ask) = (&self.request.name, &self.request.ask);
             let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
-            match self.store.renew(name, &ask.token, ask.ttl, began.after(schedule.attempt(failed))) {
+            let by = began.after(schedule.attempt(failed));
+            match shared.store.renew(name, &ask.token, ask.ttl, by) {
                 Ok(Renewal::Renewed) => {
                     sent = began;
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
@@ -341,9 +342,13 @@ impl Keeper {
                     (failures, overdue) = (0, false);
                     next = schedule.renew_at(sent);
                 }
-                Ok(answer) => return self.lost(answer, schedule.kill_of_lost(Moment::now(), sent)),
+                Ok(answer) => {
+                    let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
+                    let kill_by = schedule.kill_of_lost(Moment::now(), sent);
+                    return self.report(Report::Lost { how, kill_by });
+                }
                 Err(error) => {
-                    self.store.reset();
+                    shared.store.reset();
                     failures = failures.saturating_add(1);
                     if failures == WORTH_SAYING {
                         self.report(Report::Trouble { error, until: schedule.term_at(sent) });
@@ -360,38 +365,6 @@ impl Keeper {
                         next = schedule.renew_at(began);
                     }
                 }
-            }
-        }
-    }
-
-    /// The store said that the lock is not ours. Only of a revoked one it still wants to hear when the job is dead.
-    fn lost(&mut self, answer: Renewal, kill_by: Moment) -> Option<End> {
-        let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
-        self.report(Report::Lost { how, kill_by });
-        let order = self.next_order(None);
-        match order {
-            Some(Order::Leave(end)) if how == Loss::Revoked => Some(end),
-            _ => None,
-        }
-    }
-
-    fn give_back(&mut self, end: &End) -> Result<Left, Error> {
-        let by = Moment::now().after(self.request.op_timeout);
-        give_back(&mut *self.store, &self.request.name, &self.request.ask.token, end, by)
-    }
-
-    /// Waits for an order until `until`, or for ever; nothing if none came.
-    fn next_order(&self, until: Option<Moment>) -> Option<Order> {
-        loop {
-            if let Ok(order) = self.orders.try_recv() {
-                return Some(order);
-            }
-            self.wake.hush();
-            if let Ok(order) = self.orders.try_recv() {
-                return Some(order);
-            }
-            if until.is_some_and(Moment::passed) || self.wake.wait(until).is_err() {
-                return None;
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan, Reached};
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, JobEnd, Ran};
+use crate::law::{Ask, End, JobEnd, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Name, Token};
 use crate::output::Printer;
@@ -258,7 +258,7 @@ impl Session<'_> {
             }
             Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
             Report::Recovered => self.words.recovered(),
-            Report::Waiting(_) | Report::Lost { .. } | Report::Left(_) => {}
+            Report::Waiting(_) | Report::Lost { .. } => {}
         }
         Ok(None)
     }
@@ -341,20 +341,20 @@ impl Session<'_> {
         Over { exit, end: End { ran: Ran::Yes, job } }
     }
 
-    /// Gives the lock back, and waits one op-timeout for the answer. The job is over, so nothing else is listened to.
+    /// Gives the lock back. Of one that is another's by now there is nothing to give (I8).
     fn give_back(self, over: Over) -> Exit {
-        self.lease.leave(over.end);
-        match self.lease.wait_for_leave(Moment::now().after(self.settings.op_timeout)) {
-            Some(Ok(left)) => {
+        let answer = match self.account.lost {
+            Some(lease::Loss::NotHeld) => Ok(Left::NotHeld),
+            _ => self.lease.give_back(&over.end),
+        };
+        match answer {
+            Ok(left) => {
                 self.words.left(left);
                 self.guard.done();
             }
             // The guard tries once more, by itself.
-            silence => {
-                let why = silence
-                    .and_then(Result::err)
-                    .map_or("no answer in time".into(), |error| error.to_string());
-                self.words.not_given_back(&why, over.exit);
+            Err(error) => {
+                self.words.not_given_back(&error.to_string(), over.exit);
                 let _ = self.guard.finish(Duration::ZERO);
             }
         }

@@ -1,9 +1,7 @@
-//! How does one thread wake another that also waits for descriptors or for a moment of CLOCK_BOOTTIME? An eventfd, and a
-//! timer beside it. Carries no message; what there is to hear comes by a channel.
+//! How does one thread wake another that waits for descriptors? By an eventfd. Carries no message; what there is to hear
+//! comes by a channel.
 
-use crate::clock::{Moment, Timer};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -33,19 +31,5 @@ impl Bell {
     /// Silences the bell. Look for what there is to hear once more after this.
     pub fn hush(&self) {
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-    }
-
-    /// Sleeps until the bell rings or `until` has come.
-    pub fn wait(&self, until: Option<Moment>) -> io::Result<()> {
-        let timer = Timer::new()?;
-        timer.set(until)?;
-        let mut fds = [PollFd::new(&self.event, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-        loop {
-            match poll(&mut fds, None) {
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-                Ok(_) => return Ok(()),
-            }
-        }
     }
 }
