@@ -1,5 +1,5 @@
-//! A network between dlock and its server that loses and delays replies, delivers requests late, or swallows everything. Each
-//! packet of a client is taken as one request; dlock writes each request at once.
+//! A network between dlock and its server that loses and delays replies, delivers requests late, or swallows
+//! everything. Each packet of a client is taken as one request; dlock writes each request at once.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
