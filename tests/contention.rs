@@ -9,6 +9,8 @@ const CONTENDERS: usize = 50;
 on_every_store!(
     one_of_many_runs_and_the_others_are_told,
     many_who_wait_run_one_at_a_time_in_order,
+    each_turn_comes_at_once,
+    a_turn_begins_with_a_whole_lease,
     a_crowd_that_comes_at_once_runs_one_at_a_time,
     who_does_not_wait_does_not_overtake,
     waiting_for_a_while_ends_busy,
@@ -59,6 +61,50 @@ fn many_who_wait_run_one_at_a_time_in_order(backend: Backend) {
     }
     let expected = (0..CONTENDERS).flat_map(|i| [format!("start {i}"), format!("end {i}")]);
     assert_eq!(world.log()[1..], expected.collect::<Vec<_>>());
+}
+
+/// Who waits is woken when its turn comes; nobody has to ask again and again.
+fn each_turn_comes_at_once(backend: Backend) {
+    let world = World::new(backend);
+    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let waiting = (0..7)
+        .map(|i| {
+            let waiter = world.run("queue", &["-w"], "date +%s%3N >> times; sleep 0.3").any_stderr().spawn();
+            world.wait_for_waiters("queue", i + 1);
+            waiter
+        })
+        .collect::<Vec<_>>();
+    world.write("go", "");
+    first.finish();
+    for waiter in waiting {
+        waiter.finish();
+    }
+    let times = world.read("times").lines().map(|line| line.parse().expect("a time")).collect::<Vec<u64>>();
+    let mut gaps = times.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
+    gaps.sort_unstable();
+    // Without a wake the next one asks when this one has just begun, and again 1.6 s later.
+    assert!(gaps[gaps.len() / 2] < 1000, "{gaps:?}");
+}
+
+/// A waiter that is granted the lock confirms that before its job starts: what it has then is the lease it asked for,
+/// not the few seconds in which to confirm.
+fn a_turn_begins_with_a_whole_lease(backend: Backend) {
+    let world = World::new(backend);
+    let hold =
+        |name: &str| format!("echo {name} $DLOCK_FENCE >> log; while [ ! -e {name} ]; do sleep 0.02; done");
+    let first = world.run("k", &[], &hold("first")).spawn();
+    wait_until("the first runs", || world.log().len() == 1);
+    let second = world.run("k", &["-w", "-t", "10m"], &hold("second")).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("first", "");
+    first.finish();
+    wait_until("the second runs", || world.log().len() == 2);
+    let status = world.status("k");
+    assert!(status["holders"][0]["lease_ms"].as_u64() > Some(60_000), "{status}");
+    assert_eq!(world.log()[1], format!("second {}", world.fence("k")));
+    world.write("second", "");
+    second.finish();
 }
 
 /// Starts waiters one after the other; each stands in the queue before the next one comes.

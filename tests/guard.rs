@@ -6,7 +6,7 @@ use crate::support::job;
 use crate::support::proc;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
-use rustix::process::{Signal, geteuid};
+use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -197,6 +197,41 @@ fn on_lost_warn_ends_with_dlock(backend: Backend) {
     holder.finish();
     wait_until("the job is dead", || job::survivors(&world).is_empty());
     world.wait_for_state("k", "free");
+}
+
+/// Somebody kills dlock's whole process group, as a shell or a supervisor may: the guard is not in it.
+#[test]
+fn the_group_of_dlock_killed() {
+    let world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let options = ["-t", LONG, "--grace", "300ms"];
+    let holder = world.run("k", &options, job::FAMILY).dies_of(9).any_stderr().spawn();
+    job::family(&world);
+    let group = Pid::from_raw(holder.pid()).expect("a process id");
+    kill_process_group(group, Signal::KILL).expect("dlock leads a group");
+    holder.finish();
+    wait_until("the job is dead", || job::survivors(&world).is_empty());
+    world.wait_for_state("k", "free");
+}
+
+/// What somebody else starts for the job, and with its environment, is the job's too: it gets TERM and KILL, and dlock
+/// does not call the job ended before.
+#[test]
+fn what_carries_the_hold_is_stopped_too() {
+    let world = World::new(Backend::Redis);
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
+    let options = ["--max-run", "2s", "--grace", "1s"];
+    let holder = world.run("k", &options, job).status(124).any_stderr().spawn();
+    wait_until("the job runs", || !world.read("token").is_empty());
+    let stray = "trap 'echo term >> log' TERM; echo $$ > stray.tmp; mv stray.tmp stray.pid; while :; do sleep 0.05; done";
+    let mut child = world.command("sh");
+    child.args(["-c", stray]).env("DLOCK_TOKEN", world.read("token").trim());
+    let mut child = child.spawn().expect("sh");
+    let stray = world.wait_for_pid("stray.pid");
+    holder.finish();
+    assert!(!proc::alive(stray));
+    assert_eq!(world.lines("term"), 1, "TERM comes before KILL");
+    child.wait().expect("it is our child");
 }
 
 /// Who has become another user, as through sudo, cannot be stopped by a dlock that may not signal that user: it is

@@ -4,7 +4,7 @@
 use crate::support::job;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
-use crate::support::wait::{wait_until, wait_within};
+use crate::support::wait::{wait_for, wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use std::fs;
@@ -145,6 +145,108 @@ fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     let output = holder.finish();
     assert!(guard == Guard::Stopped || world.log().contains(&"term".into()), "TERM comes before KILL");
     assert!(output.stderr.contains("lease of k"), "{}", output.stderr);
+}
+
+/// The store counts from when it was asked, not from when its answer came: so must dlock, for the grant and for every
+/// renewal.
+#[test]
+fn a_slow_answer_does_not_lengthen_the_lease() {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // All that the lease ever gets is the grant.
+            dead_by_the_deadline_after_slow_answers("6s", Duration::from_secs(3), |world, proxy| {
+                wait_until("the lock is asked for", || proxy.seen() > 0);
+                proxy.begin_outage();
+                wait_for("the grant", || Some(world.redis().expires("dlock:k")).filter(|at| *at > 0))
+            });
+        });
+        scope.spawn(|| {
+            // An attempt to renew has a sixteenth of the ttl.
+            dead_by_the_deadline_after_slow_answers("8s", Duration::from_millis(450), |world, proxy| {
+                world.wait_for_pid("job.pid");
+                let expires = world.redis().after_renewal("dlock:k");
+                proxy.begin_outage();
+                expires
+            });
+        });
+    });
+}
+
+/// `last` lets the last request through and answers when the lease ends by the server's clock.
+fn dead_by_the_deadline_after_slow_answers(
+    ttl: &str,
+    delay: Duration,
+    last: impl FnOnce(&World, &Proxy) -> i64,
+) {
+    let world = World::new(Backend::Redis);
+    // The server knows the scripts, so that one request is one answer.
+    world.run("other", &["-t", "1s"], "sleep 0.5").any_stderr().run();
+    let proxy = Proxy::before(world.redis().port());
+    proxy.delay_replies(delay);
+    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", ttl, "--op-timeout", "5s"], job).env("DLOCK_STORE", proxy.url());
+    let holder = holder.status(79).any_stderr().spawn();
+    let expires = u128::try_from(last(&world, &proxy)).expect("after 1970");
+    let job = world.wait_for_pid("job.pid");
+    wait_until("the job is dead", || {
+        // Read before looking: whoever is seen alive was alive at that time.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+        let alive = proc::alive(job);
+        assert!(!alive || now < expires, "alive when the lease of {ttl} is over");
+        !alive
+    });
+    holder.finish();
+}
+
+/// A job whose lock was taken away, or forgotten, gets its grace, not the rest of the lease.
+#[test]
+fn a_lost_lock_leaves_the_job_its_grace_and_no_more() {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let world = stopped_long_before_the_deadline(|world| {
+                world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+            });
+            // With the job dead the lock is free, though its lease would last for a while.
+            assert_eq!(world.state("k"), "free");
+        });
+        scope.spawn(|| drop(stopped_long_before_the_deadline(forget)));
+    });
+}
+
+fn stopped_long_before_the_deadline(lose: impl FnOnce(&World)) -> World {
+    let world = World::new(Backend::Redis);
+    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+    let options = ["-t", "20s", "--grace", "300ms"];
+    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
+    let job = world.wait_for_pid("job.pid");
+    let expires = u128::try_from(world.redis().expires("dlock:k")).expect("after 1970");
+    lose(&world);
+    wait_until("the job is dead", || !proc::alive(job));
+    // It is told at the next renewal, after a quarter of the lease.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+    assert!(now + 5000 < expires, "it lived to the end of its lease");
+    holder.finish();
+    world
+}
+
+/// Time to clean up after `--max-run` ends with the lease, and that the lock was lost weighs more.
+#[test]
+fn a_long_grace_does_not_outlast_the_lease() {
+    let world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let options = ["-t", "5s", "--max-run", "1s", "--grace", "10m"];
+    let holder = world.run("k", &options, job::FAMILY).status(79).any_stderr().spawn();
+    job::family(&world);
+    world.wait_for_log("term");
+    let expires = world.redis().after_renewal("dlock:k");
+    world.redis().pause();
+    wait_until("the job is dead", || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+        let living = job::survivors(&world);
+        assert!(living.is_empty() || now < u128::try_from(expires).expect("after 1970"), "alive: {living:?}");
+        living.is_empty()
+    });
+    holder.finish();
 }
 
 /// Once a job has been told to go, it goes, even if the server is back a moment later.

@@ -2,8 +2,9 @@
 //! could have been without it, and nothing stays locked.
 
 use crate::support::dlock::{End, Output};
+use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
-use crate::support::wait::{wait_until, wait_within};
+use crate::support::wait::{wait_for, wait_until, wait_within};
 use crate::support::world::{Backend, World};
 use rustix::process::Signal;
 use std::fs::File;
@@ -75,6 +76,66 @@ fn no_lost_packet_idles_the_queue() {
         assert_nothing_stays(world, 3);
         assert_late_is_too_late(world, proxy, fault, hit);
     });
+}
+
+/// A server that stood still finds an acquire that nobody waits for any more, and behind it a leave; it must be able to
+/// execute that, too, although it knows only the first of the scripts.
+#[test]
+fn what_a_stopped_server_finds_later_is_given_back() {
+    let world = World::new(Backend::Redis);
+    // What is busy acquires, and leaves nothing.
+    world.redis().ask::<()>(&["SET", "dlock:other", "somebody"]);
+    world.run("other", &[], "true").status(75).any_stderr().run();
+    world.redis().pause();
+    let options = ["-t", "10m", "--op-timeout", "2s"];
+    let run = world.run("k", &options, "echo ran >> log").status(69).any_stderr().spawn();
+    let guard = run.guard();
+    run.finish();
+    wait_until("the guard gives up", || !proc::alive(guard));
+    world.redis().resume();
+    // The server takes what its clients left behind in the order of their coming.
+    wait_until("the leave is executed", || {
+        world.redis().keys().iter().any(|key| key.starts_with("dlock.spent:{dlock:k}:"))
+    });
+    assert_eq!(world.redis().get("dlock:k"), None);
+    assert_eq!(world.log(), [""; 0]);
+}
+
+/// Nobody answers when the lock is given back: the guard goes on trying when dlock is gone, and whoever reads what
+/// dlock prints need not wait for it.
+#[test]
+fn a_release_in_an_outage_is_made_up_for() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    let pipe = ["sh", "-c", "\"$@\" 2>&1 | cat > printed; echo eof >> log", "sh"];
+    let holder = world.run("k", &["-t", "10m"], job).under(&pipe).env("DLOCK_STORE", proxy.url()).spawn();
+    world.wait_for_log("up");
+    let guard = wait_for("the guard", || {
+        let pids = proc::pids().into_iter().filter(|pid| proc::name(*pid) == "dlock-guard");
+        pids.into_iter().find(|pid| proc::is_below(*pid, holder.pid()))
+    });
+    let before = proxy.seen();
+    proxy.begin_outage();
+    world.write("go", "");
+    world.wait_for_log("eof");
+    assert!(proc::alive(guard), "the guard goes on, and nobody waits for it");
+    wait_until("it tries again and again", || proxy.seen() >= before + 3);
+    proxy.end_outage();
+    wait_until("the lock is given back", || world.redis().get("dlock:k").is_none());
+    holder.finish();
+}
+
+/// An answer that comes when the lease it grants is as good as over starts no job.
+#[test]
+fn a_grant_that_comes_too_late_starts_nothing() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    proxy.delay_replies(Duration::from_millis(900));
+    let run = world.run("k", &["-t", "1s", "--op-timeout", "10s"], "echo ran >> log");
+    run.env("DLOCK_STORE", proxy.url()).status(69).stderr_like("dlock: .*\n").run();
+    assert_eq!(world.log(), [""; 0]);
+    wait_until("the lock is free", || world.redis().get("dlock:k").is_none());
 }
 
 /// A store that takes connections and never answers is unreachable, and says so in time.

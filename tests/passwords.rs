@@ -143,6 +143,26 @@ fn an_unreachable_store_is_69_and_the_password_not_shown() {
     }
 }
 
+/// A connection that has to be made anew is let in as the first was.
+#[test]
+fn the_password_is_said_again_on_a_new_connection() {
+    // Who says no password may look, and is refused whatever dlock does.
+    let any = ["--user", "default", "on", "nopass", "~*", "-@all", "+client", "+pexpiretime"];
+    let app = ["--user", "app", "on", ">op3n-s3same", "~*", "&*", "+@all"];
+    let world = World::with_redis(&[&any[..], &app].concat());
+    let url = format!("redis://app:{SECRET}@127.0.0.1:{}", world.redis().port());
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "2s"], job).env("DLOCK_STORE", url).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..3 {
+        world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
 #[test]
 fn a_missing_right_is_77() {
     let world =

@@ -78,6 +78,42 @@ fn memory_pressure_ends_no_job() {
     holder.finish();
     waiter.finish();
     assert_eq!(world.log(), ["up", "waited"]);
+    let status = world.status("k");
+    assert_eq!(status["state"], "free");
+    assert!(!status["last_run"].is_null(), "its end is on record: {status}");
+}
+
+/// Out of memory, it still takes a lock away where an operator wants it.
+#[test]
+fn memory_pressure_stops_no_operator() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; exec sleep 1000";
+    let holder = world.run("k", &["-t", "2s"], job).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    unavailable(&world, "memory");
+    world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+    holder.finish();
+    let status = world.status("k");
+    assert_eq!(status["state"], "free");
+    assert!(!status["last_run"].is_null(), "what the operator did is on record: {status}");
+}
+
+/// The lock key is the truth: a server that evicts what is kept beside it takes no lock away.
+#[test]
+fn an_evicted_record_ends_no_hold() {
+    let world = World::new(Backend::Redis);
+    let job =
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+    let holder = world.run("k", &["-t", "2s"], job).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..2 {
+        assert_eq!(world.redis().ask::<i64>(&["DEL", "dlock.hold:{dlock:k}:dlock:k"]), 1);
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
     assert_eq!(world.state("k"), "free");
 }
 

@@ -2,6 +2,10 @@
 
 use crate::support::proc;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::fs::OFlags;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::thread;
@@ -97,6 +101,25 @@ fn a_message_that_cannot_be_written_fails_nothing() {
     world.dlock(["run"]).after_shell("exec 2> /dev/full").status(64).run();
     world.dlock(["status", "k"]).after_shell("exec > /dev/full").status(74).stderr_like("dlock: .*\n").run();
     world.dlock(["--help"]).after_shell("exec > /dev/full").status(74).any_stderr().run();
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Nor does one delay the run where nobody reads what is full.
+#[test]
+fn a_message_that_nobody_reads_delays_nothing() {
+    let world = World::new(Backend::Redis);
+    let made = world.command("mkfifo").arg("full").status().expect("mkfifo");
+    assert!(made.success());
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = File::options();
+    let mut full =
+        options.read(true).write(true).custom_flags(nonblocking).open(world.path("full")).expect("the fifo");
+    while full.write(&[b'x'; 4096]).is_ok() {}
+    while full.write(b"x").is_ok() {}
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    world.wait_for_log("up");
+    world.run("k", &[], "true").after_shell("exec 2> full").status(75).run();
     world.write("go", "");
     holder.finish();
 }

@@ -87,6 +87,30 @@ fn stop_background_foreground(backend: Backend) {
     terminal.close();
 }
 
+/// Whoever continues CMD alone continues dlock with it, for a job that runs needs its lock renewed.
+#[test]
+fn continuing_the_job_continues_dlock() {
+    let world = World::new(Backend::Redis);
+    let mut terminal = Terminal::open(&world);
+    world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
+    terminal.type_line("dlock run -k k -t 1m -- ./idle");
+    let job = world.wait_for_pid("job.pid");
+    let dlock = proc::pids().into_iter().find(|pid| proc::name(*pid) == "dlock" && proc::is_below(job, *pid));
+    let dlock = dlock.expect("dlock is above its job");
+    terminal.press(CTRL_Z);
+    terminal.expect("Stopped");
+    wait_until("dlock stops", || proc::stopped(dlock) && proc::stopped(job));
+    proc::signal(job, Signal::CONT);
+    wait_until("dlock goes on", || !proc::stopped(dlock));
+    // Passed on after a CONT would have been.
+    proc::signal(dlock, Signal::WINCH);
+    world.wait_for_log("WINCH");
+    assert_eq!(world.lines("CONT"), 1, "dlock does not tell the job what the job told it");
+    world.write("stop", "");
+    wait_until("dlock ends with the job", || !proc::alive(dlock));
+    terminal.close();
+}
+
 /// A stopped dlock cannot renew: the guard stops the job before the lease ends, and the lock is free for others.
 #[test]
 fn stopped_for_longer_than_the_lease_the_job_is_dead() {

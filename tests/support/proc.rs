@@ -28,6 +28,11 @@ pub fn children(parent: i32) -> Vec<i32> {
     pids().into_iter().filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
 }
 
+/// Whether one process descends from another.
+pub fn is_below(pid: i32, ancestor: i32) -> bool {
+    pid == ancestor || stat(pid).is_some_and(|(_, parent)| parent > 1 && is_below(parent, ancestor))
+}
+
 /// The process's own name, as `ps` shows it without arguments.
 pub fn name(pid: i32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()

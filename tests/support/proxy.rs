@@ -1,11 +1,12 @@
-//! A network between dlock and its server that loses replies, delivers requests late, or swallows everything. Each
-//! packet of a client is taken as one request; dlock writes each request at once.
+//! A network between dlock and its server that loses and delays replies, delivers requests late, or swallows
+//! everything. Each packet of a client is taken as one request; dlock writes each request at once.
 
 use super::wait::wait_until;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// What happens to one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct Proxy {
     plan: Arc<Mutex<Plan>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Plan {
     seen: usize,
     fault: Option<(usize, Fault)>,
@@ -35,10 +36,13 @@ struct Plan {
     late: Late,
     /// Whether every request vanishes.
     outage: bool,
+    /// How long each reply is under way.
+    delay: Duration,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Late {
+    #[default]
     Held,
     Due,
     Delivered,
@@ -49,7 +53,7 @@ impl Proxy {
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for the proxy");
         let port = listener.local_addr().expect("the proxy's address").port();
-        let plan = Arc::new(Mutex::new(Plan { seen: 0, fault: None, late: Late::Held, outage: false }));
+        let plan = Arc::new(Mutex::new(Plan::default()));
         let proxy = Self { port, plan };
         let for_thread = proxy.clone();
         thread::spawn(move || {
@@ -69,7 +73,12 @@ impl Proxy {
     /// Counts anew, and lets `fault` befall the request of this number, the first being 1.
     pub fn plan(&self, number: usize, fault: Fault) {
         *self.plan.lock().expect("no test thread panics here") =
-            Plan { seen: 0, fault: Some((number, fault)), late: Late::Held, outage: false };
+            Plan { fault: Some((number, fault)), ..Plan::default() };
+    }
+
+    /// From now on each reply is under way for so long.
+    pub fn delay_replies(&self, delay: Duration) {
+        self.plan.lock().expect("no test thread panics here").delay = delay;
     }
 
     /// From now on every request vanishes, and the connection that carried it stays silent for ever.
@@ -118,11 +127,13 @@ impl Proxy {
         let (mut replies, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
         // Replies flow on a thread of their own until this side stops them.
         let silenced = Arc::new(Mutex::new(false));
-        let gate = Arc::clone(&silenced);
+        let (gate, plan) = (Arc::clone(&silenced), Arc::clone(&self.plan));
         let backward = thread::spawn(move || {
             let mut buffer = [0; 65536];
             let mut dropped = 0;
             while let Ok(count @ 1..) = replies.read(&mut buffer) {
+                let delay = plan.lock().expect("no test thread panics here").delay;
+                thread::sleep(delay);
                 if *gate.lock().expect("no test thread panics here") {
                     dropped += count;
                     break;

@@ -690,7 +690,8 @@ fn play(events: &[Event]) -> Result<()> {
                         processes[*who] = fresh(ahead)?;
                         holder = holder.filter(|(holder, _)| holder != who);
                     }
-                    Acquired::Waiting(waiting) => ensure!(waiting.ahead < 4),
+                    // Also the dead stand in the queue until somebody comes to stand behind them.
+                    Acquired::Waiting(waiting) => ensure!(usize::try_from(waiting.ahead)? < events.len()),
                 }
             }
             Event::Renew(who) => {
