@@ -14,6 +14,7 @@ use bell::Bell;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -115,16 +116,23 @@ pub enum Loss {
 pub struct Lease {
     reports: Receiver<Report>,
     bell: Arc<Bell>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Shared>,
     request: Arc<Request>,
 }
 
-/// What both threads use. The one that keeps the lock has it while it talks to the store, never longer than an attempt
-/// may take.
+/// What both threads use.
 struct Shared {
-    store: Box<dyn Store>,
-    /// The lock was given back: it must not be renewed any more.
-    over: bool,
+    /// The thread has it while it talks to the store, never longer than an attempt may take.
+    store: Mutex<Box<dyn Store>>,
+    /// The lock is being given back: it must not be renewed any more. Said before the mutex is asked for, or a thread that
+    /// tries one renewal after the other could keep it for a whole outage.
+    over: AtomicBool,
+}
+
+impl Shared {
+    fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -142,7 +150,7 @@ impl Lease {
     ) -> io::Result<Self> {
         let (say, reports) = channel();
         let bell = Arc::new(Bell::new()?);
-        let shared = Arc::new(Mutex::new(Shared { store, over: false }));
+        let shared = Arc::new(Shared { store: Mutex::new(store), over: AtomicBool::new(false) });
         let request = Arc::new(request);
         let keeper = Keeper {
             shared: shared.clone(),
@@ -172,9 +180,8 @@ impl Lease {
     /// way.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         let by = Moment::now().after(self.request.op_timeout);
-        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.over = true;
-        give_back(&mut *shared.store, &self.request.name, &self.request.ask.token, end, by)
+        self.shared.over.store(true, Ordering::Release);
+        give_back(&mut **self.shared.store(), &self.request.name, &self.request.ask.token, end, by)
     }
 }
 
@@ -198,7 +205,7 @@ pub fn give_back(
 }
 
 struct Keeper {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Shared>,
     request: Arc<Request>,
     rely: Box<dyn Fn(Moment, Moment) + Send>,
     reports: Sender<Report>,
@@ -210,10 +217,6 @@ impl Keeper {
         if let Some(sent) = self.obtain() {
             self.keep(sent);
         }
-    }
-
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report(&self, report: Report) {
@@ -232,7 +235,7 @@ impl Keeper {
                 Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
                 _ => sent.after(budget),
             };
-            let answer = self.shared().store.acquire(&self.request.name, &self.request.ask, by);
+            let answer = self.shared.store().acquire(&self.request.name, &self.request.ask, by);
             match answer {
                 // Asking again extends the lease, counted from the new request.
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
@@ -265,7 +268,7 @@ impl Keeper {
                     }
                 }
                 Err(error) if queued && error.is_transient() => {
-                    self.shared().store.reset();
+                    self.shared.store().reset();
                     if self.is_over() {
                         self.report(Report::Failed(error));
                         return None;
@@ -298,7 +301,7 @@ impl Keeper {
             Wait::Until(end) => next.min(end),
             Wait::No | Wait::Forever => next,
         };
-        let slept = self.shared().store.sleep(&self.request.name, &self.request.ask.token, next);
+        let slept = self.shared.store().sleep(&self.request.name, &self.request.ask.token, next);
         if slept.is_err() {
             // The next heartbeat says what is wrong, or that all is well on another connection.
             thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
@@ -309,8 +312,7 @@ impl Keeper {
     fn give_up(&self, blocker: Blocker) -> Option<Moment> {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None };
-        let store = &mut *self.shared().store;
-        match give_back(store, &self.request.name, &self.request.ask.token, &end, by) {
+        match give_back(&mut **self.shared.store(), &self.request.name, &self.request.ask.token, &end, by) {
             Ok(_) => self.report(Report::Busy(blocker)),
             Err(error) => self.report(Report::Failed(error)),
         }
@@ -324,15 +326,15 @@ impl Keeper {
         let mut next = schedule.renew_at(sent);
         loop {
             clock::sleep_until(next);
-            let mut shared = self.shared();
-            if shared.over {
+            if self.shared.over.load(Ordering::Acquire) {
                 return;
             }
+            let mut store = self.shared.store();
             let began = Moment::now();
             let (name, ask) = (&self.request.name, &self.request.ask);
             let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
             let by = began.after(schedule.attempt(failed));
-            match shared.store.renew(name, &ask.token, ask.ttl, by) {
+            match store.renew(name, &ask.token, ask.ttl, by) {
                 Ok(Renewal::Renewed) => {
                     sent = began;
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
@@ -348,7 +350,7 @@ impl Keeper {
                     return self.report(Report::Lost { how, kill_by });
                 }
                 Err(error) => {
-                    shared.store.reset();
+                    store.reset();
                     failures = failures.saturating_add(1);
                     if failures == WORTH_SAYING {
                         self.report(Report::Trouble { error, until: schedule.term_at(sent) });
