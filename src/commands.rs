@@ -28,8 +28,11 @@ pub fn main() -> ExitCode {
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));
-            let key = command.key().map(|key| key.as_str());
-            (dispatch(&command), key.iter().fold(printer, |printer, key| printer.about(key)))
+            let printer = match command.key() {
+                Some(key) => printer.about(key.as_str()),
+                None => printer,
+            };
+            (dispatch(&command), printer)
         }
         Err(line) => (Err(Error::Usage(line).into()), Printer::early(None)),
     };

@@ -61,13 +61,14 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let mut store = open(settings).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
+    let wait = waits(run);
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
         token: token.clone(),
         ttl: run.ttl.get(),
         min_hold: run.min_hold,
         owner: owner(label, run.reason.clone()),
-        patience: waits(run).patience(),
+        patience: wait.patience(),
     };
     let group = job::group();
     let plan = Plan {
@@ -98,7 +99,7 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let request = Request {
         name: name.clone(),
         ask,
-        wait: waits(run),
+        wait,
         schedule,
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
@@ -354,7 +355,7 @@ impl Session<'_> {
             }
             // The guard tries once more, by itself.
             Err(error) => {
-                self.words.not_given_back(&error.to_string(), over.exit);
+                self.words.not_given_back(&error.to_string(), &over);
                 let _ = self.guard.finish(Duration::ZERO);
             }
         }

@@ -32,7 +32,7 @@ pub fn alone<'a>(
             let by = Moment::now().after(patience);
             let answer = give_back(store, name, token, &End { ran, job: None }, by);
             if started && why.is_some() {
-                words.alone(why, answer);
+                words.alone(answer);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
 //! woken by it: which key, which store, what happened to the command, what comes next.
 
+use super::Over;
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -8,7 +9,7 @@ use crate::config::run::{Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{NotStarted, Process, Status, Why};
-use crate::law::{Blocker, Grant, Left, Waiting};
+use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
 use crate::output::busy::{self, Tried};
 use crate::output::live::Waiter;
@@ -276,11 +277,15 @@ impl<'a> Words<'a> {
     }
 
     /// The store did not answer the release. After a loss nobody expects it to.
-    pub fn not_given_back(&self, why: &str, exit: Exit) {
-        if exit != Exit::Lost {
+    pub fn not_given_back(&self, why: &str, over: &Over) {
+        if over.exit != Exit::Lost {
+            let command = match over.end.ran {
+                Ran::Yes => "the command has ended",
+                Ran::No => "the command did not run",
+            };
             let text = format!(
-                "the command has ended, but {} could not be given back ({why}); the guard goes on trying for a while, and at \
-                 the latest it is free when its lease ends",
+                "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and at the latest \
+                 it is free when its lease ends",
                 self.lock()
             );
             self.say(Kind::Warning, &text);
@@ -288,13 +293,9 @@ impl<'a> Words<'a> {
     }
 
     /// From the guard: dlock is gone, and so is its job.
-    pub fn alone(&self, why: Option<Why>, given_back: Result<Left, store::Error>) {
+    pub fn alone(&self, given_back: Result<Left, store::Error>) {
         let lock = self.lock();
-        let stopped = if why.is_some() {
-            "dlock was killed, so its guard stopped the command"
-        } else {
-            "dlock was killed"
-        };
+        let stopped = "dlock was killed, so its guard stopped the command";
         let text = match given_back {
             Ok(Left::NotHeld) => {
                 format!(
