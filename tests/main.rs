@@ -15,6 +15,7 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release: the other commands
+//! - tls: who is trusted, who is not, and what is said about it
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -51,6 +52,7 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
 mod walls;

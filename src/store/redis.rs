@@ -20,10 +20,12 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
+pub use tls::{Files, Tls};
 
 mod connect;
 mod reply;
 mod script;
+mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;
@@ -41,6 +43,8 @@ pub struct Target {
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<String>,
+    /// Set where it is spoken to over TLS; over TCP only.
+    pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
     /// How long connecting may take.
@@ -310,7 +314,7 @@ fn with_link<T>(
     by: Moment,
     exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut link = match slot.take().filter(Link::is_good) {
+    let mut link = match slot.take().and_then(Link::if_good) {
         Some(link) => link,
         None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
     };
