@@ -11,7 +11,7 @@ use crate::law::{
 };
 use crate::lock::{Fence, Key, Name, Owner, Token};
 use connect::Link;
-use redis::{Cmd, Value, cmd};
+use redis::{Cmd, ServerError, Value, cmd};
 use reply::{Reply, Seen, garbled, owner_from};
 use script::Code;
 use std::collections::BTreeSet;
@@ -114,14 +114,33 @@ impl RedisStore {
         let value = with_link(&mut self.control, target, by, |link, by| {
             let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
             let value = link.ask(target, &first, by)?;
-            if matches!(value, Value::ServerError(_)) {
-                link.ask(target, &code.by_text(&keys, args), by)
-            } else {
-                Ok(value)
+            match value {
+                Value::ServerError(error) if error.code() == "NOSCRIPT" => {
+                    link.ask(target, &code.by_text(&keys, args), by)
+                }
+                value => Ok(value),
             }
         })?;
         self.doubt = false;
+        if let Value::ServerError(error) = &value {
+            return Err(self.lacking(code, error));
+        }
         Reply::open(value, &self.target.shown)
+    }
+
+    /// The error for a right that was missing inside of a script.
+    fn lacking(&self, code: &Code, error: &ServerError) -> Error {
+        let store = &self.target.shown;
+        let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
+        let on = if error.details().is_some_and(|text| text.contains("access")) {
+            " on the keys ~dlock.*"
+        } else {
+            ""
+        };
+        Error::Denied(format!(
+            "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the \
+             whole ACL line"
+        ))
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.

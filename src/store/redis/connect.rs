@@ -6,8 +6,8 @@
 //! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
 //! caller drops it.
 
-use super::Target;
 use super::tls::Session;
+use super::{Target, script};
 use crate::clock::{Moment, Timer};
 use crate::store::Error;
 use redis::{Cmd, Parser, Value};
@@ -146,10 +146,11 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except NOSCRIPT, which comes as the value.
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except where only who sent a script knows what
+    /// it means: NOSCRIPT, and a right that is missing inside of the script come as the value.
     pub fn answer(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         match self.read(target, by)? {
-            Value::ServerError(error) if error.code() != "NOSCRIPT" => {
+            Value::ServerError(error) if error.code() != "NOSCRIPT" && !script::lacks_right(&error) => {
                 Err(refusal(target, error.code(), error.details()))
             }
             value => Ok(value),
@@ -297,6 +298,12 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
     Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
 }
 
+/// A server's own words, cut and without what could bend a terminal.
+pub fn plain(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.chars().take(SAID_MAX).map(escape).collect()
+}
+
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
 fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
     let store = &target.shown;
@@ -308,13 +315,16 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
             .unwrap_or("ERR"),
         code => code,
     };
-    let said: String = text.chars().take(SAID_MAX).flat_map(char::escape_debug).collect();
+    let said = plain(text);
     match code {
         // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
         _ if code == "NOAUTH" || text.contains("unauthenticated") => Error::Denied(format!(
             "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
         )),
         "WRONGPASS" => Error::Denied(format!("{store} refused the user name or the password")),
+        "NOPERM" if text.contains("access") => Error::Denied(format!(
+            "{store} denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
+        )),
         "NOPERM" => Error::Denied(format!("{store} denies this user a right that dlock needs: {said}")),
         "DENIED" => Error::Denied(format!("{store} is in protected mode and refuses this host")),
         "LOADING" => {

@@ -9,6 +9,7 @@
 //! Whether a certificate is still valid is the one thing that this machine's wall clock decides.
 
 use super::Target;
+use super::connect::plain;
 use crate::clock::Moment;
 use crate::store::Error;
 use rustls::client::Resumption;
@@ -317,14 +318,14 @@ fn distrust(flaw: &CertificateError, files: &Files) -> String {
              is issued to it (CA:FALSE)"
                 .into()
         }
-        flaw => format!("its certificate is not good: {flaw}").chars().flat_map(char::escape_debug).collect(),
+        flaw => format!("its certificate is not good: {}", plain(&flaw.to_string())),
     }
 }
 
 /// `DnsName("a.example")` and `IpAddress(127.0.0.1)` without their wrapping, and without what could bend a terminal.
 fn bare(name: &str) -> String {
     let inside = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
-    inside.trim_matches('"').chars().flat_map(char::escape_debug).collect()
+    plain(inside.trim_matches('"'))
 }
 
 fn date(time: UnixTime) -> String {
