@@ -279,6 +279,9 @@ impl Book {
     fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
+            if !self.record(&name).is_open() {
+                continue;
+            }
             while let Some(head) = self.head(now, &name, &mut work) {
                 if !self.serve_one(now, &name, &head, &mut work) {
                     break;

@@ -123,11 +123,6 @@ impl Hold {
             Phase::Revoked => self.until,
         }
     }
-
-    /// Whether it is held, and not by a min-hold alone.
-    fn is_live(&self, now: Time) -> bool {
-        self.phase == Phase::Held && !self.until.passed(now)
-    }
 }
 
 /// What is kept of a waiter, at each of its locks.
@@ -525,12 +520,26 @@ impl Record {
 
     /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
     fn drop_what_cools(&mut self, now: Time) {
-        let cooling =
-            |hold: &Hold| hold.phase == Phase::Cooling || hold.phase == Phase::Held && !hold.is_live(now);
+        let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
         let over: Vec<Token> =
-            self.holds.iter().filter(|(_, hold)| cooling(hold)).map(|(token, _)| token.clone()).collect();
+            self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();
         for token in &over {
             self.end(now, token, Outcome::Expired, None, None);
+        }
+    }
+
+    /// Whether it counts as held. An exclusive lock is seen to cool when its lease has run out and a min-hold keeps it;
+    /// to know that of each of many holds would cost every waiter's heartbeat a look at all of them.
+    fn is_live(&self, now: Time, hold: &Hold) -> bool {
+        let exclusive = matches!(self.lock, Lock::Exclusive { .. });
+        hold.phase == Phase::Held && !(exclusive && hold.until.passed(now))
+    }
+
+    /// Whether anybody at all may be admitted.
+    pub(super) fn is_open(&self) -> bool {
+        match self.mode() {
+            None => self.lock == Lock::Free,
+            Some(mode) => self.admits(mode),
         }
     }
 
@@ -542,7 +551,7 @@ impl Record {
             Lock::Cooling { .. } => State::Cooling,
             Lock::Revoked { .. } => State::Revoked,
             Lock::Exclusive { .. } | Lock::Shared { .. } | Lock::Slots { .. } => {
-                if self.holds.is_empty() || self.holds.values().any(|hold| hold.is_live(now)) {
+                if self.holds.is_empty() || self.holds.values().any(|hold| self.is_live(now, hold)) {
                     State::Held
                 } else if self.holds.values().any(|hold| hold.phase == Phase::Revoked) {
                     State::Revoked
@@ -559,7 +568,7 @@ impl Record {
             .holds
             .iter()
             .filter(|(_, hold)| match state {
-                State::Held => hold.is_live(now),
+                State::Held => self.is_live(now, hold),
                 State::Revoked => hold.phase == Phase::Revoked,
                 State::Free | State::Cooling => false,
             })
@@ -572,12 +581,17 @@ impl Record {
     pub(super) fn blocker(&self, now: Time, wanted: Mode) -> Blocker {
         let state = self.state(now);
         let shown = self.shown(now, state);
+        let by_due = |(token, hold): &(&Token, &Hold)| (hold.due(), (*token).clone());
         let dues = self.holds.values().map(Hold::due);
-        let known = match (&self.lock, wanted) {
+        let (first, known) = match (&self.lock, wanted) {
             // The first slot to run out will do.
-            (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => dues.min(),
-            (Lock::Slots { .. } | Lock::Shared { .. }, _) => dues.max(),
-            _ => None,
+            (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => {
+                (shown.iter().copied().min_by_key(by_due), dues.min())
+            }
+            (Lock::Slots { .. } | Lock::Shared { .. }, _) => {
+                (shown.iter().copied().max_by_key(by_due), dues.max())
+            }
+            _ => (shown.first().copied(), None),
         };
         let until = match &self.lock {
             Lock::Free => None,
@@ -592,7 +606,7 @@ impl Record {
             at: 0,
             state,
             mode: self.mode(),
-            holder: shown.first().map(|(_, hold)| hold.shown(now)),
+            holder: first.map(|(_, hold)| hold.shown(now)),
             others: u64::try_from(shown.len().saturating_sub(1)).unwrap_or(u64::MAX),
             left: until.map(|until| until.left(now)),
         }
