@@ -88,7 +88,9 @@ impl Book {
                 self.park_silent_before(now, names, &ask.token, &mut work);
             }
             self.serve(now, work);
-            self.grant_to_newcomer(now, names, ask);
+            if !self.is_held_by(names, &ask.token) {
+                self.grant_to_newcomer(now, names, ask);
+            }
         }
         if self.is_held_by(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
