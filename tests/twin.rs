@@ -172,6 +172,8 @@ struct Twins<'a> {
     law: Book,
     now: Time,
     people: Vec<(Token, Want)>,
+    /// Whose proof was last looked at: one after each step.
+    looked: usize,
 }
 
 fn owner(who: usize) -> Owner {
@@ -262,11 +264,10 @@ impl Twins<'_> {
             let record = self.law.records.get(name.as_str()).cloned().unwrap_or_default();
             assert_eq!(record.inspect(self.now), lua, "{} after {step:?}", name.as_str());
         }
-        for who in 0..PEOPLE {
-            let (token, _, names) = self.person(who);
-            let lua = self.store.prove(&names, &token, by()).unwrap();
-            assert_eq!(self.law.prove(self.now, &names, &token), lua, "{who} after {step:?}");
-        }
+        self.looked = (self.looked + 1) % PEOPLE;
+        let (token, _, names) = self.person(self.looked);
+        let lua = self.store.prove(&names, &token, by()).unwrap();
+        assert_eq!(self.law.prove(self.now, &names, &token), lua, "{} after {step:?}", self.looked);
     }
 
     /// I5: the server's clock is set back by an hour. Expiries that Redis has carried out do not come back with it, so
@@ -323,6 +324,7 @@ fn lua_and_law_answer_alike() {
                 law: Book::default(),
                 now: *now.borrow(),
                 people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),
+                looked: 0,
             };
             for step in &history {
                 twins.step(step);

@@ -272,8 +272,8 @@ impl Record {
         self.spent.insert(token, Spent { released, until: Due::after(now, SPENT_KEPT) });
     }
 
-    /// What has run out, or is no longer borne out by the lock key, is over. Whether that changed anything.
-    pub(super) fn expire(&mut self, now: Time) -> bool {
+    /// What has run out, or is no longer borne out by the lock key, is over.
+    pub(super) fn expire(&mut self, now: Time) {
         let over = match &self.lock {
             Lock::Free => false,
             Lock::Exclusive { until, .. }
@@ -300,7 +300,6 @@ impl Record {
         if !ended.is_empty() {
             self.free_if_left();
         }
-        over || !ended.is_empty()
     }
 
     fn bears_out(&self, now: Time, token: &Token, hold: &Hold) -> bool {
@@ -402,12 +401,14 @@ impl Record {
         cool.left(now)
     }
 
-    /// What is left of a hold that lost another of its locks; its min-hold stands.
-    pub(super) fn lose(&mut self, now: Time, token: &Token) {
-        self.close(now, token, Outcome::Lost, None);
+    /// Takes a hold out, without a trace.
+    pub(super) fn drop_hold_of(&mut self, token: &Token) {
+        if self.holds.contains_key(token) {
+            self.drop_hold(token);
+        }
     }
 
-    /// Takes a hold out, without a trace.
+    /// Takes a hold out, and frees the lock if it was the only one.
     pub(super) fn drop_hold(&mut self, token: &Token) {
         self.holds.remove(token);
         match &self.lock {
@@ -476,8 +477,8 @@ impl Record {
             let kept = self.holds.get(token).cloned();
             self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
             match (revoke.when, kept) {
-                // Under a grant that was never confirmed no job runs, so there is nothing to wait for.
-                (When::Safe, Some(hold)) if holder.confirmed => {
+                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+                (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
                     self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
                 }
                 _ => self.spend(now, token.clone(), false),

@@ -84,6 +84,12 @@ local function answer(what, locks, ...)
   return r
 end
 
+-- The hold of the token, where the kind of the lock has one by that name.
+local function recorded(lock, token)
+  if lock.kind == 'exclusive' and lock.token ~= token or lock.kind == 'free' then return nil end
+  return hold_of(lock, token)
+end
+
 local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
 
 local locks = named(token)
@@ -104,9 +110,14 @@ if alone then
 end
 
 if not held_everywhere(locks, token) then
-  -- A hold that has lost one of its locks is no hold: what is left of it ends.
+  -- A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A grant
+  -- that nobody has heard of is forgotten with the lock it lost.
   for _, lock in ipairs(locks) do
-    if is_held_by(lock, token) then close(lock, token, 'lost') end
+    local hold = recorded(lock, token)
+    if hold and hold.confirmed then return { 'spent', int(us) } end
+  end
+  for _, lock in ipairs(locks) do
+    if recorded(lock, token) then drop_hold(lock, token) end
   end
   local work = worklist(locks)
   if patience == 'queue' then

@@ -292,13 +292,12 @@ local function outcome_of(hold)
   return 'lost'
 end
 
--- The first half of settle: what has run out, or is no longer borne out by the lock key, is over. Whether that changed
--- anything. Time stands still in a script, so once is enough.
+-- The first half of settle: what has run out, or is no longer borne out by the lock key, is over. Time
+-- stands still in a script, so once is enough.
 local function expire(lock)
-  if lock.expired then return false end
+  if lock.expired then return end
   lock.expired = true
-  local over = lock['until'] ~= nil and ms >= lock['until']
-  if over then
+  if lock['until'] and ms >= lock['until'] then
     local many = is_many(lock)
     free(lock)
     if many then redis.call('DEL', lock.DUE, lock.KEPT) end
@@ -309,7 +308,6 @@ local function expire(lock)
     if lock.kind == 'free' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
     free_if_left(lock)
   end
-  return over or #ended > 0
 end
 
 -- From 2^53 on there is no next number here, so such a fence is none of ours.
@@ -405,8 +403,12 @@ local function serve_one(at, token, work, caller)
   for _, rest in ipairs(names) do
     local lock = open(rest)
     if lock ~= at then
-      if expire(lock) then work[#work + 1] = rest end
-      if head_of(lock, work) ~= token then return false end
+      expire(lock)
+      if head_of(lock, work) ~= token then
+        -- Who is before it there has an earlier ticket, so this ends.
+        work[#work + 1] = rest
+        return false
+      end
     end
     if not admits(lock, mode) then return false end
     locks[#locks + 1] = lock

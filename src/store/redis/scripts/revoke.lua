@@ -52,8 +52,8 @@ local kept
 for _, one in ipairs(shown) do
   local phase, confirmed = one.hold.phase, one.hold.confirmed
   if phase == 'held' then finish(lock, one.token, 'forced', nil, by) end
-  -- Under a grant that was never confirmed no job runs, so there is nothing to wait for.
-  if now or not confirmed then
+  -- Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+  if now or not confirmed or ms >= one.hold['until'] then
     if phase == 'revoked' then erase(lock, one.token, one.hold) end
     spend(one.token)
   else
