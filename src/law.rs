@@ -81,14 +81,18 @@ impl Book {
         }
         self.expire(now, names);
         if !self.is_held_by(names, &ask.token) {
-            self.drop_remains(now, names, &ask.token);
+            if !self.may_start_anew(names, &ask.token) {
+                return Acquired::Spent;
+            }
             let mut work = worklist(names);
             if ask.patience == Patience::Queue {
                 self.hear(now, names, ask);
                 self.park_silent_before(now, names, &ask.token, &mut work);
             }
             self.serve(now, work);
-            self.grant_to_newcomer(now, names, ask);
+            if !self.is_held_by(names, &ask.token) {
+                self.grant_to_newcomer(now, names, ask);
+            }
         }
         if self.is_held_by(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
@@ -209,14 +213,17 @@ impl Book {
         names.iter().all(|name| self.record(name.as_str()).is_held_by(token))
     }
 
-    /// A hold that has lost one of its locks is no hold: what is left of it ends.
-    fn drop_remains(&mut self, now: Time, names: &Names, token: &Token) {
-        for name in names {
-            let record = self.record(name.as_str());
-            if record.is_held_by(token) {
-                record.lose(now, token);
-            }
+    /// A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A
+    /// grant that nobody has heard of is forgotten with the lock it lost.
+    fn may_start_anew(&mut self, names: &Names, token: &Token) -> bool {
+        let over = |hold: &Hold| hold.confirmed;
+        if names.iter().any(|name| self.record(name.as_str()).holds.get(token).is_some_and(over)) {
+            return false;
         }
+        for name in names {
+            self.record(name.as_str()).drop_hold_of(token);
+        }
+        true
     }
 
     /// A waiter makes itself heard: it gets a ticket, or comes back to its old one.
@@ -279,6 +286,9 @@ impl Book {
     fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
+            if !self.record(&name).is_open() {
+                continue;
+            }
             while let Some(head) = self.head(now, &name, &mut work) {
                 if !self.serve_one(now, &name, &head, &mut work) {
                     break;
@@ -304,10 +314,10 @@ impl Book {
         let Some(waiter) = self.record(at).waiters.get(&head.1).cloned() else { return false };
         for name in &waiter.names {
             if name != at {
-                if self.record(name).expire(now) {
-                    work.push_back(name.clone());
-                }
+                self.record(name).expire(now);
                 if self.head(now, name, work).as_ref() != Some(head) {
+                    // Who is before it there has an earlier ticket, so this ends.
+                    work.push_back(name.clone());
                     return false;
                 }
             }

@@ -63,7 +63,8 @@ pub struct Blocker {
     pub state: State,
     /// How it is held or kept; null for a foreign holder, and where nothing is in the way but who waits before.
     pub mode: Option<Mode>,
-    /// A hold in the way, the oldest; null for a foreign holder, and where only a marker is left.
+    /// A hold in the way: of several the one that runs out last, or first where the first will do (a slot). Null for a
+    /// foreign holder, and where only a marker is left.
     pub holder: Option<Holder>,
     /// How many more hold it.
     pub others: u64,

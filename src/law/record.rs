@@ -123,11 +123,6 @@ impl Hold {
             Phase::Revoked => self.until,
         }
     }
-
-    /// Whether it is held, and not by a min-hold alone.
-    fn is_live(&self, now: Time) -> bool {
-        self.phase == Phase::Held && !self.until.passed(now)
-    }
 }
 
 /// What is kept of a waiter, at each of its locks.
@@ -277,8 +272,8 @@ impl Record {
         self.spent.insert(token, Spent { released, until: Due::after(now, SPENT_KEPT) });
     }
 
-    /// What has run out, or is no longer borne out by the lock key, is over. Whether that changed anything.
-    pub(super) fn expire(&mut self, now: Time) -> bool {
+    /// What has run out, or is no longer borne out by the lock key, is over.
+    pub(super) fn expire(&mut self, now: Time) {
         let over = match &self.lock {
             Lock::Free => false,
             Lock::Exclusive { until, .. }
@@ -305,7 +300,6 @@ impl Record {
         if !ended.is_empty() {
             self.free_if_left();
         }
-        over || !ended.is_empty()
     }
 
     fn bears_out(&self, now: Time, token: &Token, hold: &Hold) -> bool {
@@ -407,12 +401,14 @@ impl Record {
         cool.left(now)
     }
 
-    /// What is left of a hold that lost another of its locks; its min-hold stands.
-    pub(super) fn lose(&mut self, now: Time, token: &Token) {
-        self.close(now, token, Outcome::Lost, None);
+    /// Takes a hold out, without a trace.
+    pub(super) fn drop_hold_of(&mut self, token: &Token) {
+        if self.holds.contains_key(token) {
+            self.drop_hold(token);
+        }
     }
 
-    /// Takes a hold out, without a trace.
+    /// Takes a hold out, and frees the lock if it was the only one.
     pub(super) fn drop_hold(&mut self, token: &Token) {
         self.holds.remove(token);
         match &self.lock {
@@ -481,8 +477,8 @@ impl Record {
             let kept = self.holds.get(token).cloned();
             self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
             match (revoke.when, kept) {
-                // Under a grant that was never confirmed no job runs, so there is nothing to wait for.
-                (When::Safe, Some(hold)) if holder.confirmed => {
+                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+                (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
                     self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
                 }
                 _ => self.spend(now, token.clone(), false),
@@ -525,12 +521,26 @@ impl Record {
 
     /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
     fn drop_what_cools(&mut self, now: Time) {
-        let cooling =
-            |hold: &Hold| hold.phase == Phase::Cooling || hold.phase == Phase::Held && !hold.is_live(now);
+        let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
         let over: Vec<Token> =
-            self.holds.iter().filter(|(_, hold)| cooling(hold)).map(|(token, _)| token.clone()).collect();
+            self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();
         for token in &over {
             self.end(now, token, Outcome::Expired, None, None);
+        }
+    }
+
+    /// Whether it counts as held. An exclusive lock is seen to cool when its lease has run out and a min-hold keeps it;
+    /// to know that of each of many holds would cost every waiter's heartbeat a look at all of them.
+    fn is_live(&self, now: Time, hold: &Hold) -> bool {
+        let exclusive = matches!(self.lock, Lock::Exclusive { .. });
+        hold.phase == Phase::Held && !(exclusive && hold.until.passed(now))
+    }
+
+    /// Whether anybody at all may be admitted.
+    pub(super) fn is_open(&self) -> bool {
+        match self.mode() {
+            None => self.lock == Lock::Free,
+            Some(mode) => self.admits(mode),
         }
     }
 
@@ -542,7 +552,7 @@ impl Record {
             Lock::Cooling { .. } => State::Cooling,
             Lock::Revoked { .. } => State::Revoked,
             Lock::Exclusive { .. } | Lock::Shared { .. } | Lock::Slots { .. } => {
-                if self.holds.is_empty() || self.holds.values().any(|hold| hold.is_live(now)) {
+                if self.holds.is_empty() || self.holds.values().any(|hold| self.is_live(now, hold)) {
                     State::Held
                 } else if self.holds.values().any(|hold| hold.phase == Phase::Revoked) {
                     State::Revoked
@@ -559,7 +569,7 @@ impl Record {
             .holds
             .iter()
             .filter(|(_, hold)| match state {
-                State::Held => hold.is_live(now),
+                State::Held => self.is_live(now, hold),
                 State::Revoked => hold.phase == Phase::Revoked,
                 State::Free | State::Cooling => false,
             })
@@ -572,12 +582,17 @@ impl Record {
     pub(super) fn blocker(&self, now: Time, wanted: Mode) -> Blocker {
         let state = self.state(now);
         let shown = self.shown(now, state);
+        let by_due = |(token, hold): &(&Token, &Hold)| (hold.due(), (*token).clone());
         let dues = self.holds.values().map(Hold::due);
-        let known = match (&self.lock, wanted) {
+        let (first, known) = match (&self.lock, wanted) {
             // The first slot to run out will do.
-            (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => dues.min(),
-            (Lock::Slots { .. } | Lock::Shared { .. }, _) => dues.max(),
-            _ => None,
+            (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => {
+                (shown.iter().copied().min_by_key(by_due), dues.min())
+            }
+            (Lock::Slots { .. } | Lock::Shared { .. }, _) => {
+                (shown.iter().copied().max_by_key(by_due), dues.max())
+            }
+            _ => (shown.first().copied(), None),
         };
         let until = match &self.lock {
             Lock::Free => None,
@@ -592,7 +607,7 @@ impl Record {
             at: 0,
             state,
             mode: self.mode(),
-            holder: shown.first().map(|(_, hold)| hold.shown(now)),
+            holder: first.map(|(_, hold)| hold.shown(now)),
             others: u64::try_from(shown.len().saturating_sub(1)).unwrap_or(u64::MAX),
             left: until.map(|until| until.left(now)),
         }

@@ -18,6 +18,8 @@ pub static RENEW: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scri
 pub static LEAVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/leave.lua")));
 /// `scripts/revoke.lua`
 pub static REVOKE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/revoke.lua")));
+/// `scripts/prove.lua`
+pub static PROVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/prove.lua")));
 /// `scripts/inspect.lua`
 pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/inspect.lua")));
 
