@@ -152,11 +152,14 @@ if held_everywhere(locks, token) then
   tell()
   return granted(hold)
 end
-tell()
 if patience == 'none' then
   local busy = answer('busy', locks)
-  tally(locks[busy[3] + 1], { busy = 1 })
+  local refused = locks[busy[3] + 1]
+  refused.changed = true
+  tally(refused, { busy = 1 })
+  tell()
   return busy
 end
+tell()
 local ahead, next = place(locks)
 return answer('waiting', locks, int(ahead), int(next))
