@@ -2,7 +2,7 @@
 //! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
 
 use super::operation::JobEnd;
-use crate::lock::{Fence, Owner};
+use crate::lock::{Fence, Mode, Owner};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -26,6 +26,21 @@ pub struct Grant {
     pub fence: Fence,
     /// How long the token stood in the queue.
     pub waited: Duration,
+    /// Its slot, of a lock with slots: no other live hold of any of its locks has the same.
+    pub slot: Option<u32>,
+}
+
+/// What a token proves: that it holds every lock asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// How.
+    pub mode: Mode,
+    /// Its slot, of a lock with slots.
+    pub slot: Option<u32>,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// What is left of the lease.
+    pub lease: Duration,
 }
 
 /// A place in the queue.
@@ -42,11 +57,19 @@ pub struct Waiting {
 /// What stands in the way of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocker {
+    /// Which of the locks asked for it is, counted in order of name.
+    pub at: usize,
     /// What the lock key says.
     pub state: State,
-    /// The hold in the way; null for a foreign holder, and where only a marker is left.
+    /// How it is held or kept; null for a foreign holder, and where nothing is in the way but who waits before.
+    pub mode: Option<Mode>,
+    /// A hold in the way: of several the one that runs out last, or first where the first will do (a slot). Null for a
+    /// foreign holder, and where only a marker is left.
     pub holder: Option<Holder>,
-    /// How much is left of what is in the way; null where it has no end (a foreign key without TTL).
+    /// How many more hold it.
+    pub others: u64,
+    /// How long until the first event that may end what is in the way; null where it has no end (a foreign key without
+    /// TTL).
     pub left: Option<Duration>,
 }
 
@@ -55,6 +78,8 @@ pub struct Blocker {
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
     Renewed,
+    /// The same, and an operator asks the holder to end its job and give the lock back.
+    Asked,
     /// An operator revoked it; the token may still say when the job is dead, by `leave`.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
@@ -77,25 +102,34 @@ pub enum Left {
     NotHeld,
 }
 
+/// What `request` answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requested {
+    /// The holder is told.
+    Asked,
+    /// There is no such hold any more.
+    Gone,
+}
+
 /// What `revoke` answers: what was there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Revoked {
     /// Nothing.
     Free,
-    /// A hold, whose renewals fail from now on; the next grant comes after `left` at the latest.
-    Hold {
-        /// Who held it.
-        holder: Holder,
-        /// What is left of its lease; zero if the lock is free now.
+    /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
+    Holds {
+        /// Who held it, the oldest first.
+        holders: Vec<Holder>,
+        /// What is left of their leases; zero if the lock is free now.
         left: Duration,
     },
     /// A min-hold remainder with no job under it; free now.
     Cooling,
     /// It was revoked before, and the old job may live for `left` longer.
     AlreadyRevoked {
-        /// Who held it.
-        holder: Option<Holder>,
-        /// What is left of its lease.
+        /// Who held it, where that is known.
+        holders: Vec<Holder>,
+        /// What is left of their leases.
         left: Duration,
     },
     /// Not a lock of dlock's, and left alone.
@@ -140,6 +174,10 @@ pub struct Holder {
     pub held: Duration,
     /// What is left of the lease.
     pub lease: Duration,
+    /// Its slot, of a lock with slots.
+    pub slot: Option<u32>,
+    /// Who asked it to end.
+    pub asked: Option<Owner>,
     /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
     pub confirmed: bool,
 }
@@ -161,12 +199,12 @@ pub struct LoggedEnd {
     pub waited: u64,
     /// How the job ended, where known.
     pub job: Option<JobEnd>,
-    /// Who forced it.
+    /// Who forced it, or asked for it.
     pub by: Option<Owner>,
 }
 
 /// How a hold ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Given back.
