@@ -28,6 +28,7 @@ local function hear(locks)
       if behind then last = math.max(last, behind + 1) end
     end
     ticket, since = int(last), int(us)
+    for _, lock in ipairs(locks) do lock.changed = true end
   end
   local names = cjson.encode(worklist(locks))
   for _, lock in ipairs(locks) do
@@ -84,6 +85,12 @@ local function answer(what, locks, ...)
   return r
 end
 
+-- The hold of the token, where the kind of the lock has one by that name.
+local function recorded(lock, token)
+  if lock.kind == 'exclusive' and lock.token ~= token or lock.kind == 'free' then return nil end
+  return hold_of(lock, token)
+end
+
 local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
 
 local locks = named(token)
@@ -100,13 +107,20 @@ if alone then
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner }
   grant(locks, mode, token, hold)
+  for _, lock in ipairs(locks) do tally_wait(lock, hold) end
+  tell()
   return granted(hold)
 end
 
 if not held_everywhere(locks, token) then
-  -- A hold that has lost one of its locks is no hold: what is left of it ends.
+  -- A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A grant
+  -- that nobody has heard of is forgotten with the lock it lost.
   for _, lock in ipairs(locks) do
-    if is_held_by(lock, token) then close(lock, token, 'lost') end
+    local hold = recorded(lock, token)
+    if hold and hold.confirmed then return { 'spent', int(us) } end
+  end
+  for _, lock in ipairs(locks) do
+    if recorded(lock, token) then drop_hold(lock, token) end
   end
   local work = worklist(locks)
   if patience == 'queue' then
@@ -130,12 +144,22 @@ if held_everywhere(locks, token) then
     redis.call('ZREM', lock.QUEUE, token)
     redis.call('DEL', waiter_key(lock, token))
     hold = hold_of(lock, token)
+    if not hold.confirmed then tally_wait(lock, hold) end
     hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
     if min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end
+  tell()
   return granted(hold)
 end
-if patience == 'none' then return answer('busy', locks) end
+if patience == 'none' then
+  local busy = answer('busy', locks)
+  local refused = locks[busy[3] + 1]
+  refused.changed = true
+  tally(refused, { busy = 1 })
+  tell()
+  return busy
+end
+tell()
 local ahead, next = place(locks)
 return answer('waiting', locks, int(ahead), int(next))
