@@ -103,8 +103,13 @@ impl Observer {
         self.mine(asker).into_iter().all(|belief| belief.is_some_and(held))
     }
 
+    /// Whether it was told to wait, and nothing since.
+    pub(super) fn is_waiting(&self, asker: &Asker) -> bool {
+        self.places.contains_key(&asker.id)
+    }
+
     /// Whether it was granted something that it has not heard of.
-    pub(super) fn is_called(&self, asker: &Asker) -> bool {
+    fn is_called(&self, asker: &Asker) -> bool {
         self.shown.iter().any(|(lock, id, _)| {
             *id == asker.id && self.beliefs.get(&(lock.clone(), *id)).is_none_or(|belief| belief.over)
         })
@@ -116,22 +121,34 @@ impl Observer {
 
     pub(super) fn acquired(&mut self, now: Time, asker: &Asker, ask: &Ask, answer: &Acquired) -> Check {
         self.askers.insert(asker.id, asker.clone());
-        let spent = self.is_spent(now, asker);
-        prop_assert_eq!(spent, *answer == Acquired::Spent, "a spent token, and no other, is refused");
         let held = self.holds(now, asker);
+        // What is left of a hold that was revoked or lost a lock: its token is good for nothing but to leave.
+        let remains =
+            !held && self.mine(asker).into_iter().flatten().any(|belief| belief.due() > now.millis());
+        let spent = self.is_spent(now, asker) || remains;
+        prop_assert_eq!(
+            spent,
+            *answer == Acquired::Spent,
+            "a spent token, and no other, is refused: {:?}",
+            answer
+        );
         if held && !spent {
-            prop_assert!(matches!(answer, Acquired::Granted(_)), "a holder that asks again is told {:?}", answer);
-        }
-        if matches!(answer, Acquired::Waiting(_) | Acquired::Busy(_)) {
-            // It holds none, or no longer all: what is left of the others ends.
-            self.mine_mut(asker.id).filter(|belief| !belief.revoked).for_each(|belief| belief.over = true);
+            prop_assert!(
+                matches!(answer, Acquired::Granted(_)),
+                "a holder that asks again is told {:?}",
+                answer
+            );
         }
         match answer {
             Acquired::Granted(grant) => self.granted(now, asker, ask, *grant, held),
             Acquired::Waiting(waiting) => {
                 let alone = self.is_alone(now, asker);
                 prop_assert!(!alone, "told to wait with nobody in the way: {:?}", waiting);
-                prop_assert!(!waiting.next.is_zero() && waiting.next <= HEARTBEAT, "next is {:?}", waiting.next);
+                prop_assert!(
+                    !waiting.next.is_zero() && waiting.next <= HEARTBEAT,
+                    "next is {:?}",
+                    waiting.next
+                );
                 let old = self.places.remove(&asker.id);
                 let kept = old.filter(|place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT));
                 self.arrivals += 1;
@@ -164,23 +181,18 @@ impl Observer {
                 fence: grant.fence.0,
                 lease: now.millis() + millis(ask.ttl),
                 deadline: deadline(now, ask.ttl),
-                // A grant that is older than the confirmation counts from the grant: the fence is its time, but for
-                // grants of the same microsecond.
-                kept: if ask.min_hold.is_zero() { 0 } else { self.since(now, &at) + millis(ask.min_hold) },
+                // It counts from the grant. The fence is the time of that, for no two steps share a microsecond and few
+                // grants a step.
+                kept: if ask.min_hold.is_zero() { 0 } else { grant.fence.0 / 1000 + millis(ask.min_hold) },
                 over: false,
                 revoked: false,
             };
-            let kept = self.beliefs.get(&at).filter(|_| held && ask.min_hold.is_zero()).map_or(0, |old| old.kept);
+            let kept =
+                self.beliefs.get(&at).filter(|_| held && ask.min_hold.is_zero()).map_or(0, |old| old.kept);
             self.beliefs.insert(at, Belief { kept: belief.kept.max(kept), ..belief });
         }
         self.served.push(asker.id);
         Ok(())
-    }
-
-    /// When a grant was first shown, in ms.
-    fn since(&self, now: Time, (lock, id): &(String, u32)) -> u64 {
-        let shown = self.shown.iter().find(|(at, asker, _)| at == lock && asker == id);
-        shown.map_or(now.millis(), |(_, _, fence)| fence / 1000)
     }
 
     fn is_alone(&self, now: Time, asker: &Asker) -> bool {
@@ -190,7 +202,9 @@ impl Observer {
                 && self.askers.get(id).is_some_and(|other| other.meets(asker))
         };
         let kept = |((lock, id), belief): (&(String, u32), &Belief)| {
-            asker.has(lock) && belief.due() > now.millis() && (*id != asker.id || belief.over || belief.revoked)
+            asker.has(lock)
+                && belief.due() > now.millis()
+                && (*id != asker.id || belief.over || belief.revoked)
         };
         !self.places.iter().any(waits)
             && !self.beliefs.iter().any(kept)
@@ -223,14 +237,16 @@ impl Observer {
 
     pub(super) fn left(&mut self, now: Time, asker: &Asker, ran: Ran, answer: Left) -> Check {
         let live = |belief: &Belief| !belief.over && belief.due() > now.millis();
-        let had: Vec<Belief> = self.mine(asker).into_iter().flatten().filter(|belief| live(belief)).cloned().collect();
+        let had: Vec<Belief> =
+            self.mine(asker).into_iter().flatten().filter(|belief| live(belief)).cloned().collect();
         let called = self.is_called(asker);
         if !called {
             let released = matches!(answer, Left::Released { .. });
             prop_assert_eq!(released, !had.is_empty(), "left: {:?}", answer);
         }
         if let (Left::Released { cooling }, Ran::Yes, false) = (answer, ran, called) {
-            let kept = had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
+            let kept =
+                had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
             prop_assert_eq!(millis(cooling), kept.saturating_sub(now.millis()));
         }
         for belief in self.mine_mut(asker.id).filter(|belief| live(belief)) {
@@ -286,8 +302,24 @@ impl Observer {
         }
         // Whoever was called and has not come, and all that are revoked at once, are refused from now on.
         let here = |((at, _), belief): &(&(String, u32), &Belief)| at == lock && belief.due() > now.millis();
-        let confirmed: BTreeSet<u32> =
-            self.beliefs.iter().filter(here).filter(|(_, belief)| !belief.over).map(|((_, id), _)| *id).collect();
+        let confirmed: BTreeSet<u32> = self
+            .beliefs
+            .iter()
+            .filter(here)
+            .filter(|(_, belief)| !belief.over)
+            .map(|((_, id), _)| *id)
+            .collect();
+        // No job runs after the lease, whatever a min-hold keeps; of an exclusive lock that is not a hold any more.
+        let refused = self.beliefs.iter().filter(here).filter(|(_, belief)| {
+            let ran_out = belief.lease <= now.millis();
+            let at_once = if belief.mode == Mode::Exclusive {
+                when == When::Now && !ran_out
+            } else {
+                when == When::Now || ran_out
+            };
+            !belief.over && at_once
+        });
+        let refused: Vec<u32> = refused.map(|((_, id), _)| *id).collect();
         let called: BTreeSet<u32> = self
             .shown
             .iter()
@@ -305,8 +337,7 @@ impl Observer {
             prop_assert_eq!(millis(*left), longest.unwrap_or(0), "how long the revoked may live");
         }
         let until = now.millis() + millis(SPENT_KEPT);
-        let refused = called.iter().chain(confirmed.iter().filter(|_| when == When::Now));
-        self.spent.extend(refused.map(|id| (*id, until)));
+        self.spent.extend(called.iter().chain(&refused).map(|id| (*id, until)));
         self.unsettle(lock);
         for ((at, _), belief) in &mut self.beliefs {
             if at == lock {
@@ -322,8 +353,10 @@ impl Observer {
 
     /// After every step: what `inspect` shows, and whether all that was told fits together.
     pub(super) fn look(&mut self, now: Time, book: &Book) -> Check {
-        self.beliefs.retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
-        let seen: BTreeMap<&String, Seen> = book.records.iter().map(|(lock, record)| (lock, record.inspect(now))).collect();
+        self.beliefs
+            .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
+        let seen: BTreeMap<&String, Seen> =
+            book.records.iter().map(|(lock, record)| (lock, record.inspect(now))).collect();
         let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
         let mut shown = BTreeSet::new();
         for (lock, seen) in &seen {
@@ -354,7 +387,15 @@ impl Observer {
         let live: Vec<_> = self.beliefs.iter().filter(|(_, belief)| is_relied_on(belief, now)).collect();
         for (index, ((lock, id), one)) in live.iter().enumerate() {
             for ((at, other), two) in &live[index + 1..] {
-                prop_assert!(lock != at || !one.excludes(two), "{} and {} both hold {}: {:?} {:?}", id, other, lock, one, two);
+                prop_assert!(
+                    lock != at || !one.excludes(two),
+                    "{} and {} both hold {}: {:?} {:?}",
+                    id,
+                    other,
+                    lock,
+                    one,
+                    two
+                );
                 prop_assert!(lock != at || one.fence != two.fence, "{} and {} have one fence", id, other);
             }
         }
@@ -362,14 +403,24 @@ impl Observer {
     }
 
     /// A grant of this step: all or nothing, in turn, with the lowest slot, under a fence of its own.
-    fn is_fair(&self, now: Time, seen: &BTreeMap<&String, Seen>, fence: u64, id: u32, slot: Option<u32>) -> Check {
+    fn is_fair(
+        &self,
+        now: Time,
+        seen: &BTreeMap<&String, Seen>,
+        fence: u64,
+        id: u32,
+        slot: Option<u32>,
+    ) -> Check {
         let Some(asker) = self.askers.get(&id) else { return Ok(()) };
         let has = |lock: &str, id: u32| {
-            seen.get(&lock.to_owned()).is_some_and(|seen| seen.holders.iter().any(|holder| holder.owner.pid == id))
+            seen.get(&lock.to_owned())
+                .is_some_and(|seen| seen.holders.iter().any(|holder| holder.owner.pid == id))
         };
         for name in &asker.names {
             let same = seen.get(&name.as_str().to_owned()).is_some_and(|seen| {
-                seen.holders.iter().any(|holder| (holder.owner.pid, holder.fence.0, holder.slot) == (id, fence, slot))
+                seen.holders
+                    .iter()
+                    .any(|holder| (holder.owner.pid, holder.fence.0, holder.slot) == (id, fence, slot))
             });
             prop_assert!(same, "{} was granted a part: not {}", id, name.as_str());
         }
@@ -380,7 +431,9 @@ impl Observer {
             let granted = waiter.names.iter().all(|name| has(name.as_str(), *other));
             prop_assert!(
                 !(place.certain && heard && waiter.meets(asker)) || granted,
-                "{} overtook {}", id, other
+                "{} overtook {}",
+                id,
+                other
             );
         }
         if let Some(slot) = slot {
@@ -394,7 +447,12 @@ impl Observer {
                 taken.extend(kept.filter_map(|(_, belief)| belief.slot));
             }
             prop_assert!(!taken.contains(&slot), "slot {} is taken", slot);
-            prop_assert!((0..slot).all(|lower| taken.contains(&lower)), "{} is not the lowest but {:?}", slot, taken);
+            prop_assert!(
+                (0..slot).all(|lower| taken.contains(&lower)),
+                "{} is not the lowest but {:?}",
+                slot,
+                taken
+            );
         }
         Ok(())
     }
