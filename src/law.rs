@@ -157,7 +157,7 @@ impl Book {
             };
             released = Some(released.unwrap_or_default().max(cooling));
         }
-        if queued && released.is_none() {
+        if queued && released.is_none() && spent.is_none() {
             self.record(names.first().as_str()).stat.given_up += 1;
         }
         if spent.is_none_or(|spent| !spent.released && released.is_some()) {

@@ -41,7 +41,7 @@ end
 
 local answer = queued and 'dequeued' or 'not-held'
 if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
-if queued and not released then tally(locks[1], { ['given-up'] = 1 }) end
+if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
 if not spent or spent == '0' and released then
   redis.call('SET', spent_key(locks[1], token), released and '1' or '0', 'PX', SPENT_KEPT)
 end
