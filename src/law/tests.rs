@@ -253,6 +253,16 @@ fn next_is_when_what_is_in_the_way_ends() {
 }
 
 #[test]
+fn without_a_slot_in_common_next_is_when_the_first_hold_ends() {
+    let mut scene = Scene::new();
+    assert_eq!((scene.slot(1, "a", 2), scene.slot(2, "b", 2)), (Some(0), Some(0)));
+    scene.ttl = Duration::from_millis(700);
+    assert_eq!(scene.slot(3, "b", 2), Some(1));
+    scene.leave(2, "b");
+    assert_eq!(scene.next(4, "ab", Mode::Slots(2)), Some(Duration::from_millis(700)));
+}
+
+#[test]
 fn only_the_head_looks_at_a_foreign_lock() {
     let mut scene = Scene::new();
     scene.record("a").lock = Lock::Foreign { until: None };
