@@ -209,9 +209,11 @@ fn a_silent_waiter_is_passed_over_at_all_its_locks_in_one_step() {
 }
 
 #[test]
-fn who_leaves_the_queue_is_no_longer_counted() {
+fn a_waiter_watches_the_one_before_and_who_leaves_is_no_longer_counted() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "ab", X) && !scene.queue(3, "a", X));
+    scene.pass(4000);
+    assert_eq!(scene.next(3, "a", X), Some(Duration::from_millis(1000)), "when the one before falls silent");
     assert_eq!(scene.leave(2, "ab"), Left::Dequeued);
     assert!(matches!(scene.acquire(3, "a", X, Patience::Queue), Acquired::Waiting(Waiting { ahead: 0, .. })));
     assert!(scene.ask(4, "b", X));
