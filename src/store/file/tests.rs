@@ -1,8 +1,8 @@
 //! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
 //! closes its life as the kernel does for the dead, and a clone stands for its guard.
 
-use super::*;
 use super::sweep::SWEEP_EVERY;
+use super::*;
 use crate::law::{HISTORY_KEPT, JobEnd, Outcome, Patience, Ran, State, When};
 use crate::lock::{Mode, Owner};
 use crate::store::file::mutex::Mutex;
