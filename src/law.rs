@@ -11,7 +11,7 @@
 //! so of any waiters that block each other one is the first in all its queues: nobody waits in a circle (I9). For the
 //! same reason a waiter that is passed over leaves all its queues at once, and returns to all at once.
 
-use crate::lock::{Fence, Mode, Name, Names, Token};
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use record::{Granted, left};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -21,13 +21,14 @@ pub mod schedule;
 mod answer;
 mod operation;
 mod record;
+pub mod stat;
 #[cfg(test)]
 mod tests;
 mod time;
 
 pub use answer::{
-    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Revoked, State,
-    Waiting,
+    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested, Revoked,
+    State, Waiting,
 };
 pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
 pub use record::{Hold, Lock, Phase, Record, Seen, Spent, Waiter};
@@ -46,6 +47,8 @@ pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
 /// How often the head of the queue looks at a lock that is not dlock's: nobody will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
+/// Who watches a lock is told of changes for this long, and then has to say that it still does.
+pub const WATCH_KEPT: Duration = Duration::from_secs(15);
 /// How many ends the log keeps.
 pub const LOG_KEPT: usize = 64;
 /// How long log, fence and the record of an unfinished hold outlive their last use.
@@ -98,7 +101,11 @@ impl Book {
             return Acquired::Granted(self.confirm(now, names, ask));
         }
         match ask.patience {
-            Patience::None => Acquired::Busy(self.blocker(now, names, ask)),
+            Patience::None => {
+                let blocker = self.blocker(now, names, ask);
+                self.record(names.as_slice()[blocker.at].as_str()).stat.busy += 1;
+                Acquired::Busy(blocker)
+            }
             Patience::Queue => {
                 let (ahead, next) = self.place(now, names, ask);
                 Acquired::Waiting(Waiting { ahead, next, blocker: self.blocker(now, names, ask) })
@@ -113,7 +120,8 @@ impl Book {
             for name in names {
                 self.record(name.as_str()).extend(now, token, ttl);
             }
-            Renewal::Renewed
+            let asked = names.iter().any(|name| self.record(name.as_str()).is_asked(token));
+            if asked { Renewal::Asked } else { Renewal::Renewed }
         } else if names.iter().any(|name| self.record(name.as_str()).is_revoked_from(token)) {
             Renewal::Revoked
         } else {
@@ -127,7 +135,9 @@ impl Book {
     /// that an `acquire` of it that is still on its way is refused (I4).
     pub fn leave(&mut self, now: Time, names: &Names, token: &Token, end: &End) -> Left {
         self.forget(now);
-        let spent = names.iter().find_map(|name| self.record(name.as_str()).spent.get(token).copied());
+        let spent: Vec<Spent> =
+            names.iter().filter_map(|name| self.record(name.as_str()).spent.get(token).copied()).collect();
+        let spent = spent.iter().find(|spent| spent.released).or(spent.first()).copied();
         self.expire(now, names);
         let mut queued = false;
         let mut released: Option<Duration> = None;
@@ -147,11 +157,29 @@ impl Book {
             };
             released = Some(released.unwrap_or_default().max(cooling));
         }
-        if spent.is_none() {
+        if queued && released.is_none() {
+            self.record(names.first().as_str()).stat.given_up += 1;
+        }
+        if spent.is_none_or(|spent| !spent.released && released.is_some()) {
             self.record(names.first().as_str()).spend(now, token.clone(), released.is_some());
         }
         self.serve(now, worklist(names));
         left(released, spent, queued)
+    }
+
+    /// Asks the hold with this fence to end its job and give the lock back; `by` is who asks.
+    pub fn request(&mut self, now: Time, name: &Name, fence: Fence, by: &Owner) -> Requested {
+        let record = self.record(name.as_str());
+        record.expire(now);
+        let answer = record.request(fence, by);
+        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        answer
+    }
+
+    /// Has the token woken whenever something changes: a grant, an end, a waiter that comes or goes. For [`WATCH_KEPT`].
+    pub fn watch(&mut self, now: Time, name: &Name, token: &Token) {
+        self.record(name.as_str()).forget(now);
+        self.record(name.as_str()).watch(now, token);
     }
 
     /// Takes the lock away from all who hold it. Their renewals fail from now on.

@@ -5,7 +5,7 @@
 use dlock::clock::Moment;
 use dlock::law::{Acquired, Ask, End, JobEnd, Patience, Ran, Revoke, When};
 use dlock::law::{Book, Lock, Seen, Time};
-use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::redis::{Address, RedisStore, Target};
 use dlock::store::{Store, View};
 use proptest::prelude::*;
@@ -39,6 +39,7 @@ enum Step {
     Pass(u64),
     Vanish { lock: usize },
     Intrude { lock: usize, ttl: Option<u64> },
+    Request { lock: usize },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -86,6 +87,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         12 => span.prop_map(Step::Pass),
         2 => prop_oneof![
             lock.clone().prop_map(|lock| Step::Vanish { lock }),
+            lock.clone().prop_map(|lock| Step::Request { lock }),
             (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
                 .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
         ],
@@ -230,6 +232,13 @@ impl Twins<'_> {
                 let lua = self.store.revoke(&name, &revoke, by()).unwrap();
                 assert_eq!(self.law.revoke(self.now, &name, &revoke), lua, "{step:?}");
             }
+            Step::Request { lock } => {
+                let name = self.names[lock].clone();
+                let holders = self.store.inspect(&name, by()).unwrap().holders;
+                let fence = holders.last().map_or(Fence(1), |holder| holder.fence);
+                let lua = self.store.request(&name, fence, &owner(97), by()).unwrap();
+                assert_eq!(self.law.request(self.now, &name, fence, &owner(97)), lua, "{step:?}");
+            }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Pass(span) => {
                 self.now.0 += span * 1000;
@@ -255,12 +264,12 @@ impl Twins<'_> {
 
     fn compare(&mut self, step: &Step) {
         for name in self.names.clone() {
-            let View { state, mode, foreign, holders, left, fence, waiters, log, now, .. } =
+            let View { state, mode, foreign, holders, left, fence, waiters, log, stat, now, .. } =
                 self.store.inspect(&name, by()).unwrap();
             assert_eq!(now, self.now.millis());
             let waiters =
                 waiters.into_iter().map(|waiter| (waiter.owner, waiter.mode, waiter.waiting)).collect();
-            let lua = Seen { state, mode, holders, left, foreign, fence, waiters, log };
+            let lua = Seen { state, mode, holders, left, foreign, fence, waiters, log, stat };
             let record = self.law.records.get(name.as_str()).cloned().unwrap_or_default();
             assert_eq!(record.inspect(self.now), lua, "{} after {step:?}", name.as_str());
         }

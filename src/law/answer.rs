@@ -78,6 +78,8 @@ pub struct Blocker {
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
     Renewed,
+    /// The same, and an operator asks the holder to end its job and give the lock back.
+    Asked,
     /// An operator revoked it; the token may still say when the job is dead, by `leave`.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
@@ -98,6 +100,15 @@ pub enum Left {
     Already,
     /// The token neither holds nor waits.
     NotHeld,
+}
+
+/// What `request` answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requested {
+    /// The holder is told.
+    Asked,
+    /// There is no such hold any more.
+    Gone,
 }
 
 /// What `revoke` answers: what was there.
@@ -165,6 +176,8 @@ pub struct Holder {
     pub lease: Duration,
     /// Its slot, of a lock with slots.
     pub slot: Option<u32>,
+    /// Who asked it to end.
+    pub asked: Option<Owner>,
     /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
     pub confirmed: bool,
 }
@@ -186,12 +199,12 @@ pub struct LoggedEnd {
     pub waited: u64,
     /// How the job ended, where known.
     pub job: Option<JobEnd>,
-    /// Who forced it.
+    /// Who forced it, or asked for it.
     pub by: Option<Owner>,
 }
 
 /// How a hold ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Given back.

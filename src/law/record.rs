@@ -8,10 +8,11 @@
 //!   [`super::TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too,
 //!   until it confirms; if it never does, the next one is served.
 
-use super::answer::{Blocker, Foreign, Holder, Left, LoggedEnd, Outcome, Revoked, State};
+use super::answer::{Blocker, Foreign, Holder, Left, LoggedEnd, Outcome, Requested, Revoked, State};
 use super::operation::{Ask, JobEnd, Ran, Revoke, When};
+use super::stat::Stat;
 use super::time::{Due, Time};
-use super::{LOG_KEPT, SPENT_KEPT};
+use super::{LOG_KEPT, SPENT_KEPT, WATCH_KEPT};
 use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,6 +36,10 @@ pub struct Record {
     pub spent: BTreeMap<Token, Spent>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
+    /// Who is to be woken when something changes, and until when.
+    pub watchers: BTreeMap<Token, Due>,
+    /// Totals.
+    pub stat: Stat,
 }
 
 /// What the lock key says.
@@ -98,6 +103,9 @@ pub struct Hold {
     pub confirmed: bool,
     /// How long it waited, in whole milliseconds.
     pub waited: u64,
+    /// Who asked it to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Owner>,
     /// Who.
     pub owner: Owner,
 }
@@ -172,6 +180,8 @@ pub struct Seen {
     pub waiters: Vec<(Owner, Mode, Duration)>,
     /// The last ends, newest first.
     pub log: Vec<LoggedEnd>,
+    /// Totals.
+    pub stat: Stat,
 }
 
 /// What is granted, and to whom.
@@ -211,12 +221,13 @@ impl Record {
             fence: (record.fence > 0).then_some(Fence(record.fence)),
             waiters: record.queue.iter().filter_map(heard).collect(),
             log: record.log.into(),
+            stat: record.stat,
         }
     }
 
     pub(super) fn is_held_by(&self, token: &Token) -> bool {
         match &self.lock {
-            Lock::Exclusive { token: holder, .. } => holder == token,
+            Lock::Exclusive { token: holder, .. } => holder == token && self.holds.contains_key(token),
             Lock::Shared { .. } | Lock::Slots { .. } => {
                 self.holds.get(token).is_some_and(|hold| hold.phase == Phase::Held)
             }
@@ -238,11 +249,12 @@ impl Record {
         }
     }
 
-    /// Whether one more may hold it in this mode, the queue aside. Where the key says that it is held in slots and nobody
-    /// is known to hold one, the server has lost who does: then nobody may before the key itself runs out.
+    /// Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is
+    /// known to, the server has lost who does: then nobody may before the key itself runs out.
     pub(super) fn admits(&self, mode: Mode) -> bool {
         match (&self.lock, mode) {
-            (Lock::Free, _) | (Lock::Shared { .. }, Mode::Shared) => true,
+            (Lock::Free, _) => true,
+            (Lock::Shared { .. }, Mode::Shared) => !self.holds.is_empty(),
             (Lock::Slots { slots, .. }, Mode::Slots(wanted)) => {
                 *slots == wanted && !self.holds.is_empty() && self.holds.len() < *slots as usize
             }
@@ -266,6 +278,7 @@ impl Record {
         self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
         let waiters = &self.waiters;
         self.queue.retain(|(_, token)| waiters.contains_key(token));
+        self.watchers.retain(|_, until| !until.is_past(now));
     }
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
@@ -335,6 +348,7 @@ impl Record {
             cool: Due(0),
             confirmed: false,
             waited: granted.waited,
+            asked: None,
             owner: granted.owner.clone(),
         };
         self.holds.insert(granted.token.clone(), hold);
@@ -344,6 +358,9 @@ impl Record {
     /// The waiter has heard of its grant: it holds now, by its own lease.
     pub(super) fn confirm(&mut self, now: Time, ask: &Ask) {
         if let Some(hold) = self.holds.get_mut(&ask.token) {
+            if !hold.confirmed {
+                self.stat.waited.add(Duration::from_millis(hold.waited));
+            }
             hold.owner = ask.owner.clone();
             if !ask.min_hold.is_zero() {
                 hold.cool = Due::after(hold.since, ask.min_hold);
@@ -431,15 +448,18 @@ impl Record {
         if !hold.confirmed || hold.phase != Phase::Held {
             return;
         }
+        let since = hold.since.millis();
+        let ended = if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() };
+        self.stat.end(since, ended, outcome, job);
         self.log.push_front(LoggedEnd {
             outcome,
             owner: hold.owner,
             fence: Fence(hold.fence),
-            since: hold.since.millis(),
-            ended: if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() },
+            since,
+            ended,
             waited: hold.waited,
             job,
-            by,
+            by: by.or(hold.asked),
         });
         self.log.truncate(LOG_KEPT);
     }
@@ -455,6 +475,28 @@ impl Record {
         } else if self.is_revoked_from(token) {
             self.drop_hold(token);
         }
+    }
+
+    /// Asks the hold with this fence to end.
+    pub(super) fn request(&mut self, fence: Fence, by: &Owner) -> Requested {
+        let hold = self.holds.values_mut().find(|hold| hold.phase == Phase::Held && hold.fence == fence.0);
+        match hold {
+            Some(hold) => {
+                hold.asked.get_or_insert_with(|| by.clone());
+                Requested::Asked
+            }
+            None => Requested::Gone,
+        }
+    }
+
+    /// Whether somebody asked this hold to end.
+    pub(super) fn is_asked(&self, token: &Token) -> bool {
+        self.holds.get(token).is_some_and(|hold| hold.asked.is_some())
+    }
+
+    /// Wakes the token whenever something changes, for a while.
+    pub(super) fn watch(&mut self, now: Time, token: &Token) {
+        self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
     }
 
     /// Takes the lock away from all who hold it.
@@ -493,7 +535,7 @@ impl Record {
         let left = self.holds.values().map(|hold| hold.until.left(now)).max();
         self.lock = match (&self.lock, left) {
             // The server has lost who holds it; only the key itself tells how long.
-            (Lock::Shared { until } | Lock::Slots { until, .. }, None)
+            (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
                 if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
             {
                 Lock::Revoked { until: *until }
@@ -623,6 +665,7 @@ impl Hold {
             held: Duration::from_millis(now.millis().saturating_sub(self.since.millis())),
             lease: self.until.left(now),
             slot: self.slot,
+            asked: self.asked.clone(),
             confirmed: self.confirmed,
         }
     }

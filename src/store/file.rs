@@ -25,10 +25,10 @@ mod sweep;
 mod tests;
 
 use crate::clock::Moment;
-use crate::law::{Acquired, Ask, Book, End, Left, Proof, Renewal, Revoke, Revoked};
+use crate::law::{Acquired, Ask, Book, End, Left, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::law::{HEARTBEAT, LOG_KEPT, Phase, Record, Time};
-use crate::lock::{Key, Name, Names, Token};
-use crate::store::{Error, Store, View, Waiter};
+use crate::lock::{Fence, Key, Name, Names, Owner, Token};
+use crate::store::{Ear, Error, Listener, Store, View, Waiter};
 use directory::{Directory, Kind};
 use life::{Life, Pulse, Watch, pulse};
 use record::{Boot, Kept, load};
@@ -281,6 +281,24 @@ impl Store for FileStore {
         Ok(Book { records }.prove(now, names, token))
     }
 
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let names = name.clone().into();
+        self.step(&names, None, Look::Holders, by, |step| step.book.request(step.now, name, fence, who))
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
+        let names = name.clone().into();
+        self.step(&names, Some(token), Look::Heads, by, |step| {
+            step.believe_in(token);
+            step.book.watch(step.now, name, token);
+        })
+    }
+
+    /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
+    fn ear(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Ear>, Error> {
+        Ok(Box::new(Hearing { life: self.life_of(token).cloned(), directory: Arc::clone(&self.directory) }))
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let names = name.clone().into();
         self.step(&names, None, Look::Holders, by, |step| step.book.revoke(step.now, name, revoke))
@@ -326,6 +344,19 @@ impl Store for FileStore {
     }
 }
 
+/// An ear: what wakes a life.
+struct Hearing {
+    life: Option<Arc<Life>>,
+    directory: Arc<Directory>,
+}
+
+impl Ear for Hearing {
+    fn sleep(&mut self, until: Moment) -> Result<(), Error> {
+        life::sleep(self.life.as_deref(), std::iter::empty(), until.left())
+            .map_err(|errno| self.directory.error("listen for news of the lock", errno))
+    }
+}
+
 fn view(name: &Name, now: Time, kept: &Kept) -> View {
     let seen = kept.record.inspect(now);
     let mut log = seen.log;
@@ -346,5 +377,6 @@ fn view(name: &Name, now: Time, kept: &Kept) -> View {
             .map(|(owner, mode, waiting)| Waiter { owner, mode, waiting })
             .collect(),
         log,
+        stat: seen.stat,
     }
 }

@@ -3,13 +3,15 @@
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
 
-use super::{Error, Store, View, Waiter};
+use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Revoke, Revoked, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
+    Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use crate::store;
 use connect::Link;
 use redis::{Cmd, Value, cmd};
 use reply::{Reply, garbled, owner_from};
@@ -22,6 +24,7 @@ use std::time::Duration;
 pub use connect::Address;
 
 mod connect;
+mod ear;
 mod reply;
 mod script;
 
@@ -187,6 +190,7 @@ impl Store for RedisStore {
         let (what, reply) = self.run(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
+            "asked" => Ok(Renewal::Asked),
             "revoked" => Ok(Renewal::Revoked),
             "not-held" => Ok(Renewal::NotHeld),
             _ => Err(reply.unknown()),
@@ -221,6 +225,34 @@ impl Store for RedisStore {
             "not-held" => Ok(None),
             _ => Err(reply.unknown()),
         }
+    }
+
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let args = [&*fence.to_string(), &owner_to(who)?];
+        let (what, reply) = self.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
+        match what.as_str() {
+            "asked" => Ok(Requested::Asked),
+            "gone" => Ok(Requested::Gone),
+            _ => Err(reply.unknown()),
+        }
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
+        self.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+    }
+
+    fn ear(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn store::Ear>, Error> {
+        let whose = match listener {
+            Listener::Holder => "holder",
+            Listener::Watcher => "watch",
+        };
+        let lists = names.iter().map(|name| wake_key(name, token, whose)).collect();
+        Ok(Box::new(ear::Ear::new(self.target.clone(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -263,7 +295,8 @@ impl Store for RedisStore {
             log.extend(ends.logged_end()?);
         }
         log.truncate(law::LOG_KEPT);
-        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log })
+        let stat = reply.stat()?;
+        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log, stat })
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
@@ -312,7 +345,7 @@ impl RedisStore {
         };
         if !ear.listening {
             let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, self.ear_number)).arg(EAR_BOUND);
+            pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
             ear.link.send(target, &pop, by())?;
             ear.listening = true;
         }
@@ -359,13 +392,14 @@ fn mode_to(mode: Mode) -> String {
     }
 }
 
-fn keys(name: &Name) -> [String; 7] {
+fn keys(name: &Name) -> [String; 9] {
     let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let [hold, due, kept, queue, fence, log] = ["hold", "due", "kept", "queue", "fence", "log"].map(derived);
-    [name.as_str().into(), hold, due, kept, queue, fence, log]
+    let [hold, due, kept, queue, fence, log, stat, watch] =
+        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
+    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
 }
 
-fn wake_key(name: &Name, token: &Token, ear: u64) -> String {
+fn wake_key(name: &Name, token: &Token, ear: &str) -> String {
     format!("dlock.wake:{{{}}}:{}:{}:{ear}", name.tag(), name.as_str(), token.secret())
 }
 

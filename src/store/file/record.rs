@@ -160,6 +160,7 @@ impl Kept {
         record.queue.clear();
         record.waiters.clear();
         record.spent.clear();
+        record.watchers.clear();
         record.lock = Lock::Free;
         for hold in record.holds.values_mut() {
             // An end that has come, whatever the old clock said: the law logs it as expired.
@@ -212,6 +213,7 @@ impl Kept {
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }
+        record.watchers.values_mut().for_each(due);
         let queue = std::mem::take(&mut record.queue);
         record.queue =
             queue.into_iter().map(|(ticket, token)| (ticket.saturating_add(shift), token)).collect();
@@ -237,10 +239,11 @@ impl Kept {
     /// Writes the record beside its place. The caller has the mutex.
     pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
-        let Record { holds, waiters, spent, .. } = &self.record;
+        let Record { holds, waiters, spent, watchers, .. } = &self.record;
         self.lives.retain(|token| {
             waiters.contains_key(token)
                 || spent.contains_key(token)
+                || watchers.contains_key(token)
                 || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         });
         let garbled = |error: serde_json::Error| {

@@ -16,7 +16,7 @@
 //! whom the law admitted to its lock, and a token believes in its hold only after a step that was done for all of its
 //! locks. What is left half is healed by the law:
 //! - A token granted some of its locks still waits for the others with its old ticket. When it asks, it loses those
-//!   (`drop_remains`) and is served anew; if it does not ask, nobody confirmed the grant, which ends by itself.
+//!   (`may_start_anew`) and is served anew; if it does not ask, nobody confirmed the grant, which ends by itself.
 //! - A token that gave some of its locks back: whoever did that is dead. If it was the guard or the guard lives, the
 //!   other of the two gives back the rest; else nobody has its life open and the rest is buried. The first record in
 //!   order of name remembers the token as spent and is replaced first, so that no request that is still on its way
@@ -27,7 +27,7 @@
 //! Deliberately without a journal: it would cost every step a file more.
 
 use crate::clock::Moment;
-use crate::law::{Book, Lock, Phase, Record, Time};
+use crate::law::{Book, Hold, Lock, Phase, Record, Time};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
 use crate::store::file::directory::{Directory, Kind, remove};
@@ -327,16 +327,23 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Whoever was granted a lock and does not know it yet. And each head that is another or for which what it waits for
+    /// Whoever was granted a lock and does not know it yet, was asked to end, or looks on. And each head that is another or for which what it waits for
     /// is, unless what happened is one grant: whoever is behind that watches it already.
     fn whom_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
-        let mut woken = Vec::new();
+        let (mut woken, mut others) = (Vec::new(), Vec::new());
         for page in &self.pages {
             let Some(record) = self.book.records.get(&page.kept.name) else { continue };
             let granted = record
                 .holds
                 .iter()
                 .filter(|(token, hold)| !hold.confirmed && !page.before.holds.contains_key(*token));
+            let news = |(token, hold): &(&Token, &Hold)| {
+                let before = page.before.holds.get(*token);
+                asked(hold) == Asked::Yes && before.is_some_and(|(_, asked)| *asked == Asked::No)
+            };
+            let told = record.holds.iter().filter(news).map(|(token, _)| token.clone());
+            let watchers = page.before.is_seen(record).then_some(&record.watchers).into_iter().flatten();
+            others.extend(told.chain(watchers.map(|(token, _)| token.clone())));
             let before = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > before && matches!(record.lock, Lock::Exclusive { .. });
@@ -347,6 +354,7 @@ impl<'a> Step<'a> {
                 woken.push(head.clone());
             }
         }
+        woken.append(&mut others);
         woken.retain(|token| Some(token) != me);
         // One that was granted several locks is woken once.
         let mut seen = BTreeSet::new();
@@ -400,18 +408,38 @@ impl Change {
 /// What decides whom a step has to wake.
 #[derive(Debug, Default)]
 struct Glance {
-    holds: BTreeMap<Token, Phase>,
+    holds: BTreeMap<Token, (Phase, Asked)>,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
+    /// Only where somebody watches.
+    all: Option<(Vec<Token>, u64)>,
+}
+
+/// Whether an operator asked a holder to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Yes,
+    No,
 }
 
 impl Glance {
     fn at(record: &Record) -> Self {
         Self {
-            holds: record.holds.iter().map(|(token, hold)| (token.clone(), hold.phase)).collect(),
+            holds: record
+                .holds
+                .iter()
+                .map(|(token, hold)| (token.clone(), (hold.phase, asked(hold))))
+                .collect(),
             head: record.queue.first().map(|(_, token)| token.clone()),
             lock: Some(std::mem::discriminant(&record.lock)),
+            all: (!record.watchers.is_empty()).then(|| everything(record)),
         }
+    }
+
+    /// Whether there is anything new for those who look on: a grant, an end, a refusal, a waiter that comes or goes.
+    fn is_seen(&self, record: &Record) -> bool {
+        let now = Self::at(record);
+        now.holds != self.holds || now.lock != self.lock || now.all != self.all
     }
 
     /// Whether the head is another, or has to look again at what it waits for. One holder less of several is no news for
@@ -422,8 +450,16 @@ impl Glance {
             || self
                 .holds
                 .iter()
-                .any(|(token, phase)| record.holds.get(token).is_some_and(|hold| hold.phase != *phase))
+                .any(|(token, (phase, _))| record.holds.get(token).is_some_and(|hold| hold.phase != *phase))
     }
+}
+
+fn asked(hold: &Hold) -> Asked {
+    if hold.asked.is_some() { Asked::Yes } else { Asked::No }
+}
+
+fn everything(record: &Record) -> (Vec<Token>, u64) {
+    (record.queue.iter().map(|(_, token)| token.clone()).collect(), record.stat.busy)
 }
 
 /// Those who hold it or lost it to an operator. What a min-hold keeps has no life.

@@ -1,6 +1,7 @@
 //! What does a script's reply say? Reads the flat arrays of the scripts, field by field, and trusts nothing in them:
 //! whatever is not as the script's header says is [`Error::Garbled`].
 
+use crate::law::stat::{Histogram, Stat};
 use crate::law::{Blocker, Holder, JobEnd, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::Error;
@@ -110,7 +111,7 @@ impl Reply {
         }
     }
 
-    /// The next eleven fields: what is in the way, at one of `locks` locks.
+    /// The next twelve fields: what is in the way, at one of `locks` locks.
     pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
         let at = usize::try_from(self.number()?).ok().filter(|at| *at < locks);
         let at = at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))?;
@@ -124,7 +125,7 @@ impl Reply {
         Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left })
     }
 
-    /// The next field as holds, six fields each.
+    /// The next field as holds, seven fields each.
     pub fn holders(&mut self) -> Result<Vec<Holder>, Error> {
         let mut nested = self.nested()?;
         let mut holders = Vec::new();
@@ -135,7 +136,7 @@ impl Reply {
         Ok(holders)
     }
 
-    /// A hold whose first two fields were read, and whose next four follow.
+    /// A hold whose first two fields were read, and whose next five follow.
     fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
         let fence = fence.parse().map_err(|_| garbled(&self.store, "a hold that is not understood"))?;
         let since = self.number()? / 1000;
@@ -147,8 +148,20 @@ impl Reply {
             held: Duration::from_millis(self.now.saturating_sub(since)),
             lease: Duration::from_millis(until.saturating_sub(self.now)),
             slot: self.slot()?,
+            asked: Some(self.text()?).filter(|json| !json.is_empty()).map(|json| owner_from(&json)),
             confirmed: self.text()? == "1",
         })
+    }
+
+    /// The next field as totals: fields and what to add to them.
+    pub fn stat(&mut self) -> Result<Stat, Error> {
+        let mut nested = self.nested()?;
+        let mut stat = Stat::default();
+        while !nested.is_empty() {
+            let (field, total) = (nested.text()?, nested.number()?);
+            count(&mut stat, &field, total);
+        }
+        Ok(stat)
     }
 
     /// The error for an answer that no script gives.
@@ -162,6 +175,46 @@ impl Reply {
     }
 }
 
+/// Adds one field of the totals. What another version counts is passed over.
+fn count(stat: &mut Stat, field: &str, total: u64) {
+    let (kind, which) = field.split_once('.').unwrap_or((field, ""));
+    match kind {
+        "waited" => span(&mut stat.waited, which, total),
+        "held" => span(&mut stat.held, which, total),
+        "busy" => stat.busy += total,
+        "given-up" => stat.given_up += total,
+        "succeeded" => stat.succeeded += total,
+        "failed" => stat.failed += total,
+        "end" | "last" => {
+            let Some(outcome) = outcome(which) else { return };
+            if kind == "end" {
+                *stat.ends.entry(outcome).or_default() += total;
+            } else {
+                stat.last.insert(outcome, total);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn span(histogram: &mut Histogram, which: &str, total: u64) {
+    if which == "sum" {
+        histogram.sum += total;
+    } else if let Some(bucket) = which.parse().ok().and_then(|at: usize| histogram.buckets.get_mut(at)) {
+        *bucket += total;
+    }
+}
+
+fn outcome(word: &str) -> Option<Outcome> {
+    match word {
+        "released" => Some(Outcome::Released),
+        "expired" => Some(Outcome::Expired),
+        "lost" => Some(Outcome::Lost),
+        "forced" => Some(Outcome::Forced),
+        _ => None,
+    }
+}
+
 /// An owner as stored; what cannot be read is shown as nobody rather than failing the command.
 pub fn owner_from(json: &str) -> Owner {
     serde_json::from_str(json).unwrap_or_default()
@@ -171,13 +224,7 @@ fn logged_end(json: &str) -> Option<LoggedEnd> {
     let [outcome, owner, fence, since, ended, waited, job, by]: [String; 8] =
         serde_json::from_str(json).ok()?;
     Some(LoggedEnd {
-        outcome: match outcome.as_str() {
-            "released" => Outcome::Released,
-            "expired" => Outcome::Expired,
-            "lost" => Outcome::Lost,
-            "forced" => Outcome::Forced,
-            _ => return None,
-        },
+        outcome: self::outcome(&outcome)?,
         owner: owner_from(&owner),
         fence: Fence(fence.parse().ok()?),
         since: since.parse::<u64>().ok()? / 1000,

@@ -28,6 +28,7 @@ local function hear(locks)
       if behind then last = math.max(last, behind + 1) end
     end
     ticket, since = int(last), int(us)
+    for _, lock in ipairs(locks) do lock.changed = true end
   end
   local names = cjson.encode(worklist(locks))
   for _, lock in ipairs(locks) do
@@ -106,6 +107,8 @@ if alone then
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner }
   grant(locks, mode, token, hold)
+  for _, lock in ipairs(locks) do tally_wait(lock, hold) end
+  tell()
   return granted(hold)
 end
 
@@ -141,12 +144,22 @@ if held_everywhere(locks, token) then
     redis.call('ZREM', lock.QUEUE, token)
     redis.call('DEL', waiter_key(lock, token))
     hold = hold_of(lock, token)
+    if not hold.confirmed then tally_wait(lock, hold) end
     hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
     if min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end
+  tell()
   return granted(hold)
 end
-if patience == 'none' then return answer('busy', locks) end
+if patience == 'none' then
+  local busy = answer('busy', locks)
+  local refused = locks[busy[3] + 1]
+  refused.changed = true
+  tally(refused, { busy = 1 })
+  tell()
+  return busy
+end
+tell()
 local ahead, next = place(locks)
 return answer('waiting', locks, int(ahead), int(next))

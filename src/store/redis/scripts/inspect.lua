@@ -2,12 +2,15 @@
 -- a server that is out of memory. An end that no operation has noticed yet is shown as if it had been.
 -- ARGV: none.
 -- Reply: {'seen', now us, state, mode or '', left ms or '', type of a foreign value or '', last fence or '',
---         {holder…, holder…}, {owner, mode, since us, …}, {log…}}; a holder: owner, fence, since, until, slot, confirmed.
+--         {holder…, holder…}, {owner, mode, since us, …}, {log…}, {field, total, …}}; a holder: owner, fence, since, until, slot, asked, confirmed.
 -- Why atomic: holders, queue and log are of one moment.
 
 local lock = named()[1]
 if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots = 'free', nil, nil end
 local log = redis.call('LRANGE', lock.LOG, 0, LOG_KEPT - 1)
+-- Fields and totals; a field may come more than once, and then they add up (times: the last one counts).
+local stat = redis.pcall('HGETALL', lock.STAT)
+if stat.err then stat = {} end
 local many, live, revoked, recorded, due = is_many(lock), {}, {}, 0, nil
 for _, one in ipairs(all_holds(lock)) do
   local hold, borne_out = one.hold, false
@@ -20,7 +23,17 @@ for _, one in ipairs(all_holds(lock)) do
   end
   recorded = recorded + 1
   if not borne_out then
-    if is_logged(hold) then table.insert(log, 1, entry(hold, outcome_of(hold))) end
+    if is_logged(hold) then
+      local outcome = outcome_of(hold)
+      table.insert(log, 1, entry(hold, outcome))
+      local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
+      for field, n in pairs({ ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }) do
+        stat[#stat + 1] = field
+        stat[#stat + 1] = int(n)
+      end
+      stat[#stat + 1] = 'last.' .. outcome
+      stat[#stat + 1] = int(ended_at(hold, outcome))
+    end
   else
     due = math.max(due or 0, due_of(hold))
     if hold.phase == 'revoked' then revoked[#revoked + 1] = one end
@@ -56,4 +69,4 @@ for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
 end
 return { 'seen', int(us), state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '',
   people(shown),
-  waiters, log }
+  waiters, log, stat }

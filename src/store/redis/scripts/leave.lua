@@ -9,7 +9,8 @@ write_first()
 local locks = named(token)
 local spent
 for _, lock in ipairs(locks) do
-  spent = spent or redis.call('GET', spent_key(lock, token))
+  local mark = redis.call('GET', spent_key(lock, token))
+  if mark and spent ~= '1' then spent = mark end
   expire(lock)
 end
 
@@ -21,6 +22,7 @@ for _, lock in ipairs(locks) do
     queued = true
     if redis.call('ZRANK', lock.QUEUE, token) == 0 then news[#news + 1] = lock end
     redis.call('ZREM', lock.QUEUE, token)
+    lock.changed = true
   end
   if held then
     if ran then
@@ -39,7 +41,11 @@ end
 
 local answer = queued and 'dequeued' or 'not-held'
 if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
-if not spent then redis.call('SET', spent_key(locks[1], token), released and '1' or '0', 'PX', SPENT_KEPT) end
+if queued and not released then tally(locks[1], { ['given-up'] = 1 }) end
+if not spent or spent == '0' and released then
+  redis.call('SET', spent_key(locks[1], token), released and '1' or '0', 'PX', SPENT_KEPT)
+end
 serve(worklist(locks), token)
 for _, lock in ipairs(news) do wake_head(lock) end
+tell()
 return { answer, int(us), int(cooling) }

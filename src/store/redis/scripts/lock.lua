@@ -3,16 +3,19 @@
 -- Its constants (SILENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK, LOG_KEPT, HISTORY_KEPT, in
 -- ms) are put in front of it from src/law.rs.
 --
--- KEYS, seven for each lock asked for, in order of name:
+-- KEYS, nine for each lock asked for, in order of name:
 -- L, the lock key         STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
 --                                 dlock/cooling:<until>, dlock/revoked:<until>
--- dlock.hold:{tag}:L      HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner];
+-- dlock.hold:{tag}:L      HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
+--                                 asked];
 --                                 #<slot> -> token, of a lock with slots
 -- dlock.due:{tag}:L       ZSET    shared, slots: the tokens that hold, by their end
 -- dlock.kept:{tag}:L      ZSET    shared, slots: the tokens that cool or were revoked, by their end
 -- dlock.queue:{tag}:L     ZSET    token by ticket: the waiters that are heard of
 -- dlock.fence:{tag}:L     STRING  the last fence
 -- dlock.log:{tag}:L       LIST    the last ends, newest first
+-- dlock.stat:{tag}:L      HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
+-- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
@@ -23,7 +26,7 @@
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 local ms = math.floor(us / 1000)
-local PARTS = 7
+local PARTS = 9
 
 local function int(n) return string.format('%.0f', n) end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
@@ -48,7 +51,7 @@ end
 local function decoded(json)
   local h = cjson.decode(json)
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
-    confirmed = h[7] == '1', waited = h[8], owner = h[9] }
+    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10] }
 end
 
 -- Every hold that is recorded, as a list of { token, hold } in the order in which they run out.
@@ -101,7 +104,7 @@ local function load(lock, caller)
     -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
     lock.holds[value] = { phase = 'held', slot = '', fence = redis.call('GET', lock.FENCE) or int(us), since = int(us),
-      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}' }
+      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '' }
   else
     lock.kind, lock.foreign_type = 'foreign', 'string'
   end
@@ -113,6 +116,7 @@ local function open(rest, caller)
     lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$') }
     lock.HOLD, lock.DUE, lock.KEPT = key_of('hold', lock), key_of('due', lock), key_of('kept', lock)
     lock.QUEUE, lock.FENCE, lock.LOG = key_of('queue', lock), key_of('fence', lock), key_of('log', lock)
+    lock.STAT, lock.WATCH = key_of('stat', lock), key_of('watch', lock)
     book[rest] = lock
     load(lock, caller)
   end
@@ -153,17 +157,18 @@ local function count(lock)
   return lock.count
 end
 
--- Whether one more may hold it in this mode, the queue aside. Where the key says that it is held in slots and nobody is
--- known to hold one, the server has lost who does: then nobody may before the key itself runs out.
+-- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
+-- to, the server has lost who does: then nobody may before the key itself runs out.
 local function admits(lock, mode)
   if lock.kind == 'free' then return true end
   if lock.kind ~= mode or not is_many(lock) then return false end
-  return not lock.slots or count(lock) > 0 and count(lock) < lock.slots
+  return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
 end
 
 local function is_open(lock) return lock.kind == 'free' or admits(lock, lock.kind) end
 
 local function free(lock)
+  lock.changed = true
   redis.call('DEL', lock.L)
   lock.kind, lock['until'], lock.slots, lock.token = 'free', nil, nil, nil
 end
@@ -182,7 +187,7 @@ end
 local function save(lock, token, hold)
   local due = due_of(hold)
   redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
-    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner }))
+    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked }))
   lock.holds[token] = hold
   redis.call('PEXPIRE', lock.HOLD, HISTORY_KEPT)
   if lock.kind == 'exclusive' then
@@ -200,6 +205,7 @@ local function save(lock, token, hold)
 end
 
 local function erase(lock, token, hold)
+  lock.changed = true
   redis.call('HDEL', lock.HOLD, token)
   lock.holds[token] = false
   if hold.slot ~= '' then redis.call('HDEL', lock.HOLD, '#' .. hold.slot) end
@@ -215,10 +221,40 @@ local function free_if_left(lock)
   if is_many(lock) and count(lock) == 0 then free(lock) end
 end
 
+local function ended_at(hold, outcome)
+  if outcome == 'expired' then return math.min(ms, hold['until']) end
+  return ms
+end
+
 local function entry(hold, outcome, job, by)
-  local ended = ms
-  if outcome == 'expired' then ended = math.min(ms, hold['until']) end
-  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended), hold.waited, job or '', by or '' })
+  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended_at(hold, outcome)), hold.waited, job or '',
+    by or hold.asked })
+end
+
+-- The bucket of a span, as the end of a field's name: the first whose bound is not below it.
+local function bucket(span_ms)
+  for i, bound in ipairs(BOUNDS) do
+    if span_ms <= bound then return int(i - 1) end
+  end
+  return int(#BOUNDS)
+end
+
+-- Adds to the totals. If somebody made something else of their key, they are not counted; nothing else depends on them.
+local function tally(lock, counts)
+  for field, n in pairs(counts) do redis.pcall('HINCRBY', lock.STAT, field, int(n)) end
+  redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
+end
+
+local function tally_wait(lock, hold)
+  tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
+end
+
+local function tally_end(lock, hold, outcome, job)
+  local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
+  local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
+  if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
+  tally(lock, counts)
+  redis.pcall('HSET', lock.STAT, 'last.' .. outcome, int(ended_at(hold, outcome)))
 end
 
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
@@ -233,6 +269,7 @@ local function finish(lock, token, outcome, job, by)
       redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1)
       redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
     end
+    tally_end(lock, hold, outcome, job)
   end
   erase(lock, token, hold)
 end
@@ -340,7 +377,7 @@ end
 local function grant(locks, mode, token, hold)
   local fence = us
   for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
-  hold.phase, hold.fence, hold.since = 'held', int(fence), int(us)
+  hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
   for _, lock in ipairs(locks) do
     redis.call('SET', lock.FENCE, hold.fence, 'PX', HISTORY_KEPT)
     if lock.kind == 'free' then
@@ -350,6 +387,7 @@ local function grant(locks, mode, token, hold)
       lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
       if mode == 'exclusive' then lock.token = token end
     end
+    lock.changed = true
     local own = {}
     for field, value in pairs(hold) do own[field] = value end
     save(lock, token, own)
@@ -377,6 +415,7 @@ end
 
 -- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
 local function park(lock, token, work)
+  lock.changed = true
   redis.call('ZREM', lock.QUEUE, token)
   local names = redis.call('HGET', waiter_key(lock, token), 'names')
   for _, rest in ipairs(names and cjson.decode(names) or {}) do
@@ -461,12 +500,12 @@ local function extreme(set, rank)
 end
 
 -- What is in the way of one who wants the lock in this mode: state, mode, left, owner (or the type of a foreign value),
--- fence, since, until, slot, confirmed, others.
+-- fence, since, until, slot, asked, confirmed, others.
 local function blocker(lock, mode)
-  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '0' } end
+  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '0' } end
   if lock.kind == 'foreign' then
     local ttl = redis.call('PTTL', lock.L)
-    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '0' }
+    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '', '0' }
   end
   local state, kind, due, hold, others = lock.kind, 'exclusive', lock['until'], nil, 0
   if lock.kind == 'exclusive' then
@@ -497,12 +536,12 @@ local function blocker(lock, mode)
     end
     hold = token and hold_of(lock, token)
   end
-  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '0' } end
+  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '0' } end
   return { state, kind, int(left(due)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.slot,
-    hold.confirmed and '1' or '0', int(others) }
+    hold.asked, hold.confirmed and '1' or '0', int(others) }
 end
 
--- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, confirmed of each.
+-- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed of each.
 local function people(holds)
   table.sort(holds, function(a, b)
     local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
@@ -511,9 +550,19 @@ local function people(holds)
   local fields = {}
   for _, one in ipairs(holds) do
     local h = one.hold
-    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.confirmed and '1' or '0' }) do
+    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.asked, h.confirmed and '1' or '0' }) do
       fields[#fields + 1] = field
     end
   end
   return fields
+end
+
+-- The last step of every script that changes something: whoever watches a lock that did change is woken.
+local function tell()
+  for rest, lock in pairs(book) do
+    if lock.changed then
+      local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
+      for _, token in ipairs(watchers) do wake(rest, token, 'watch') end
+    end
+  end
 end

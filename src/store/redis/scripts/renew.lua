@@ -1,6 +1,6 @@
 -- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: Book::renew).
 -- ARGV: token, ttl ms.
--- Replies: {'renewed', now us} · {'revoked', now us} · {'not-held', now us}.
+-- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) · {'revoked', now us} · {'not-held', now us}.
 -- Why atomic: compare and extend; and a lock found to have run out goes to the next waiter in the same step.
 
 local token, ttl = ARGV[1], tonumber(ARGV[2])
@@ -13,12 +13,13 @@ if held_everywhere(locks, token) then
     local hold = hold_of(lock, token)
     hold.confirmed, hold['until'] = true, ms + ttl
     save(lock, token, hold)
+    if answer ~= 'asked' then answer = hold.asked == '' and 'renewed' or 'asked' end
   end
-  answer = 'renewed'
 else
   for _, lock in ipairs(locks) do
     if is_revoked_from(lock, token) then answer = 'revoked' end
   end
 end
 serve(worklist(locks), token)
+tell()
 return { answer, int(us) }

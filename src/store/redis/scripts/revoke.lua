@@ -2,7 +2,7 @@
 -- ARGV: 'safe' or 'now', who does it (JSON).
 -- Replies: {what was there, now us, left ms, {holder…, holder…}}, what being 'free', 'holds', 'cooling', 'revoked';
 --          {'foreign', now us, left ms or '', type} (left alone) or {'foreign-deleted', now us}.
---          A holder: owner, fence, since, until, slot, confirmed.
+--          A holder: owner, fence, since, until, slot, asked, confirmed.
 -- Why atomic: it acts on the holds that it shows, not on one that came in between.
 
 local now, by = ARGV[1] == 'now', ARGV[2]
@@ -16,10 +16,12 @@ if lock.kind == 'foreign' then
   if now and lock.foreign_type == 'string' then
     free(lock)
     serve({ lock.rest })
+    tell()
     return { 'foreign-deleted', int(us) }
   end
   local ttl = redis.call('PTTL', lock.L)
   serve({ lock.rest })
+  tell()
   return { 'foreign', int(us), ttl >= 0 and int(ttl) or '', lock.foreign_type }
 end
 
@@ -88,6 +90,7 @@ elseif lock.kind ~= 'free' then
 end
 serve({ lock.rest })
 if kept then wake_head(lock) end
+tell()
 local answer = was
 if was == 'held' then answer = #shown > 0 and 'holds' or 'revoked' end
 return { answer, int(us), int(remains), holders }
