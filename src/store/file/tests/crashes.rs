@@ -314,7 +314,7 @@ impl World<'_> {
                 match renewal {
                     // Also one that was granted the locks and has not asked yet may be renewed; it relies on nothing.
                     Renewal::Renewed if self.beliefs[who].is_some() => self.believe(who, slot, before)?,
-                    Renewal::Renewed => {}
+                    Renewal::Renewed | Renewal::Asked => {}
                     Renewal::Revoked | Renewal::NotHeld => self.beliefs[who] = None,
                 }
             }
