@@ -372,7 +372,7 @@ fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
         }
         served.fetch_add(1, Ordering::SeqCst);
         // Every fourth dies instead of giving back.
-        if number % 4 != 0 {
+        if !number.is_multiple_of(4) {
             process.leave()?;
         }
         Ok(())
