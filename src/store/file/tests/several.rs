@@ -254,8 +254,12 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
     assert_eq!(both.waits()?, 0);
     assert_eq!(behind.waits()?, 1);
     a.leave()?;
+    assert_eq!(place.view("a")?.state, State::Free, "not granted without the other");
     both.waits()?;
     b.leave()?;
+    for key in ["a", "b"] {
+        assert_eq!(place.view(key)?.holders.len(), 1, "granted by a step on one of them");
+    }
     both.woken()?;
     both.granted()?;
     both.leave()?;
