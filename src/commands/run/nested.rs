@@ -131,8 +131,8 @@ fn suffices(held: Mode, wanted: Mode) -> bool {
 
 fn conflict(settings: &Settings, key: &Key, held: Mode, wanted: Mode) -> Error {
     Error::Usage(format!(
-        "the job that runs this dlock holds {key} in {} ({held}), and would wait for itself to get it {wanted}; take it \
-         {wanted} out there; the command did not run",
+        "the job that runs this dlock holds {key} in {} ({held}), and would wait for itself to get it as it was asked for \
+         ({wanted}); ask for the same outside and inside; the command did not run",
         settings.store,
     ))
 }
