@@ -33,9 +33,6 @@ const USUAL: usize = 80;
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
 
-/// The same, and nothing below it.
-const WIPE_ROWS: &str = "\r\x1b[J";
-
 /// How much may be said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
@@ -121,7 +118,7 @@ impl Waiter {
     pub fn clear(&mut self) {
         if let Place::Line(_) = self.place {
             if in_front() {
-                send(self.wipe(columns()));
+                send(&self.wipe(columns()));
             }
             self.place = Place::Terminal;
             self.next = Moment::now();
@@ -129,10 +126,10 @@ impl Waiter {
     }
 
     /// What takes away the line that stands.
-    fn wipe(&self, columns: usize) -> &'static str {
+    fn wipe(&self, columns: usize) -> String {
         match self.place {
-            Place::Line(length) if length > columns => WIPE_ROWS,
-            _ => WIPE,
+            Place::Line(length) if length > columns => wipe_rows(length.div_ceil(columns)),
+            _ => WIPE.into(),
         }
     }
 }
@@ -146,6 +143,12 @@ impl Drop for Waiter {
 /// Whether the terminal is this process group's.
 fn in_front() -> bool {
     tcgetpgrp(stderr()) == Ok(rustix::process::getpgrp())
+}
+
+/// Wipes this row and those below it that the line may take now. Row by row, and then back to where the cursor was: to
+/// erase the screen from here on would, in the first row, have tmux keep all of it in its history.
+fn wipe_rows(rows: usize) -> String {
+    format!("{WIPE}\x1b7{}\x1b8", "\x1b[B\x1b[K".repeat(rows - 1))
 }
 
 /// The width of the terminal.
