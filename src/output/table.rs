@@ -197,6 +197,7 @@ fn last(end: &LoggedEnd, now: u64) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::law::Foreign;
+    use crate::law::stat::Stat;
     use crate::lock::{Fence, Key, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
@@ -224,6 +225,7 @@ pub(super) mod tests {
                 fence: None,
                 waiters: vec![],
                 log: vec![],
+                stat: Stat::default(),
             })
         };
         let holder = Holder {
@@ -233,6 +235,7 @@ pub(super) mod tests {
             held: Duration::from_secs(720),
             lease: Duration::from_millis(26_500),
             slot: None,
+            asked: None,
             confirmed: true,
         };
         let end = LoggedEnd {
