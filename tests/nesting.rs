@@ -142,7 +142,7 @@ fn a_part_is_held_and_the_rest_is_taken(backend: Backend) {
     world.write("end", "");
     run.finish();
     // Whoever waits while it holds something else may wait for one who waits for that.
-    let unbound = r"dlock: the job that runs this dlock .* -w 10m.*; the command did not run\n";
+    let unbound = r"dlock: the job that runs this dlock .*-w 10m.*; the command did not run\n";
     let status = "-- echo ran; echo $? > status";
     outer(&world, &[], &format!("$D run -k k -k l -w {status}")).stderr_like(unbound).run();
     assert_eq!(world.read("status"), "64\n");

@@ -39,7 +39,7 @@ for key; do
         esac
     done
 done
-echo "start $DLOCK_FENCE $kind" >> log
+for key; do echo "start $kind $key $DLOCK_FENCE" >> log; done
 sleep 0.01
 for key; do rm "in.$key.$kind$DLOCK_SLOT.$$"; done
 "#;
@@ -65,14 +65,10 @@ pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
     let log = world.log();
     let overlaps = log.iter().filter(|line| line.starts_with("overlap")).collect::<Vec<_>>();
     assert!(overlaps.is_empty(), "they met: {overlaps:?}");
-    let fences = log.iter().filter_map(|line| line.strip_prefix("start ")?.split(' ').next());
-    let fences = fences.map(|fence| fence.parse().expect("a fence")).collect::<Vec<u64>>();
-    assert!(fences.len() > workers * runs(each) / 3, "most of them ran: {}", fences.len());
-    assert_eq!(
-        fences.iter().collect::<BTreeSet<_>>().len(),
-        fences.len(),
-        "each grant has a fence of its own"
-    );
+    let starts = log.iter().filter_map(|line| line.strip_prefix("start ")).collect::<Vec<_>>();
+    assert!(starts.len() > workers * runs(each) / 3, "most of them ran: {}", starts.len());
+    let grants = starts.iter().filter_map(|start| start.split_once(' ')).map(|(_, grant)| grant);
+    assert_eq!(grants.collect::<BTreeSet<_>>().len(), starts.len(), "each grant of a key has its own fence");
     let keys = wishes.iter().flat_map(|wish| wish.keys).collect::<BTreeSet<_>>();
     for key in keys {
         wait_until("the lock is free", || world.state(key) == "free");
