@@ -61,9 +61,10 @@ pub fn look_around(settings: &Settings, run: &Run, holds: &Holds) -> Result<Arou
     let under = under.and_then(|at| proven.get(at).cloned());
     if under.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
         return Err(Error::Usage(format!(
-            "the job that runs this dlock holds a part of what it asks for, and would wait for {} for ever; give --wait a \
-             bound (-w 10m); the command did not run",
-            listed(&rest)
+            "the job that runs this dlock holds a part of what it asks for, and would wait for {} in {} for ever; give \
+             --wait a bound (-w 10m); the command did not run",
+            listed(&rest),
+            settings.store
         )));
     }
     Ok(Around { rest, under })
