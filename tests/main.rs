@@ -18,6 +18,8 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release: the other commands
+//! - tls: who is trusted, who is not, and what is said about it
+//! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -32,6 +34,7 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod acl;
 mod config;
 mod contention;
 mod generated;
@@ -58,6 +61,7 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
 mod waiting_line;
