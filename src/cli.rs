@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub mod duration;
+pub mod history;
 pub mod usage;
 
 /// The command line.
@@ -50,6 +51,10 @@ pub enum Command {
     ///
     /// Without KEY: every lock under the prefix that is held, cooling or waited for.
     Status(Status),
+    /// Show how the last runs under a lock went
+    ///
+    /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
+    History(history::History),
     /// Give back a lock, or take it away from whoever holds it
     Release(Release),
     /// Print a completion script for a shell
@@ -62,6 +67,7 @@ impl Command {
         match self {
             Self::Run(run) => run.key.first(),
             Self::Release(release) => Some(&release.key),
+            Self::History(history) => Some(&history.key),
             Self::Status(_) | Self::Completions(_) => None,
         }
     }
@@ -71,6 +77,7 @@ impl Command {
         match self {
             Self::Run(run) => &run.common,
             Self::Status(status) => &status.common,
+            Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
             Self::Completions(completions) => &completions.common,
         }

@@ -15,6 +15,7 @@ use crate::store::{self, Store};
 use std::process::ExitCode;
 
 pub mod completions;
+pub mod history;
 mod owner;
 pub mod release;
 pub mod run;
@@ -52,6 +53,10 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Status(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)
+        }
+        Command::History(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            history::history(&settings, flags)
         }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;

@@ -14,8 +14,10 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 pub mod busy;
+pub mod history;
 pub mod json;
 pub mod live;
+pub mod locale;
 pub mod report;
 pub mod table;
 pub mod time;

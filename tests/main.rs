@@ -14,7 +14,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, release: the other commands
+//! - status, history, release: the other commands
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -33,6 +33,7 @@ mod config;
 mod contention;
 mod generated;
 mod guard;
+mod history;
 mod input;
 mod interop;
 mod lease;

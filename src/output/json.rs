@@ -17,6 +17,12 @@ pub fn status(views: &[View]) -> serde_json::Result<String> {
     Ok(tamed(&text))
 }
 
+/// What `history --json` prints: an array, the newest end first.
+pub fn history(log: &[LoggedEnd]) -> serde_json::Result<String> {
+    let runs: Vec<_> = log.iter().map(LastRun::of).collect();
+    Ok(tamed(&serde_json::to_string_pretty(&runs)?) + "\n")
+}
+
 /// A value as JSON in one line, safe to show on a terminal.
 pub fn line(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(tamed(&serde_json::to_string(value)?))

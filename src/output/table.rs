@@ -1,9 +1,10 @@
 //! What does `dlock status` show to people? One row a lock. On a terminal the table fits its width; into a pipe it is
 //! never cut. What comes from the store is escaped cell by cell.
 
+use super::history::how;
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::law::{JobEnd, LoggedEnd, Outcome, State};
+use crate::law::{LoggedEnd, State};
 use crate::store::View;
 use std::fmt::Write as _;
 
@@ -143,24 +144,15 @@ fn row(view: &View) -> [String; HEAD.len()] {
 
 /// The last end: how, how long ago, and how long it ran.
 fn last(end: &LoggedEnd, now: u64) -> String {
-    let how = match (end.outcome, end.job) {
-        (Outcome::Released, Some(JobEnd::Status(0))) => "ok".into(),
-        (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
-        (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
-        (Outcome::Released, None) => "ended".into(),
-        (Outcome::Expired, _) => "expired".into(),
-        (Outcome::Lost, _) => "lost".to_owned(),
-        (Outcome::Forced, _) => "forced".into(),
-    };
     let ms = std::time::Duration::from_millis;
     let (ago, ran) = (now.saturating_sub(end.ended), end.ended.saturating_sub(end.since));
-    format!("{how} {} ago, ran {}", span(ms(ago)), span(ms(ran)))
+    format!("{} {} ago, ran {}", how(end), span(ms(ago)), span(ms(ran)))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::law::{Foreign, Holder};
+    use crate::law::{Foreign, Holder, JobEnd, Outcome};
     use crate::lock::{Fence, Key, Mode, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
