@@ -248,6 +248,9 @@ Examples:
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
+  # The same table, redrawn every five seconds:
+  dlock status --watch 5s
+
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
 or revoked (taken away by an operator while the old job may still run).
 
@@ -271,8 +274,15 @@ pub struct Status {
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
     /// explained in docs/status.md.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     pub json: bool,
+
+    /// Redraw the table in place, with those who wait under each lock, until ^C [default: every second]
+    ///
+    /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
+    /// --watch.
+    #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
+    pub watch: Option<Option<Duration>>,
 
     /// The options every command takes.
     #[command(flatten)]
@@ -460,6 +470,12 @@ fn ttl(text: &str) -> Result<Ttl, String> {
 /// The value of a timeout: a duration that is not zero.
 fn timeout(text: &str) -> Result<Duration, String> {
     duration::parse_positive(text)
+}
+
+/// The value of `status --watch`.
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
+    if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
 }
 
 /// The value of `--busy-exit-code`.

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-mod bell;
+pub mod bell;
 
 /// How long a queued waiter waits after a failure before it asks again.
 const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);

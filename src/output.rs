@@ -19,6 +19,7 @@ pub mod json;
 pub mod live;
 pub mod locale;
 pub mod report;
+pub mod screen;
 pub mod table;
 pub mod time;
 

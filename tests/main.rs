@@ -14,7 +14,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, history, release: the other commands
+//! - status, status_watch, history, release: the other commands
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -49,6 +49,7 @@ mod signals;
 mod soak;
 mod status;
 mod status_codes;
+mod status_watch;
 mod support;
 mod surroundings;
 mod terminal;

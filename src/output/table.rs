@@ -5,7 +5,7 @@ use super::history::how;
 use super::time::{local, span};
 use super::{Coloured, escaped};
 use crate::law::{LoggedEnd, State};
-use crate::store::View;
+use crate::store::{View, Waiter};
 use std::fmt::Write as _;
 
 /// The room there is.
@@ -36,11 +36,28 @@ const GIVEN_UP: [(usize, usize); 10] =
 
 /// The table, with a line end after each row; where there is no lock, a line that says so.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, |_| Vec::new(), width, coloured)
+}
+
+/// The same, with those who wait under each lock.
+pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, waiters, width, coloured)
+}
+
+fn table(
+    views: &[View],
+    under: impl Fn(&View) -> Vec<[String; HEAD.len()]>,
+    width: Width,
+    coloured: Coloured,
+) -> String {
     if views.is_empty() {
         return "no lock is held, cooling or waited for\n".into();
     }
     let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(views.iter().map(row));
+    for view in views {
+        rows.push(row(view));
+        rows.extend(under(view));
+    }
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -142,6 +159,20 @@ fn row(view: &View) -> [String; HEAD.len()] {
     ]
 }
 
+/// A row for each who waits, in order.
+fn waiters(view: &View) -> Vec<[String; HEAD.len()]> {
+    let row = |waiter: &Waiter| {
+        let owner = &waiter.owner;
+        let mut row = [const { String::new() }; HEAD.len()];
+        row[1] = "waits".into();
+        row[2] = escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned();
+        row[5] = span(waiter.waiting);
+        row[7] = escaped(&owner.command).into_owned();
+        row
+    };
+    view.waiters.iter().map(row).collect()
+}
+
 /// The last end: how, how long ago, and how long it ran.
 fn last(end: &LoggedEnd, now: u64) -> String {
     let ms = std::time::Duration::from_millis;
@@ -154,7 +185,6 @@ pub(super) mod tests {
     use super::*;
     use crate::law::{Foreign, Holder, JobEnd, Outcome};
     use crate::lock::{Fence, Key, Mode, Name, Owner};
-    use crate::store::Waiter;
     use std::time::Duration;
 
     fn owner(command: &str) -> Owner {
@@ -249,6 +279,10 @@ pub(super) mod tests {
         }
         let painted = status(&views, Width::Columns(100), Coloured::Yes);
         assert_eq!(painted.matches("\x1b[0m").count(), 4);
+        let watched = watched(&views, Width::Columns(100), Coloured::No);
+        println!("{watched}");
+        assert!(watched.lines().nth(2).is_some_and(|line| line.contains("waits") && line.contains("3s")));
+        assert!(watched.lines().all(|line| line.chars().count() <= 100) && watched.lines().count() == 7);
         assert!(status(&[], Width::Endless, Coloured::No).starts_with("no lock"));
         Ok(())
     }
