@@ -290,11 +290,17 @@ _dlock() {
             fi
             case "${prev}" in
                 --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --wait)
@@ -528,8 +534,19 @@ _dlock() {
     esac
 }
 
+_dlock_keys() {
+    local keys
+    if keys=$(command dlock complete-keys bash "${COMP_LINE:0:COMP_POINT}" "$2" 2>/dev/null </dev/null); then
+        compopt +o bashdefault +o default 2>/dev/null
+        COMPREPLY=()
+        [[ -z $keys ]] || mapfile -t COMPREPLY <<<"$keys"
+        return 0
+    fi
+    _dlock "$@"
+}
+
 if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
-    complete -F _dlock -o nosort -o bashdefault -o default dlock
+    complete -F _dlock_keys -o nosort -o bashdefault -o default dlock
 else
-    complete -F _dlock -o bashdefault -o default dlock
+    complete -F _dlock_keys -o bashdefault -o default dlock
 fi

@@ -31,7 +31,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who ho
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show how the last runs under a lock went'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, or take it away from whoever holds it'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
@@ -133,3 +133,12 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
+
+function __dlock_keys
+    command dlock complete-keys fish (commandline -cp | string collect) 2>/dev/null </dev/null
+end
+
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"

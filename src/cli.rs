@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod complete;
 pub mod duration;
 pub mod history;
 pub mod usage;
@@ -127,7 +128,7 @@ EXIT STATUS
 )]
 pub struct Run {
     /// The lock's name: 1 to 512 bytes of UTF-8
-    #[arg(short, long, value_name = "KEY", value_parser = Key::new, action = ArgAction::Append)]
+    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
 
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
@@ -267,7 +268,7 @@ EXIT STATUS
 #[command(after_long_help = STATUS_AFTER)]
 pub struct Status {
     /// The locks to show
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
     /// Print a JSON array, one object a lock
@@ -317,7 +318,7 @@ EXIT STATUS
 )]
 pub struct Release {
     /// The lock
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Key,
 
     /// Give back the hold whose token is in FILE (`-`: standard input)
@@ -348,6 +349,10 @@ Examples:
   dlock completions bash > ~/.local/share/bash-completion/completions/dlock
   dlock completions zsh > \"${fpath[1]}/_dlock\"
   dlock completions fish > ~/.config/fish/completions/dlock.fish
+
+Where a KEY goes, the keys are completed that the store knows: the one that is
+named by --store or DLOCK_STORE on the line, else as usual. If it does not
+answer within a quarter of a second there are none.
 
 EXIT STATUS
     0  the script was printed

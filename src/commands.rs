@@ -14,6 +14,7 @@ use crate::store::redis::{Address, RedisStore, Target};
 use crate::store::{self, Store};
 use std::process::ExitCode;
 
+pub mod complete;
 pub mod completions;
 pub mod history;
 mod owner;
@@ -26,6 +27,9 @@ pub fn main() -> ExitCode {
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Complete(question)) => {
+            (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));

@@ -15,6 +15,7 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, status_watch, history, release: the other commands
+//! - completions: what TAB offers in real shells
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -29,6 +30,7 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod completions;
 mod config;
 mod contention;
 mod generated;

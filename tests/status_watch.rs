@@ -25,7 +25,8 @@ fn it_shows_what_changes(backend: Backend) {
     terminal.expect("waits");
     terminal.expect(&format!(" {} ", waiter.pid()));
     world.write("go", "");
-    (holder.finish(), waiter.finish());
+    holder.finish();
+    waiter.finish();
     terminal.expect("no lock is held");
     terminal.press(CTRL_C);
     terminal.expect(LEAVE);

@@ -2,7 +2,7 @@
 
 use super::Common;
 use crate::lock::Key;
-use clap::Args;
+use clap::{Args, ValueHint};
 
 const AFTER: &str = "\
 Examples:
@@ -31,7 +31,7 @@ EXIT STATUS
 #[command(after_long_help = AFTER)]
 pub struct History {
     /// The lock
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Key,
 
     /// Print a JSON array, one object a run, the newest first

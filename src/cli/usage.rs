@@ -1,6 +1,7 @@
 //! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
+use super::complete::Question;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -12,6 +13,8 @@ use std::time::Duration;
 pub enum Parsed {
     /// To run a command.
     Command(Command),
+    /// To say which keys can be typed next.
+    Complete(Question),
     /// To print this (help or version) on stdout.
     Print(String),
 }
@@ -29,6 +32,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
         arguments.remove(1);
         arguments.truncate(2);
         arguments.push("--help".into());
+    }
+    if arguments.get(1).is_some_and(|word| word == Question::WORD)
+        && let Some(question) = Question::read(&arguments[2..])
+    {
+        return Ok(Parsed::Complete(question));
     }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     match Cli::try_parse_from(&arguments) {
