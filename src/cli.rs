@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub mod complete;
+pub mod doctor;
 pub mod duration;
 pub mod history;
 pub mod usage;
@@ -58,6 +59,10 @@ pub enum Command {
     History(history::History),
     /// Give back a lock, or take it away from whoever holds it
     Release(Release),
+    /// Say whether the store is fit to hold locks
+    ///
+    /// Looks at every server that the store is made of, and at the settings that lead to it.
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -69,7 +74,7 @@ impl Command {
             Self::Run(run) => run.key.first(),
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
-            Self::Status(_) | Self::Completions(_) => None,
+            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
         }
     }
 
@@ -80,6 +85,7 @@ impl Command {
             Self::Status(status) => &status.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }
     }

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 
 pub mod complete;
 pub mod completions;
+pub mod doctor;
 pub mod history;
 mod owner;
 pub mod release;
@@ -62,6 +63,10 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             let (settings, _) = settle(&flags.common)?;
             history::history(&settings, flags)
         }
+        Command::Doctor(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            doctor::doctor(&settings, flags)
+        }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
@@ -94,16 +99,21 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
     };
+    Ok(Box::new(RedisStore::new(server(settings, address, database))))
+}
+
+/// One server, and how to get in.
+fn server(settings: &Settings, address: Address, database: u16) -> Target {
     let credentials = settings.store.credentials.as_ref();
-    Ok(Box::new(RedisStore::new(Target {
+    Target {
         address,
         database: u32::from(database),
         username: credentials.and_then(|credentials| credentials.username.clone()),
         password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        shown,
+        shown: settings.store.to_string(),
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
-    })))
+    }
 }
 
 /// An error of the store, with where the store was set.

@@ -14,6 +14,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 pub mod busy;
+pub mod doctor;
 pub mod history;
 pub mod json;
 pub mod live;

@@ -14,7 +14,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, status_watch, history, release: the other commands
+//! - status, status_watch, history, release, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
@@ -33,6 +33,7 @@
 mod completions;
 mod config;
 mod contention;
+mod doctor;
 mod generated;
 mod guard;
 mod history;

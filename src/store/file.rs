@@ -16,6 +16,7 @@
 mod directory;
 mod life;
 mod mutex;
+pub mod probe;
 mod record;
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,7 @@ use std::time::Duration;
 pub use connect::Address;
 
 mod connect;
+pub mod probe;
 mod reply;
 mod script;
 
