@@ -16,6 +16,7 @@
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, status_watch, history, release, doctor: the other commands
 //! - completions: what TAB offers in real shells
+//! - schema: JSON against docs/dlock.schema.json
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -47,6 +48,7 @@ mod passwords;
 mod readme;
 mod release;
 mod report;
+mod schema;
 mod server_states;
 mod signals;
 mod soak;
