@@ -157,7 +157,7 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
     text
 }
 
-const HEAD: [&str; 8] = ["STARTED", "ENDED", "WAITED", "HELD", "END", "HOLDER", "FORCED BY", "COMMAND"];
+const HEAD: [&str; 8] = ["STARTED", "ENDED", "WAITED", "HELD", "END", "HOLDER", "ENDED BY", "COMMAND"];
 
 /// The plain table of these ends, the newest first.
 pub fn table(log: &[LoggedEnd], look: Look) -> String {
