@@ -2,6 +2,7 @@
 //! never cut. What comes from the store is escaped cell by cell.
 
 use super::history::how;
+use super::locale::Charset;
 use super::time::{local, span};
 use super::{Coloured, escaped};
 use crate::law::{LoggedEnd, State};
@@ -103,7 +104,7 @@ fn cut(cell: &str, width: usize) -> String {
     if cell.chars().count() <= width {
         return cell.into();
     }
-    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    Charset::of_environment().fitted(cell, width)
 }
 
 /// The colour of a state.
