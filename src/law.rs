@@ -12,7 +12,7 @@
 //!   [`TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too, until
 //!   it confirms; if it never does, the next one is served.
 
-use crate::lock::{Fence, Owner, Token};
+use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,7 +23,8 @@ mod answer;
 mod operation;
 
 pub use answer::{
-    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Renewal, Revoked, State, Waiting,
+    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Revoked, State,
+    Waiting,
 };
 pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
 
@@ -288,7 +289,7 @@ impl Record {
             }
             Lock::Held { token, .. } => self.force(now, revoke, token),
             Lock::Revoked { until } => {
-                let holder = self.holder(now);
+                let holders = self.holder(now).into_iter().collect();
                 if revoke.when == When::Now {
                     self.lock = Lock::Free;
                     if let Some(hold) = self.hold.take() {
@@ -296,7 +297,7 @@ impl Record {
                     }
                 }
                 let left = if revoke.when == When::Now { Duration::ZERO } else { until.left(now) };
-                Revoked::AlreadyRevoked { holder, left }
+                Revoked::AlreadyRevoked { holders, left }
             }
             Lock::Foreign { .. } if revoke.when == When::Now => {
                 self.lock = Lock::Free;
@@ -350,6 +351,18 @@ impl Record {
             self.hold = None;
             self.lock = Lock::Free;
         }
+    }
+
+    /// Whether the token holds the lock, and how.
+    pub fn prove(&self, now: Time, token: &Token) -> Option<Proof> {
+        let mut record = self.clone();
+        record.expire(now);
+        if !record.is_held_by(token) {
+            return None;
+        }
+        let hold = record.hold.as_ref().filter(|hold| hold.confirmed && !hold.until.passed(now))?;
+        let lease = hold.until.left(now);
+        Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(hold.fence), lease })
     }
 
     fn is_held_by(&self, token: &Token) -> bool {
@@ -433,7 +446,7 @@ impl Record {
         }
         self.extend(now, ask.ttl);
         let (fence, waited) = self.hold.as_ref().map_or((0, 0), |hold| (hold.fence, hold.waited));
-        Grant { fence: Fence(fence), waited: Duration::from_millis(waited) }
+        Grant { fence: Fence(fence), waited: Duration::from_millis(waited), slot: None }
     }
 
     /// Whoever asks for more of the lease has heard of the grant.
@@ -474,12 +487,12 @@ impl Record {
             When::Safe => {
                 self.lock = Lock::Revoked { until: hold.as_ref().map_or(Due(0), |hold| hold.until) };
                 self.hold = hold.map(|hold| Hold { forced: true, ..hold });
-                Revoked::Hold { left: holder.lease, holder }
+                Revoked::Holds { left: holder.lease, holders: vec![holder] }
             }
             When::Now => {
                 self.lock = Lock::Free;
                 self.spend(now, token, false);
-                Revoked::Hold { left: Duration::ZERO, holder }
+                Revoked::Holds { left: Duration::ZERO, holders: vec![holder] }
             }
         }
     }
@@ -550,6 +563,7 @@ impl Record {
             since: hold.since.millis(),
             held: Duration::from_millis(now.millis().saturating_sub(hold.since.millis())),
             lease: hold.until.left(now),
+            slot: None,
             confirmed: hold.confirmed,
         })
     }
@@ -566,7 +580,15 @@ impl Record {
             Lock::Foreign { until } => (State::Held, *until),
         };
         let holder = if state == State::Cooling { None } else { self.holder(now) };
-        Blocker { state, holder, left: until.map(|until| until.left(now)) }
+        let mode = matches!(self.lock, Lock::Held { .. } | Lock::Cooling { .. } | Lock::Revoked { .. });
+        Blocker {
+            at: 0,
+            state,
+            mode: mode.then_some(Mode::Exclusive),
+            holder,
+            others: 0,
+            left: until.map(|until| until.left(now)),
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
-use crate::lock::{Name, Token};
+use crate::lock::{Names, Token};
 use crate::store::{Error, Store};
 use bell::Bell;
 use std::fmt;
@@ -48,8 +48,8 @@ pub enum Wait {
 /// What is wanted.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The lock.
-    pub name: Name,
+    /// The locks.
+    pub names: Names,
     /// What to ask for. Its patience is that of `wait`.
     pub ask: Ask,
     /// How long to wait.
@@ -181,20 +181,20 @@ impl Lease {
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         let by = Moment::now().after(self.request.op_timeout);
         self.shared.over.store(true, Ordering::Release);
-        give_back(&mut **self.shared.store(), &self.request.name, &self.request.ask.token, end, by)
+        give_back(&mut **self.shared.store(), &self.request.names, &self.request.ask.token, end, by)
     }
 }
 
 /// Gives back whatever `token` has, retrying until `by`.
 pub fn give_back(
     store: &mut dyn Store,
-    name: &Name,
+    names: &Names,
     token: &Token,
     end: &End,
     by: Moment,
 ) -> Result<Left, Error> {
     loop {
-        match store.leave(name, token, end, by) {
+        match store.leave(names, token, end, by) {
             Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
                 store.reset();
                 thread::sleep(LEAVE_PAUSE);
@@ -235,7 +235,7 @@ impl Keeper {
                 Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
                 _ => sent.after(budget),
             };
-            let answer = self.shared.store().acquire(&self.request.name, &self.request.ask, by);
+            let answer = self.shared.store().acquire(&self.request.names, &self.request.ask, by);
             match answer {
                 // Asking again extends the lease, counted from the new request.
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
@@ -301,7 +301,7 @@ impl Keeper {
             Wait::Until(end) => next.min(end),
             Wait::No | Wait::Forever => next,
         };
-        let slept = self.shared.store().sleep(&self.request.name, &self.request.ask.token, next);
+        let slept = self.shared.store().sleep(&self.request.names, &self.request.ask.token, next);
         if slept.is_err() {
             // The next heartbeat says what is wrong, or that all is well on another connection.
             thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
@@ -312,7 +312,7 @@ impl Keeper {
     fn give_up(&self, blocker: Blocker) -> Option<Moment> {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None };
-        match give_back(&mut **self.shared.store(), &self.request.name, &self.request.ask.token, &end, by) {
+        match give_back(&mut **self.shared.store(), &self.request.names, &self.request.ask.token, &end, by) {
             Ok(_) => self.report(Report::Busy(blocker)),
             Err(error) => self.report(Report::Failed(error)),
         }
@@ -331,10 +331,10 @@ impl Keeper {
             }
             let mut store = self.shared.store();
             let began = Moment::now();
-            let (name, ask) = (&self.request.name, &self.request.ask);
+            let (names, ask) = (&self.request.names, &self.request.ask);
             let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
             let by = began.after(schedule.attempt(failed));
-            match store.renew(name, &ask.token, ask.ttl, by) {
+            match store.renew(names, &ask.token, ask.ttl, by) {
                 Ok(Renewal::Renewed) => {
                     sent = began;
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));

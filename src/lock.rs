@@ -1,7 +1,8 @@
-//! The nouns: key, token, fence, lease, owner. What is valid is decided here, at the border, so that everything
+//! The nouns: key, name, mode, token, fence, lease, owner. What is valid is decided here, at the border, so that everything
 //! below may trust what it is handed. Knows no store, no clock and no output.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -77,6 +78,76 @@ impl Name {
     /// What the derived keys carry in braces: L's own hash tag, else all of L.
     pub fn tag(&self) -> &str {
         hash_tag(&self.full).unwrap_or(&self.full)
+    }
+}
+
+/// The locks that one hold takes together: at least one, each once, in order of name, so that the same locks asked for
+/// in another order are the same set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(Vec<Name>);
+
+impl Names {
+    /// The set of these locks.
+    pub fn new(first: Name, more: impl IntoIterator<Item = Name>) -> Self {
+        let names: BTreeSet<Name> = std::iter::once(first).chain(more).collect();
+        Self(names.into_iter().collect())
+    }
+
+    /// The first in order of name.
+    pub fn first(&self) -> &Name {
+        &self.0[0]
+    }
+
+    /// All of them, in order of name.
+    pub fn as_slice(&self) -> &[Name] {
+        &self.0
+    }
+
+    /// One by one, in order of name.
+    pub fn iter(&self) -> std::slice::Iter<'_, Name> {
+        self.0.iter()
+    }
+}
+
+impl From<Name> for Names {
+    fn from(name: Name) -> Self {
+        Self(vec![name])
+    }
+}
+
+impl<'a> IntoIterator for &'a Names {
+    type Item = &'a Name;
+    type IntoIter = std::slice::Iter<'a, Name>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+/// How many may hold a lock together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// One.
+    #[default]
+    Exclusive,
+    /// Any number that want to share it.
+    Shared,
+    /// This many, each with a number of its own from 0 on: 1 to [`SLOTS_MAX`].
+    Slots(u32),
+}
+
+/// The greatest number of slots. A grant looks for the lowest free one among those that are taken.
+pub const SLOTS_MAX: u32 = 1000;
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive => f.write_str("exclusive"),
+            Self::Shared => f.write_str("shared"),
+            Self::Slots(1) => f.write_str("1 slot"),
+            Self::Slots(slots) => write!(f, "{slots} slots"),
+        }
     }
 }
 

@@ -7,8 +7,10 @@
 
 use crate::clock::Moment;
 use crate::exit::Exit;
-use crate::law::{Acquired, Ask, End, Foreign, Holder, Left, LoggedEnd, Renewal, Revoke, Revoked, State};
-use crate::lock::{Fence, Name, Owner, Token};
+use crate::law::{
+    Acquired, Ask, End, Foreign, Holder, Left, LoggedEnd, Proof, Renewal, Revoke, Revoked, State,
+};
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -23,14 +25,17 @@ pub trait Store: Send {
     /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
-    /// Asks for the lock; also a waiter's heartbeat, and how it confirms a grant (I10).
-    fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
+    /// Asks for the locks, all or nothing; also a waiter's heartbeat, and how it confirms a grant (I10).
+    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
 
-    /// Extends the lease. Only `Renewal::Renewed` means that the lock is still held.
-    fn renew(&mut self, name: &Name, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
+    /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
+    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
 
     /// Gives back whatever the token has: the hold, or the place in the queue.
-    fn leave(&mut self, name: &Name, token: &Token, end: &End, by: Moment) -> Result<Left, Error>;
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error>;
+
+    /// Whether the token holds all of these locks, and how. Changes nothing.
+    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error>;
 
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
@@ -44,7 +49,7 @@ pub trait Store: Send {
 
     /// Sleeps until something may have changed for the waiter that `acquire` last answered [`Acquired::Waiting`], at
     /// the latest until `until`. Waking early is allowed.
-    fn sleep(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error>;
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error>;
 
     /// Forgets every connection, so that the next call starts on a new one.
     fn reset(&mut self);
@@ -55,6 +60,8 @@ pub trait Store: Send {
 pub struct Waiter {
     /// Who.
     pub owner: Owner,
+    /// How it wants the lock.
+    pub mode: Mode,
     /// How long it has been waiting.
     pub waiting: Duration,
 }
@@ -70,9 +77,11 @@ pub struct View {
     pub state: State,
     /// The foreign value, if it is one.
     pub foreign: Option<Foreign>,
-    /// The hold (held or revoked).
-    pub holder: Option<Holder>,
-    /// How long until the lock is free if nobody does anything; null where it has no end.
+    /// How it is held; null where nobody holds it.
+    pub mode: Option<Mode>,
+    /// The holds (held or revoked), the oldest first.
+    pub holders: Vec<Holder>,
+    /// How long until the lock is free if nobody does anything more; null where it has no end.
     pub left: Option<Duration>,
     /// The last fence given out.
     pub fence: Option<Fence>,

@@ -5,7 +5,7 @@
 use dlock::clock::Moment;
 use dlock::law::{Ask, Blocker, End, JobEnd, Patience, Ran, Revoke, When};
 use dlock::law::{Lock, Record, Time};
-use dlock::lock::{Key, Name, Owner, Token};
+use dlock::lock::{Key, Mode, Name, Owner, Token};
 use dlock::store::redis::{Address, RedisStore, Target};
 use dlock::store::{Store, View};
 use proptest::prelude::*;
@@ -169,17 +169,25 @@ impl Twins<'_> {
         match *step {
             Step::Acquire { who, patience, ttl, min_hold } => {
                 let token = self.tokens[who].clone();
-                let ask = Ask { token, ttl: ms(ttl), min_hold: ms(min_hold), owner: owner(who), patience };
-                let lua = self.store.acquire(&self.name, &ask, by()).unwrap();
+                let ask = Ask {
+                    token,
+                    mode: Mode::Exclusive,
+                    ttl: ms(ttl),
+                    min_hold: ms(min_hold),
+                    owner: owner(who),
+                    patience,
+                };
+                let lua = self.store.acquire(&self.name.clone().into(), &ask, by()).unwrap();
                 assert_eq!(self.law.acquire(self.now, &ask), lua, "{step:?}");
             }
             Step::Renew { who, ttl } => {
-                let lua = self.store.renew(&self.name, &self.tokens[who], ms(ttl), by()).unwrap();
+                let lua =
+                    self.store.renew(&self.name.clone().into(), &self.tokens[who], ms(ttl), by()).unwrap();
                 assert_eq!(self.law.renew(self.now, &self.tokens[who], ms(ttl)), lua, "{step:?}");
             }
             Step::Leave { who, ran, job } => {
                 let end = End { ran, job };
-                let lua = self.store.leave(&self.name, &self.tokens[who], &end, by()).unwrap();
+                let lua = self.store.leave(&self.name.clone().into(), &self.tokens[who], &end, by()).unwrap();
                 assert_eq!(self.law.leave(self.now, &self.tokens[who], &end), lua, "{step:?}");
             }
             Step::Revoke(when) => {
@@ -211,11 +219,15 @@ impl Twins<'_> {
     }
 
     fn compare(&mut self, step: &Step) {
-        let View { state, foreign, holder, left, fence, waiters, log, now, .. } =
+        let View { state, mode, foreign, holders, left, fence, waiters, log, now, .. } =
             self.store.inspect(&self.name, by()).unwrap();
         assert_eq!(now, self.now.millis());
         let seen = self.law.inspect(self.now);
-        assert_eq!(seen.blocker, Blocker { state, holder, left }, "seen after {step:?}");
+        assert_eq!(
+            seen.blocker,
+            Blocker { at: 0, state, mode, holder: holders.into_iter().next(), others: 0, left },
+            "seen after {step:?}"
+        );
         assert_eq!(seen.foreign, foreign, "foreign after {step:?}");
         assert_eq!(seen.fence, fence, "fence after {step:?}");
         let waiters: Vec<_> = waiters.into_iter().map(|waiter| (waiter.owner, waiter.waiting)).collect();
@@ -231,8 +243,9 @@ impl Twins<'_> {
         self.store.revoke(&self.name, &Revoke { when: When::Now, by: owner(99) }, by()).unwrap();
         let token = Token::random().unwrap();
         let (ttl, min_hold) = (Duration::from_secs(1), Duration::ZERO);
-        let ask = Ask { token, ttl, min_hold, owner: owner(98), patience: Patience::None };
-        self.store.acquire(&self.name, &ask, by()).unwrap();
+        let ask =
+            Ask { token, mode: Mode::Exclusive, ttl, min_hold, owner: owner(98), patience: Patience::None };
+        self.store.acquire(&self.name.clone().into(), &ask, by()).unwrap();
         let after = self.store.inspect(&self.name, by()).unwrap().fence;
         assert!(after > before, "{before:?}, then {after:?}");
         self.server.set_clock(self.now);

@@ -7,6 +7,7 @@ use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::law::Holder;
 use crate::law::{End, Foreign, Left, Ran, Revoke, Revoked, When};
 use crate::lock::{Name, Token};
 use crate::output::busy::who;
@@ -65,7 +66,7 @@ fn give_back(
 ) -> Result<String, Error> {
     let end = End { ran: Ran::Yes, job: None };
     let (key, place) = (name.key(), &settings.store);
-    match store.leave(name, token, &end, by).map_err(|error| located(settings, error))? {
+    match store.leave(&name.clone().into(), token, &end, by).map_err(|error| located(settings, error))? {
         Left::Released { cooling } if cooling.is_zero() => Ok(format!("{key} in {place} is given back")),
         Left::Released { cooling } => {
             Ok(format!("{key} in {place} is given back; its --min-hold keeps it for {} more", span(cooling)))
@@ -78,6 +79,11 @@ fn give_back(
     }
 }
 
+/// All who held it.
+fn all(holders: &[Holder]) -> String {
+    holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
+}
+
 fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result<String, Error> {
     let (key, place) = (name.key(), &settings.store);
     Ok(match was {
@@ -85,10 +91,12 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
         Revoked::Cooling => {
             format!("{key} in {place} was kept by the --min-hold of a run that is over, and is free now")
         }
-        Revoked::Hold { holder, left } => {
-            let from = format!("{key} in {place} is taken away from {}", who(&holder.owner));
+        Revoked::Holds { holders, left } => {
+            let from = format!("{key} in {place} is taken away from {}", all(&holders));
             match when {
-                _ if !holder.confirmed => format!("{from}, whose job had not begun; it is free now"),
+                _ if holders.iter().all(|holder| !holder.confirmed) => {
+                    format!("{from}, whose job had not begun; it is free now")
+                }
                 When::Safe => format!(
                     "{from}; its dlock stops the job at the next heartbeat, and the next grant comes then, or in {} at \
                      the latest",
@@ -99,8 +107,8 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 ),
             }
         }
-        Revoked::AlreadyRevoked { holder, left } => {
-            let from = holder.map(|holder| format!(" from {}", who(&holder.owner))).unwrap_or_default();
+        Revoked::AlreadyRevoked { holders, left } => {
+            let from = if holders.is_empty() { String::new() } else { format!(" from {}", all(&holders)) };
             match when {
                 When::Safe => format!(
                     "{key} in {place} was taken away{from} before; the next grant comes in {} at the latest, or at once \

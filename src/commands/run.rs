@@ -16,7 +16,7 @@ use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, JobEnd, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
-use crate::lock::{Name, Token};
+use crate::lock::{Mode, Name, Names, Token};
 use crate::output::Printer;
 use account::{Account, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,6 +55,7 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
 /// A run whose settings are known.
 fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
     let name = name(settings, &run.key)?;
+    let names = Names::from(name.clone());
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
@@ -65,6 +66,7 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
         token: token.clone(),
+        mode: Mode::Exclusive,
         ttl: run.ttl.get(),
         min_hold: run.min_hold,
         owner: owner(label, run.reason.clone()),
@@ -92,12 +94,12 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         words.waits_for_itself();
     }
     let guard =
-        Guard::fork(plan, &inherited, alone::alone(&mut *store, &name, &token, settings, run, &words))
+        Guard::fork(plan, &inherited, alone::alone(&mut *store, &names, &token, settings, run, &words))
             .map_err(|error| internal("cannot make the guard", &error))?;
 
     let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
     let request = Request {
-        name: name.clone(),
+        names: names.clone(),
         ask,
         wait,
         schedule,
@@ -161,6 +163,7 @@ struct Over {
 }
 
 /// What came in while waiting for anything.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 enum News {
     Signal(job::Received),
     Job(Event),

@@ -2,7 +2,7 @@
 //! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
 
 use super::operation::JobEnd;
-use crate::lock::{Fence, Owner};
+use crate::lock::{Fence, Mode, Owner};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -26,6 +26,21 @@ pub struct Grant {
     pub fence: Fence,
     /// How long the token stood in the queue.
     pub waited: Duration,
+    /// Its slot, of a lock with slots: no other live hold of any of its locks has the same.
+    pub slot: Option<u32>,
+}
+
+/// What a token proves: that it holds every lock asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// How.
+    pub mode: Mode,
+    /// Its slot, of a lock with slots.
+    pub slot: Option<u32>,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// What is left of the lease.
+    pub lease: Duration,
 }
 
 /// A place in the queue.
@@ -42,11 +57,18 @@ pub struct Waiting {
 /// What stands in the way of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocker {
+    /// Which of the locks asked for it is, counted in order of name.
+    pub at: usize,
     /// What the lock key says.
     pub state: State,
-    /// The hold in the way; null for a foreign holder, and where only a marker is left.
+    /// How it is held or kept; null for a foreign holder, and where nothing is in the way but who waits before.
+    pub mode: Option<Mode>,
+    /// A hold in the way, the oldest; null for a foreign holder, and where only a marker is left.
     pub holder: Option<Holder>,
-    /// How much is left of what is in the way; null where it has no end (a foreign key without TTL).
+    /// How many more hold it.
+    pub others: u64,
+    /// How long until the first event that may end what is in the way; null where it has no end (a foreign key without
+    /// TTL).
     pub left: Option<Duration>,
 }
 
@@ -82,20 +104,20 @@ pub enum Left {
 pub enum Revoked {
     /// Nothing.
     Free,
-    /// A hold, whose renewals fail from now on; the next grant comes after `left` at the latest.
-    Hold {
-        /// Who held it.
-        holder: Holder,
-        /// What is left of its lease; zero if the lock is free now.
+    /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
+    Holds {
+        /// Who held it, the oldest first.
+        holders: Vec<Holder>,
+        /// What is left of their leases; zero if the lock is free now.
         left: Duration,
     },
     /// A min-hold remainder with no job under it; free now.
     Cooling,
     /// It was revoked before, and the old job may live for `left` longer.
     AlreadyRevoked {
-        /// Who held it.
-        holder: Option<Holder>,
-        /// What is left of its lease.
+        /// Who held it, where that is known.
+        holders: Vec<Holder>,
+        /// What is left of their leases.
         left: Duration,
     },
     /// Not a lock of dlock's, and left alone.
@@ -140,6 +162,8 @@ pub struct Holder {
     pub held: Duration,
     /// What is left of the lease.
     pub lease: Duration,
+    /// Its slot, of a lock with slots.
+    pub slot: Option<u32>,
     /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
     pub confirmed: bool,
 }

@@ -1,6 +1,6 @@
 //! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
 
-use crate::lock::{Owner, Token};
+use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use std::time::Duration;
 pub struct Ask {
     /// Names the hold, from the first call to the last.
     pub token: Token,
+    /// With whom the lock may be shared.
+    pub mode: Mode,
     /// The lease.
     pub ttl: Duration,
     /// How long after the grant the lock is kept at least.

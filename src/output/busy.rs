@@ -90,7 +90,7 @@ fn what(owner: &Owner) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::Fence;
+    use crate::lock::{Fence, Mode};
 
     fn holder(confirmed: bool) -> Holder {
         Holder {
@@ -105,13 +105,21 @@ mod tests {
             since: 1_763_724_000_000,
             held: Duration::from_secs(720),
             lease: Duration::from_secs(27),
+            slot: None,
             confirmed,
         }
     }
 
     #[test]
     fn a_busy_line_says_who_since_when_what_and_until_when() {
-        let blocker = Blocker { state: State::Held, holder: Some(holder(true)), left: None };
+        let blocker = Blocker {
+            at: 0,
+            state: State::Held,
+            mode: Some(Mode::Exclusive),
+            holder: Some(holder(true)),
+            others: 0,
+            left: None,
+        };
         let line = busy("nightly", "redis://h:6379", &blocker, Tried::Once);
         for part in [
             "nightly in redis://h:6379",
@@ -133,7 +141,8 @@ mod tests {
         for state in [State::Held, State::Free, State::Cooling, State::Revoked] {
             for holder in [None, Some(holder(false))] {
                 for left in [None, Some(Duration::from_secs(3))] {
-                    let blocker = Blocker { state, holder: holder.clone(), left };
+                    let mode = Some(Mode::Exclusive);
+                    let blocker = Blocker { at: 0, state, mode, holder: holder.clone(), others: 0, left };
                     println!("{}", busy("k", "file:/d", &blocker, Tried::Once));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker };
                     assert!(

@@ -4,7 +4,7 @@
 
 use super::time::{millis, utc};
 use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
-use crate::lock::{Fence, Owner};
+use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -38,18 +38,30 @@ fn tamed(json: &str) -> String {
     safe
 }
 
-/// The modes a lock can be held in.
+/// The modes a lock can be held in. The number of slots stands beside it.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+enum ModeName {
     Exclusive,
+    Shared,
+    Slots,
+}
+
+impl From<Mode> for ModeName {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Shared => Self::Shared,
+            Mode::Slots(_) => Self::Slots,
+        }
+    }
 }
 
 #[derive(Serialize)]
 struct Lock<'a> {
     key: &'a str,
     state: State,
-    mode: Option<Mode>,
+    mode: Option<ModeName>,
     slots: Option<u32>,
     fence: Option<Fence>,
     holders: Vec<Holds<'a>>,
@@ -77,7 +89,7 @@ struct Waits<'a> {
     host: &'a str,
     pid: u32,
     user: &'a str,
-    mode: Mode,
+    mode: ModeName,
     waiting_ms: u64,
 }
 
@@ -121,14 +133,17 @@ impl<'a> Lock<'a> {
             lease_ms: foreign.left.map(millis),
             foreign: true,
         });
-        let known = view.foreign.is_none() && (view.state != State::Free || !view.waiters.is_empty());
+        let mode = view.mode.or_else(|| view.waiters.first().map(|waiter| waiter.mode));
         Self {
             key: view.name.key(),
             state: view.state,
-            mode: known.then_some(Mode::Exclusive),
-            slots: None,
+            mode: mode.map(ModeName::from),
+            slots: match mode {
+                Some(Mode::Slots(slots)) => Some(slots),
+                _ => None,
+            },
             fence: view.fence,
-            holders: view.holder.as_ref().map(Holds::of).into_iter().chain(foreign).collect(),
+            holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().map(Waits::of).collect(),
             last_run: view.log.first().map(LastRun::of),
         }
@@ -144,7 +159,7 @@ impl<'a> Holds<'a> {
             user: Some(user),
             command: Some(command),
             reason: reason.as_deref(),
-            slot: None,
+            slot: holder.slot,
             fence: Some(holder.fence),
             acquired_at: Some(utc(holder.since)),
             held_ms: Some(millis(holder.held)),
@@ -157,7 +172,7 @@ impl<'a> Holds<'a> {
 impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
         let Owner { host, pid, user, .. } = &waiter.owner;
-        Self { host, pid: *pid, user, mode: Mode::Exclusive, waiting_ms: millis(waiter.waiting) }
+        Self { host, pid: *pid, user, mode: waiter.mode.into(), waiting_ms: millis(waiter.waiting) }
     }
 }
 

@@ -108,7 +108,7 @@ fn row(view: &View) -> [String; HEAD.len()] {
         State::Cooling => "cooling",
         State::Revoked => "revoked",
     };
-    let holder = match (&view.holder, &view.foreign) {
+    let holder = match (view.holders.first(), &view.foreign) {
         (Some(holder), _) => {
             let owner = &holder.owner;
             format!("{}@{} {}", owner.user, owner.host, owner.pid)
@@ -116,7 +116,7 @@ fn row(view: &View) -> [String; HEAD.len()] {
         (None, Some(foreign)) => format!("not dlock ({})", foreign.kind),
         (None, None) => dash(),
     };
-    let since = match &view.holder {
+    let since = match view.holders.first() {
         Some(holder) => format!("{} ({})", local(holder.since, view.now), span(holder.held)),
         None => dash(),
     };
@@ -125,7 +125,7 @@ fn row(view: &View) -> [String; HEAD.len()] {
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command = view.holder.as_ref().map_or_else(dash, |holder| match &holder.owner.reason {
+    let command = view.holders.first().map_or_else(dash, |holder| match &holder.owner.reason {
         Some(reason) => format!("{} ({reason})", holder.owner.command),
         None => holder.owner.command.clone(),
     });
@@ -161,7 +161,7 @@ fn last(end: &LoggedEnd, now: u64) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::law::{Foreign, Holder};
-    use crate::lock::{Fence, Key, Name, Owner};
+    use crate::lock::{Fence, Key, Mode, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
 
@@ -182,7 +182,8 @@ pub(super) mod tests {
                 now: 1_763_724_720_000,
                 state: State::Free,
                 foreign: None,
-                holder: None,
+                mode: None,
+                holders: vec![],
                 left: None,
                 fence: None,
                 waiters: vec![],
@@ -195,6 +196,7 @@ pub(super) mod tests {
             since: 1_763_724_000_000,
             held: Duration::from_secs(720),
             lease: Duration::from_millis(26_500),
+            slot: None,
             confirmed: true,
         };
         let end = LoggedEnd {
@@ -213,13 +215,24 @@ pub(super) mod tests {
                 state: State::Held,
                 left,
                 fence: Some(holder.fence),
-                holder: Some(holder.clone()),
-                waiters: vec![Waiter { owner: owner("x"), waiting: Duration::from_secs(3) }],
+                mode: Some(Mode::Exclusive),
+                holders: vec![holder.clone()],
+                waiters: vec![Waiter {
+                    owner: owner("x"),
+                    mode: Mode::Exclusive,
+                    waiting: Duration::from_secs(3),
+                }],
                 log: vec![end],
                 ..view("nightly-report-of-the-whole-company")?
             },
-            View { state: State::Cooling, left, ..view("b\u{202e}c")? },
-            View { state: State::Revoked, left, holder: Some(holder), ..view("r")? },
+            View { state: State::Cooling, mode: Some(Mode::Exclusive), left, ..view("b\u{202e}c")? },
+            View {
+                state: State::Revoked,
+                mode: Some(Mode::Exclusive),
+                left,
+                holders: vec![holder],
+                ..view("r")?
+            },
             View {
                 state: State::Held,
                 foreign: Some(Foreign { kind: "hash".into(), left: None }),

@@ -21,9 +21,9 @@ mod record;
 mod tests;
 
 use crate::clock::Moment;
-use crate::law::{Acquired, Ask, End, Left, Renewal, Revoke, Revoked};
+use crate::law::{Acquired, Ask, End, Left, Proof, Renewal, Revoke, Revoked};
 use crate::law::{HEARTBEAT, HISTORY_KEPT, Lock, Record, Time};
-use crate::lock::{Key, Name, Token};
+use crate::lock::{Key, Mode, Name, Names, Token};
 use crate::store::{Error, Store, View, Waiter};
 use directory::{Directory, Kind, remove};
 use life::{Life, Pulse, Watch, pulse};
@@ -272,7 +272,8 @@ impl Store for FileStore {
         Ok(vec![fd])
     }
 
-    fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        let name = names.first();
         let life = self.life_of(&ask.token);
         let (mut answer, whom, is_named) = self.step(name, Some(&ask.token), by, |kept, now| {
             // Another thread of this process may have given the token back while this one waited for the mutex.
@@ -302,17 +303,22 @@ impl Store for FileStore {
         Ok(answer)
     }
 
-    fn renew(&mut self, name: &Name, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        self.step(name, Some(token), by, |kept, now| kept.record.renew(now, token, ttl))
+    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+        self.step(names.first(), Some(token), by, |kept, now| kept.record.renew(now, token, ttl))
     }
 
-    fn leave(&mut self, name: &Name, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+        let name = names.first();
         if let Some(life) = self.life_of(token) {
             life.give_up();
         }
         let left = self.step(name, Some(token), by, |kept, now| kept.record.leave(now, token, end))?;
         self.end_life(token);
         Ok(left)
+    }
+
+    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
+        self.step(names.first(), None, by, |kept, now| kept.record.prove(now, token))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -360,7 +366,7 @@ impl Store for FileStore {
         Ok(names.into_values().collect())
     }
 
-    fn sleep(&mut self, _: &Name, token: &Token, until: Moment) -> Result<(), Error> {
+    fn sleep(&mut self, _: &Names, token: &Token, until: Moment) -> Result<(), Error> {
         let other = match &self.watched {
             Watched::Ended => return Ok(()),
             Watched::Other(watch) => Some(watch),
@@ -427,10 +433,15 @@ fn view(name: &Name, now: Time, kept: &Kept) -> View {
         now: now.millis(),
         state: seen.blocker.state,
         foreign: seen.foreign,
-        holder: seen.blocker.holder,
+        mode: seen.blocker.mode,
+        holders: seen.blocker.holder.into_iter().collect(),
         left: seen.blocker.left,
         fence: seen.fence,
-        waiters: seen.waiters.into_iter().map(|(owner, waiting)| Waiter { owner, waiting }).collect(),
+        waiters: seen
+            .waiters
+            .into_iter()
+            .map(|(owner, waiting)| Waiter { owner, mode: Mode::Exclusive, waiting })
+            .collect(),
         log,
     }
 }

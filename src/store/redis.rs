@@ -7,9 +7,9 @@ use super::{Error, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Grant, Left, Patience, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
+    Acquired, Ask, End, Grant, Left, Patience, Proof, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
 };
-use crate::lock::{Fence, Key, Name, Owner, Token};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use connect::Link;
 use redis::{Cmd, Value, cmd};
 use reply::{Reply, Seen, garbled, owner_from};
@@ -149,7 +149,8 @@ impl Store for RedisStore {
         Ok(Vec::new())
     }
 
-    fn acquire(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        let name = names.first();
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let ear = self.ear_number.to_string();
@@ -162,7 +163,11 @@ impl Store for RedisStore {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
                 self.ear = None;
-                Ok(Acquired::Granted(Grant { fence: Fence(reply.number()?), waited: reply.span()? }))
+                Ok(Acquired::Granted(Grant {
+                    fence: Fence(reply.number()?),
+                    waited: reply.span()?,
+                    slot: None,
+                }))
             }
             "waiting" => Ok(Acquired::Waiting(Waiting {
                 ahead: reply.number()?,
@@ -175,7 +180,8 @@ impl Store for RedisStore {
         }
     }
 
-    fn renew(&mut self, name: &Name, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+        let name = names.first();
         let ttl = law::millis(ttl).to_string();
         let (what, _) = self.run(&script::RENEW, name, &[token.secret(), &ttl], by)?;
         match what.as_str() {
@@ -186,7 +192,8 @@ impl Store for RedisStore {
         }
     }
 
-    fn leave(&mut self, name: &Name, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+        let name = names.first();
         let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
         let job = match end.job {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
@@ -202,6 +209,11 @@ impl Store for RedisStore {
         }
     }
 
+    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
+        let _ = (names, token, by);
+        Ok(None)
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let (what, mut reply) = self.run(&script::REVOKE, name, &[when, &owner_to(&revoke.by)?], by)?;
@@ -210,8 +222,10 @@ impl Store for RedisStore {
         match (what.as_str(), blocker.holder, foreign) {
             ("free", ..) => Ok(Revoked::Free),
             ("cooling", ..) => Ok(Revoked::Cooling),
-            ("hold", Some(holder), _) => Ok(Revoked::Hold { holder, left }),
-            ("revoked", holder, _) => Ok(Revoked::AlreadyRevoked { holder, left }),
+            ("hold", Some(holder), _) => Ok(Revoked::Holds { holders: vec![holder], left }),
+            ("revoked", holder, _) => {
+                Ok(Revoked::AlreadyRevoked { holders: holder.into_iter().collect(), left })
+            }
             ("foreign", _, Some(foreign)) => Ok(Revoked::Foreign(foreign)),
             ("foreign-deleted", ..) => Ok(Revoked::ForeignDeleted),
             _ => Err(garbled(&self.target.shown, "an answer that is not known")),
@@ -228,16 +242,17 @@ impl Store for RedisStore {
         while !queue.is_empty() {
             let owner = owner_from(&queue.text()?);
             let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
-            waiters.push(Waiter { owner, waiting });
+            waiters.push(Waiter { owner, mode: Mode::Exclusive, waiting });
         }
         let mut ends = reply.nested()?;
         let mut log = Vec::new();
         while !ends.is_empty() {
             log.extend(ends.logged_end()?);
         }
-        let (state, holder, left) = (blocker.state, blocker.holder, blocker.left);
+        let (state, mode, left) = (blocker.state, blocker.mode, blocker.left);
+        let holders = blocker.holder.into_iter().collect();
         let left = if state == State::Free { None } else { left };
-        Ok(View { name: name.clone(), now, state, foreign, holder, left, fence, waiters, log })
+        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log })
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
@@ -254,8 +269,8 @@ impl Store for RedisStore {
         Ok(names.into_iter().collect())
     }
 
-    fn sleep(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
-        let heard = self.hear(name, token, until);
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
+        let heard = self.hear(names.first(), token, until);
         if heard.is_err() {
             self.ear = None;
             self.ear_number += 1;

@@ -8,7 +8,7 @@ use crate::config::run::Run;
 use crate::job::Alone;
 use crate::law::{End, Ran};
 use crate::lease::give_back;
-use crate::lock::{Name, Token};
+use crate::lock::{Names, Token};
 use crate::store::Store;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What to hand to the guard.
 pub fn alone<'a>(
     store: &'a mut dyn Store,
-    name: &'a Name,
+    names: &'a Names,
     token: &'a Token,
     settings: &'a Settings,
     run: &'a Run,
@@ -30,7 +30,7 @@ pub fn alone<'a>(
             let ran = if started { Ran::Yes } else { Ran::No };
             let patience = (settings.connect_timeout + settings.op_timeout).max(PATIENCE.min(run.ttl.get()));
             let by = Moment::now().after(patience);
-            let answer = give_back(store, name, token, &End { ran, job: None }, by);
+            let answer = give_back(store, names, token, &End { ran, job: None }, by);
             if started && why.is_some() {
                 words.alone(answer);
             }

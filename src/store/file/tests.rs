@@ -76,11 +76,18 @@ fn ended() -> End {
 impl Process {
     fn ask(&self, patience: Patience) -> Ask {
         let owner = Owner { host: "h".into(), ..Owner::default() };
-        Ask { token: self.token.clone(), ttl: TTL, min_hold: Duration::ZERO, owner, patience }
+        Ask {
+            token: self.token.clone(),
+            mode: Mode::Exclusive,
+            ttl: TTL,
+            min_hold: Duration::ZERO,
+            owner,
+            patience,
+        }
     }
 
     fn acquire(&mut self, patience: Patience) -> Result<Acquired> {
-        Ok(self.store.acquire(&name()?, &self.ask(patience), by())?)
+        Ok(self.store.acquire(&name()?.into(), &self.ask(patience), by())?)
     }
 
     fn granted(&mut self) -> Result<u64> {
@@ -100,7 +107,7 @@ impl Process {
     /// Sleeps, and fails if nothing woke it.
     fn woken(&mut self) -> Result<()> {
         let until = Moment::now().after(SOON);
-        self.store.sleep(&name()?, &self.token, until)?;
+        self.store.sleep(&name()?.into(), &self.token, until)?;
         ensure!(!until.passed(), "slept until the end");
         Ok(())
     }
@@ -108,12 +115,12 @@ impl Process {
     /// Whether a sleep would end at once.
     fn is_awake(&mut self) -> Result<bool> {
         let until = Moment::now().after(Duration::from_millis(30));
-        self.store.sleep(&name()?, &self.token, until)?;
+        self.store.sleep(&name()?.into(), &self.token, until)?;
         Ok(!until.passed())
     }
 
     fn leave(&mut self) -> Result<Left> {
-        Ok(self.store.leave(&name()?, &self.token, &ended(), by())?)
+        Ok(self.store.leave(&name()?.into(), &self.token, &ended(), by())?)
     }
 
     fn die(self) {}
@@ -126,11 +133,11 @@ fn one_holds_and_the_others_are_busy() -> Result<()> {
     let first = one.granted()?;
     assert_eq!(one.granted()?, first, "asking again is the same grant");
     assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
-    assert_eq!(one.store.renew(&name()?, &one.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(one.store.renew(&name()?.into(), &one.token, TTL, by())?, Renewal::Renewed);
     assert_eq!(one.leave()?, Left::Released { cooling: Duration::ZERO });
     let mut third = place.process()?;
     assert!(third.granted()? > first);
-    assert_eq!(one.store.renew(&name()?, &one.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(one.store.renew(&name()?.into(), &one.token, TTL, by())?, Renewal::NotHeld);
     Ok(())
 }
 
@@ -179,7 +186,7 @@ fn the_guard_gives_back_what_its_dlock_held() -> Result<()> {
     let token = holder.token.clone();
     holder.die();
     assert!(!waiter.is_awake()?, "as long as the guard lives, the job may");
-    assert!(matches!(guard.leave(&name()?, &token, &ended(), by())?, Left::Released { .. }));
+    assert!(matches!(guard.leave(&name()?.into(), &token, &ended(), by())?, Left::Released { .. }));
     waiter.woken()?;
     waiter.granted()?;
     Ok(())
@@ -288,7 +295,7 @@ fn a_lease_ends_though_its_holder_lives() -> Result<()> {
     holder.granted()?;
     other.store.boot.ahead = TTL + Duration::from_secs(1);
     other.granted()?;
-    assert_eq!(holder.store.renew(&name()?, &holder.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(holder.store.renew(&name()?.into(), &holder.token, TTL, by())?, Renewal::NotHeld);
     Ok(())
 }
 
@@ -299,10 +306,10 @@ fn a_revoked_hold_wakes_the_head() -> Result<()> {
     holder.granted()?;
     waiter.waits()?;
     let revoke = Revoke { when: When::Now, by: Owner::default() };
-    assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Hold { .. }));
+    assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Holds { .. }));
     waiter.woken()?;
     waiter.granted()?;
-    assert_ne!(holder.store.renew(&name()?, &holder.token, TTL, by())?, Renewal::Renewed);
+    assert_ne!(holder.store.renew(&name()?.into(), &holder.token, TTL, by())?, Renewal::Renewed);
     assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Spent);
     Ok(())
 }
@@ -312,7 +319,7 @@ fn the_rest_of_a_min_hold_stands_and_the_head_learns_of_it() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut waiter) = (place.process()?, place.process()?);
     let ask = Ask { min_hold: Duration::from_secs(5), ..holder.ask(Patience::None) };
-    ensure!(matches!(holder.store.acquire(&name()?, &ask, by())?, Acquired::Granted(_)));
+    ensure!(matches!(holder.store.acquire(&name()?.into(), &ask, by())?, Acquired::Granted(_)));
     waiter.waits()?;
     ensure!(matches!(holder.leave()?, Left::Released { cooling } if !cooling.is_zero()));
     waiter.woken()?;
@@ -367,7 +374,7 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         let place = Place::new()?;
         std::fs::write(place.path(Kind::Record)?, bytes)?;
         let mut process = place.process()?;
-        let Err(error) = process.store.acquire(&name()?, &process.ask(Patience::None), by()) else {
+        let Err(error) = process.store.acquire(&name()?.into(), &process.ask(Patience::None), by()) else {
             anyhow::bail!("{bytes:?} was taken for a record")
         };
         assert_eq!(matches!(error, Error::Garbled(_)), is_garbled, "{error}");
@@ -442,7 +449,7 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
     let fence = process.granted()?;
     let filler = mounted.0.path().join("filler");
     std::fs::write(&filler, vec![b'x'; 1 << 20]).err().context("the disk did not fill up")?;
-    let error = process.store.renew(&name()?, &process.token, TTL, by()).err().context("no error")?;
+    let error = process.store.renew(&name()?.into(), &process.token, TTL, by()).err().context("no error")?;
     assert!(matches!(error, Error::Unavailable(_)) && error.to_string().contains("make room"), "{error}");
     std::fs::remove_file(filler)?;
     assert_eq!(process.granted()?, fence);
@@ -457,12 +464,13 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     let mutex = File::open(place.path(Kind::Mutex)?)?;
     flock(&mutex, FlockOperation::LockExclusive)?;
     let by = Moment::now().after(Duration::from_millis(200));
-    let error = process.store.renew(&name()?, &process.token, TTL, by).err().context("it was renewed")?;
+    let error =
+        process.store.renew(&name()?.into(), &process.token, TTL, by).err().context("it was renewed")?;
     assert!(by.passed() && by.after(Duration::from_secs(5)) > Moment::now());
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
     assert!(process.store.inspect(&name()?, by).is_ok(), "reading needs no mutex");
     drop(mutex);
-    assert_eq!(process.store.renew(&name()?, &process.token, TTL, self::by())?, Renewal::Renewed);
+    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, self::by())?, Renewal::Renewed);
     Ok(())
 }
 
@@ -495,7 +503,7 @@ fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
 fn nothing_leaks() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
-    assert_eq!(process.store.renew(&name()?, &process.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::NotHeld);
     let revoke = Revoke { when: When::Safe, by: Owner::default() };
     assert_eq!(process.store.revoke(&name()?, &revoke, by())?, Revoked::Free);
     assert_eq!(place.files()?, ["life"]);
@@ -557,12 +565,12 @@ fn list_knows_the_locks_of_a_prefix() -> Result<()> {
     let mut process = place.process()?;
     for key in ["b", "a", "ä/c"] {
         let ask = process.ask(Patience::None);
-        process.store.acquire(&named(key)?, &ask, by())?;
+        process.store.acquire(&named(key)?.into(), &ask, by())?;
     }
     let key = Key::new("x").map_err(anyhow::Error::msg)?;
     let elsewhere = Name::new("other:", &key).map_err(anyhow::Error::msg)?;
     let ask = process.ask(Patience::None);
-    process.store.acquire(&elsewhere, &ask, by())?;
+    process.store.acquire(&elsewhere.clone().into(), &ask, by())?;
     assert_eq!(process.store.list("dlock:")?, [named("a")?, named("b")?, named("ä/c")?]);
     assert_eq!(process.store.list("other:")?, [elsewhere]);
     assert_eq!(process.store.list("")?.len(), 4);
@@ -601,7 +609,7 @@ fn a_crowd_takes_its_turns() -> Result<()> {
                 Acquired::Granted(grant) => break grant.fence,
                 Acquired::Waiting(waiting) => {
                     let until = Moment::now().after(waiting.next);
-                    process.store.sleep(&name()?, &process.token, until)?;
+                    process.store.sleep(&name()?.into(), &process.token, until)?;
                 }
                 other => anyhow::bail!("{other:?}"),
             }
@@ -697,7 +705,7 @@ fn play(events: &[Event]) -> Result<()> {
             Event::Renew(who) => {
                 let before = clock(ahead);
                 let process = &mut processes[*who];
-                if process.store.renew(&name()?, &process.token, TTL, by())? == Renewal::Renewed {
+                if process.store.renew(&name()?.into(), &process.token, TTL, by())? == Renewal::Renewed {
                     if let Some((other, until)) = holder {
                         ensure!(other == *who || until <= clock(ahead), "{who} and {other} hold");
                     }
@@ -706,7 +714,7 @@ fn play(events: &[Event]) -> Result<()> {
             }
             Event::Leave(who, ran) => {
                 let process = &mut processes[*who];
-                process.store.leave(&name()?, &process.token, &End { ran: *ran, job: None }, by())?;
+                process.store.leave(&name()?.into(), &process.token, &End { ran: *ran, job: None }, by())?;
                 holder = holder.filter(|(holder, _)| holder != who);
                 processes[*who] = fresh(ahead)?;
             }

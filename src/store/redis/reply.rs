@@ -2,7 +2,7 @@
 //! whatever is not as the script's header says is [`Error::Garbled`].
 
 use crate::law::{Blocker, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
-use crate::lock::{Fence, Owner};
+use crate::lock::{Fence, Mode, Owner};
 use crate::store::Error;
 use redis::Value;
 use std::time::Duration;
@@ -92,10 +92,14 @@ impl Reply {
         };
         if word == "foreign" {
             let foreign = Some(Foreign { kind: who, left });
-            return Ok(Seen { blocker: Blocker { state, holder: None, left }, foreign });
+            return Ok(Seen {
+                blocker: Blocker { at: 0, state, mode: None, holder: None, others: 0, left },
+                foreign,
+            });
         }
         let holder = if rest[0].is_empty() { None } else { Some(self.holder(&who, &rest)?) };
-        Ok(Seen { blocker: Blocker { state, holder, left }, foreign: None })
+        let mode = (state != State::Free).then_some(Mode::Exclusive);
+        Ok(Seen { blocker: Blocker { at: 0, state, mode, holder, others: 0, left }, foreign: None })
     }
 
     fn holder(&self, owner: &str, [fence, since, until, confirmed]: &[String; 4]) -> Result<Holder, Error> {
@@ -109,6 +113,7 @@ impl Reply {
             since,
             held: Duration::from_millis(self.now.saturating_sub(since)),
             lease: Duration::from_millis(number(until)?.saturating_sub(self.now)),
+            slot: None,
             confirmed: confirmed == "1",
         })
     }
