@@ -2,7 +2,7 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, Ttl};
+use crate::lock::{Key, Replicas, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -177,6 +177,13 @@ pub struct Run {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
+    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    ///
+    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
+    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -227,10 +234,6 @@ pub struct Hidden {
     /// A later version's shared mode
     #[arg(short = 's', long, hide = true)]
     pub shared: bool,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub replicas: Option<Option<String>>,
 }
 
 const STATUS_AFTER: &str = "\

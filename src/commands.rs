@@ -2,12 +2,12 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::config::url::Place;
-use crate::config::{Settings, Surroundings};
+use crate::config::url::{Host, Place};
+use crate::config::{Credentials, Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Owner};
+use crate::lock::{Key, Name, Owner, Replicas};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
 use crate::store::redis::{Address, RedisStore, Target};
@@ -74,36 +74,58 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
     Ok((settings, printer))
 }
 
+/// What stands for an address that others will name.
+const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
+
 /// The store that the settings name. A server is not spoken to yet.
 fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    let shown = settings.store.to_string();
-    let (address, database) = match &settings.store.place {
-        Place::Tcp { host, db, tls: None } => {
-            (Address::Tcp { host: host.name.clone(), port: host.port }, *db)
+    open_for_hold(settings, Replicas::None)
+}
+
+/// The store, where a lock is to be held that this many replicas acknowledge.
+fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Store>, Error> {
+    let store = &settings.store;
+    let shown = store.to_string();
+    let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
+    let target = |address: Address, database: u16, shown: String, login: &Option<Credentials>| Target {
+        address,
+        database: u32::from(database),
+        username: login.as_ref().and_then(|login| login.username.clone()),
+        password: login.as_ref().map(|login| login.password.expose().to_owned()),
+        shown,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    };
+    let server =
+        |address: Address, database: u16| target(address, database, shown.clone(), &store.credentials);
+    let redis = match &store.place {
+        Place::Tcp { host, db, tls: None } => RedisStore::new(server(tcp(host), *db)),
+        Place::Unix { path, db } => RedisStore::new(server(Address::Unix(path.clone()), *db)),
+        Place::Sentinel { sentinels, master, db, tls: None } => {
+            let place = server(NOWHERE, *db);
+            let sentinel = |host: &Host| {
+                let shown = format!("the sentinel {host} of {shown}");
+                target(tcp(host), 0, shown, &store.sentinel_credentials)
+            };
+            RedisStore::sentinel(sentinels.iter().map(sentinel).collect(), master.clone(), place)
         }
-        Place::Unix { path, db } => (Address::Unix(path.clone()), *db),
+        Place::Cluster { nodes, tls: None } => {
+            let place = server(NOWHERE, 0);
+            RedisStore::cluster(nodes.iter().map(tcp).collect(), place)
+        }
+        Place::File { .. } if replicas != Replicas::None => {
+            return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
+        }
         Place::File { dir } => {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
-        Place::Tcp { tls: Some(_), .. }
-        | Place::Sentinel { .. }
-        | Place::Cluster { .. }
-        | Place::Quorum { .. } => {
+        Place::Tcp { .. } | Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
             let origin = settings.store.origin();
             return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
-    let credentials = settings.store.credentials.as_ref();
-    Ok(Box::new(RedisStore::new(Target {
-        address,
-        database: u32::from(database),
-        username: credentials.and_then(|credentials| credentials.username.clone()),
-        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        shown,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    })))
+    Ok(Box::new(redis.acknowledged_by(replicas)))
 }
 
 /// An error of the store, with where the store was set.

@@ -13,6 +13,7 @@ use redis::{Cmd, Parser, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,6 +23,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+/// Error replies that tell the caller what to do next; they come as values.
+const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
 /// How much of a server's own words is repeated, in characters.
 const SAID_MAX: usize = 200;
 /// How long to wait before a full queue of a Unix socket is tried again.
@@ -39,6 +42,16 @@ pub enum Address {
     },
     /// A Unix socket.
     Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// One connection.
@@ -77,20 +90,13 @@ impl Link {
         poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once)) == Ok(0)
     }
 
-    /// Sends a command and waits for its reply until `by`.
-    pub fn ask(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<Value, Error> {
-        self.send(target, command, by)?;
-        self.answer(target, by)
-    }
-
-    /// Sends a command, preceded by what sets the connection up if it is the first.
-    pub fn send(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<(), Error> {
+    /// Sends commands in one write, preceded by what sets the connection up if they are the first.
+    pub fn send(&mut self, target: &Target, commands: &[Cmd], by: Moment) -> Result<(), Error> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut bytes = Vec::new();
-        for cmd in &greeting {
+        for cmd in greeting.iter().chain(commands) {
             cmd.write_packed_command(&mut bytes);
         }
-        command.write_packed_command(&mut bytes);
         Bounded { stream: &mut self.stream, by }.write_all(&bytes).map_err(|e| unreachable(target, &e))?;
         for _ in &greeting {
             if let Value::ServerError(error) = self.read(target, by)? {
@@ -100,10 +106,10 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except NOSCRIPT, which comes as the value.
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next.
     pub fn answer(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         match self.read(target, by)? {
-            Value::ServerError(error) if error.code() != "NOSCRIPT" => {
+            Value::ServerError(error) if !DIRECTIONS.contains(&error.code()) => {
                 Err(refusal(target, error.code(), error.details()))
             }
             value => Ok(value),
@@ -128,7 +134,8 @@ impl Link {
         wait().map_err(|error| unreachable(target, &error))
     }
 
-    fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
+    /// Waits for the next reply until `by`, whatever it says.
+    pub fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         let mut reader = Bounded { stream: &mut self.stream, by };
         self.parser.parse_value(&mut reader).map_err(|error| match error.kind() {
             redis::ErrorKind::Io => {
@@ -272,7 +279,7 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
 }
 
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
-fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
+pub fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
     let store = &target.shown;
     let text = details.unwrap_or_default();
     let code = match code {
@@ -307,8 +314,13 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
         "CLUSTERDOWN" | "TRYAGAIN" => {
             Error::Unavailable(format!("{store}: the cluster is not able to serve: {said}"))
         }
-        "MOVED" | "ASK" | "CROSSSLOT" => {
-            Error::Unfit(format!("{store} is a node of a Redis Cluster, not a single server"))
+        "UNBLOCKED" => Error::Unavailable(format!("{store} is no master any more: {said}")),
+        "MOVED" | "ASK" | "CROSSSLOT" => Error::Unfit(format!(
+            "{store} is a node of a Redis Cluster, not a single server; write redis+cluster://"
+        )),
+        // A key that the script names by itself has left with its slot.
+        _ if text.contains("non local key") => {
+            Error::Unavailable(format!("{store}: the slot of this lock is being moved to another node"))
         }
         _ if text.contains("max number of clients") => {
             Error::Unavailable(format!("{store} has reached its maximum number of clients"))
