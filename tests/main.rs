@@ -15,6 +15,7 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release: the other commands
+//! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -29,6 +30,7 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod cluster;
 mod config;
 mod contention;
 mod generated;
@@ -42,7 +44,9 @@ mod oversell;
 mod passwords;
 mod readme;
 mod release;
+mod replicas;
 mod report;
+mod sentinel;
 mod server_states;
 mod signals;
 mod soak;

@@ -1,11 +1,15 @@
 //! What the scenarios are told with: a world with a store, dlock as a program, jobs, a network that misbehaves, a
 //! terminal. Scenarios are elsewhere.
 
+pub mod cluster;
 pub mod dlock;
+pub mod hole;
 pub mod job;
 pub mod proc;
 pub mod proxy;
 pub mod pty;
 pub mod redis;
+pub mod replicated;
+pub mod sentinel;
 pub mod wait;
 pub mod world;
