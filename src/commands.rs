@@ -2,15 +2,15 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::config::url::{Host, Place};
-use crate::config::{Credentials, Settings, Surroundings};
+use crate::config::url::{self, Host, Place};
+use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
 use crate::lock::{Key, Name, Owner, Replicas};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
-use crate::store::redis::{Address, RedisStore, Target};
+use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use std::process::ExitCode;
 
@@ -87,30 +87,37 @@ fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Stor
     let store = &settings.store;
     let shown = store.to_string();
     let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
-    let target = |address: Address, database: u16, shown: String, login: &Option<Credentials>| Target {
+    let certificates =
+        |tls: &Option<url::Tls>| tls.as_ref().map(|tls| certificates(settings, tls, &shown)).transpose();
+    let server = |address: Address, database: u16, tls: Option<Tls>| Target {
         address,
         database: u32::from(database),
-        username: login.as_ref().and_then(|login| login.username.clone()),
-        password: login.as_ref().map(|login| login.password.expose().to_owned()),
-        shown,
+        username: store.credentials.as_ref().and_then(|login| login.username.clone()),
+        password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
+        tls,
+        shown: shown.clone(),
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
     };
-    let server =
-        |address: Address, database: u16| target(address, database, shown.clone(), &store.credentials);
     let redis = match &store.place {
-        Place::Tcp { host, db, tls: None } => RedisStore::new(server(tcp(host), *db)),
-        Place::Unix { path, db } => RedisStore::new(server(Address::Unix(path.clone()), *db)),
-        Place::Sentinel { sentinels, master, db, tls: None } => {
-            let place = server(NOWHERE, *db);
-            let sentinel = |host: &Host| {
-                let shown = format!("the sentinel {host} of {shown}");
-                target(tcp(host), 0, shown, &store.sentinel_credentials)
+        Place::Tcp { host, db, tls } => RedisStore::new(server(tcp(host), *db, certificates(tls)?)),
+        Place::Unix { path, db } => RedisStore::new(server(Address::Unix(path.clone()), *db, None)),
+        Place::Sentinel { sentinels, master, db, tls } => {
+            let place = server(NOWHERE, *db, certificates(tls)?);
+            let login = store.sentinel_credentials.as_ref();
+            let sentinel = |host: &Host| Target {
+                address: tcp(host),
+                database: 0,
+                username: login.and_then(|login| login.username.clone()),
+                password: login.map(|login| login.password.expose().to_owned()),
+                shown: format!("the sentinel {host} of {shown}"),
+                ..place.clone()
             };
-            RedisStore::sentinel(sentinels.iter().map(sentinel).collect(), master.clone(), place)
+            let sentinels = sentinels.iter().map(sentinel).collect();
+            RedisStore::sentinel(sentinels, master.clone(), place)
         }
-        Place::Cluster { nodes, tls: None } => {
-            let place = server(NOWHERE, 0);
+        Place::Cluster { nodes, tls } => {
+            let place = server(NOWHERE, 0, certificates(tls)?);
             RedisStore::cluster(nodes.iter().map(tcp).collect(), place)
         }
         Place::File { .. } if replicas != Replicas::None => {
@@ -120,12 +127,19 @@ fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Stor
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
-        Place::Tcp { .. } | Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
+        Place::Quorum { .. } => {
             let origin = settings.store.origin();
             return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
     Ok(Box::new(redis.acknowledged_by(replicas)))
+}
+
+/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
+/// anything is asked for.
+fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
+    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
+    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.

@@ -228,6 +228,7 @@ fn all_keys_of_a_lock_lie_in_one_slot() {
         database: 0,
         username: None,
         password: None,
+        tls: None,
         shown: "here".into(),
         connect_timeout: Duration::from_secs(20),
         op_timeout: Duration::from_secs(20),

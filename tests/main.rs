@@ -16,6 +16,8 @@
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release: the other commands
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
+//! - tls: who is trusted, who is not, and what is said about it
+//! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -30,6 +32,7 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod acl;
 mod cluster;
 mod config;
 mod contention;
@@ -55,6 +58,7 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
 mod walls;

@@ -13,7 +13,7 @@ use crate::law::{
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use acknowledge::Acknowledge;
 use cluster::Nodes;
-use redis::{Cmd, Value, cmd};
+use redis::{Cmd, ServerError, Value, cmd};
 use reply::{Reply, Seen, garbled, owner_from};
 use route::{Arrangement, Line, Route, Server, Whom};
 use script::Code;
@@ -24,6 +24,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
+pub use tls::{Files, Tls};
 
 mod acknowledge;
 mod cluster;
@@ -32,6 +33,7 @@ mod reply;
 mod route;
 mod script;
 mod sentinel;
+mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;
@@ -51,6 +53,8 @@ pub struct Target {
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<String>,
+    /// Set where it is spoken to over TLS; over TCP only.
+    pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
     /// How long connecting may take.
@@ -198,10 +202,13 @@ impl RedisStore {
         let acknowledge = &mut self.acknowledge;
         let (value, acknowledged) = self.route.exchange(Whom::Lock(name), by, |line, by| {
             let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
-            let said = acknowledge.ask(line, first, replicas, by)?;
+            let mut said = acknowledge.ask(line, first, replicas, by)?;
+            if matches!(&said.0, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+                said = acknowledge.ask(line, code.by_text(&keys, args), replicas, by)?;
+            }
             match &said.0 {
-                Value::ServerError(error) if error.code() == "NOSCRIPT" => {
-                    acknowledge.ask(line, code.by_text(&keys, args), replicas, by)
+                Value::ServerError(error) if script::lacks_right(error) => {
+                    Err(lacking(&line.target().shown, code, error))
                 }
                 _ => Ok(said),
             }
@@ -435,6 +442,20 @@ impl RedisStore {
         self.ear = None;
         self.ear_number += 1;
     }
+}
+
+/// The error for a right that was missing inside of a script.
+fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
+    let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
+    let on = if error.details().is_some_and(|text| text.contains("access")) {
+        " on the keys ~dlock.*"
+    } else {
+        ""
+    };
+    Error::Denied(format!(
+        "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the whole \
+         ACL line"
+    ))
 }
 
 fn owner_to(owner: &Owner) -> Result<String, Error> {

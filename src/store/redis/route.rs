@@ -333,8 +333,8 @@ impl Route {
         let same = |line: &Line| line.target.address == stage.target.address;
         if let Some(at) = self.lines.iter().position(same) {
             let line = self.lines.swap_remove(at);
-            if line.link.is_good() {
-                return Ok(Line { asking: stage.asking, ..line });
+            if let Some(link) = line.link.if_good() {
+                return Ok(Line { link, asking: stage.asking, ..line });
             }
         }
         let by = stage.until.min(Moment::now().after(self.connect_timeout));

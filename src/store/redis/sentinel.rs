@@ -84,8 +84,7 @@ impl Sentinels {
         let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
         let state = std::mem::replace(&mut seat.state, State::Away);
         let link = match state {
-            State::Idle(Some(link)) if link.is_good() => Some(link),
-            State::Idle(_) => None,
+            State::Idle(link) => link.and_then(Link::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
             busy => {
                 seat.state = busy;

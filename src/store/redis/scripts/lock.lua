@@ -36,6 +36,8 @@ local function write_first() redis.call('PEXPIRE', HOLD, HISTORY_KEPT) end
 -- `caller` is the token on whose behalf the script runs, if there is one.
 local function load(caller)
   local value = redis.pcall('GET', L)
+  -- Only a value of another type is somebody else's; a right that is missing must not pass for it.
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', L) end
   local h = redis.call('HMGET', HOLD, 'token', 'fence', 'since', 'until', 'cool', 'confirmed', 'forced', 'waited', 'owner')
   if h[1] then
     hold = { token = h[1], fence = h[2], since = h[3], ['until'] = tonumber(h[4]), cool = tonumber(h[5]),
