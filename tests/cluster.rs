@@ -1,5 +1,6 @@
 //! A cluster: the lock is with whoever has its slot, also when that changes in the middle of a hold.
 
+use crate::support::certificates::Authority;
 use crate::support::cluster::{Cluster, node, url};
 use crate::support::hole::Silent;
 use crate::support::redis::{Redis, next_port};
@@ -50,6 +51,16 @@ fn end_well(
 /// The node that has the lock dies, and its replica takes its place. Only one other node is named in the URL.
 #[test]
 fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
+    goes_on_at_the_replica(Redis::kill);
+}
+
+/// The same where the node does not die but hangs, so that it takes connections and requests and answers none.
+#[test]
+fn a_node_that_hangs_disturbs_nothing() {
+    goes_on_at_the_replica(|node| node.pause());
+}
+
+fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     let (mut cluster, mut world) = world_with(3);
     let owner = cluster.owner("dlock:k");
     let replica = cluster.replica(&world, owner);
@@ -64,7 +75,7 @@ fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
     wait_until("the replica has the waiter", || {
         replica.keys().iter().any(|key| key.starts_with("dlock.waiter:"))
     });
-    cluster.masters[owner].kill();
+    end(&mut cluster.masters[owner]);
     replica.ask::<()>(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
     wait_until("the replica is master", || is_master(&replica));
     replica.after_renewal("dlock:k");
@@ -166,6 +177,29 @@ fn the_url_says_what_is_there() {
     world.use_store(other.url());
     world.run("k", &[], "touch ran").status(78).stderr_like("dlock: .*redis\\+cluster://.*\n").run();
     assert!(!world.path("ran").exists());
+}
+
+/// One node, over TLS, that was told no address of its own: it is where it was found.
+#[test]
+fn over_tls() {
+    let bus = next_port().to_string();
+    let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", &bus];
+    let options = [&options[..], &["--tls-cluster", "yes"]].concat();
+    let mut world = World::with_tls(&Authority::new("ca"), &options);
+    world.redis().ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_until("the cluster is up", || {
+        world.redis().ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    });
+    let ca = world.path("ca.pem");
+    world.use_store(format!("rediss+cluster://localhost:{}?ca={}", world.redis().port(), ca.display()));
+    let holder = world.run("k", &["-t", "20s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "-t", "20s"], WAITER).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let status = world.dlock(["status"]).any_stdout().run();
+    assert!(status.stdout.contains('k'), "{}", status.stdout);
+    let fence = world.fence("k");
+    end_well(&world, fence, holder, waiter);
 }
 
 /// What an acquire costs, and a hold: printed, and told in docs/stores.md.

@@ -1,6 +1,7 @@
 //! Sentinels name the master: in bounded time although some of them are dead, again when it has changed in the middle
 //! of a hold, and to whoever holds on a master that was replaced behind its back.
 
+use crate::support::certificates::Authority;
 use crate::support::hole::{Black, Silent};
 use crate::support::redis::{Redis, next_port};
 use crate::support::replicated::{self, cut_off_replicas, is_master};
@@ -46,6 +47,16 @@ fn watched(count: usize, before: &[u16]) -> Watched {
 /// is dead, one silent and one cannot be connected to.
 #[test]
 fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
+    goes_on_at_the_replica(Redis::kill);
+}
+
+/// The same where the master does not die but hangs, so that it takes connections and requests and answers none.
+#[test]
+fn a_master_that_hangs_disturbs_nothing() {
+    goes_on_at_the_replica(|master| master.pause());
+}
+
+fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     let (silent, black, dead) = (Silent::new(), Black::new(), next_port());
     let mut watched = watched(3, &[dead, silent.port(), black.port()]);
     let world = &watched.world;
@@ -55,7 +66,7 @@ fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
     let waiter = world.run("k", &["-w", "-t", "20s"], "echo waited $DLOCK_FENCE >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     wait_until("the replica has the lock", || watched.replica.get("dlock:k").is_some());
-    watched.master.kill();
+    end(&mut watched.master);
     wait_until("the replica is master", || is_master(&watched.replica));
     // A moved expiry is a renewal: nothing but the holder extends it.
     watched.replica.after_renewal("dlock:k");
@@ -124,6 +135,60 @@ fn a_holder_follows_from_a_cut_off_master() {
     holder.finish();
     assert_eq!(world.log(), ["up"]);
     assert_eq!(world.state("k"), "free");
+}
+
+/// Sentinels that hang, or die, cost a holder nothing.
+#[test]
+fn renewals_do_not_wait_for_sentinels() {
+    let mut watched = watched(2, &[]);
+    let world = &watched.world;
+    let holder = world.run("k", &["-t", "2s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..3 {
+        watched.master.after_renewal("dlock:k");
+    }
+    watched.sentinels[0].pause();
+    for _ in 0..6 {
+        watched.master.after_renewal("dlock:k");
+    }
+    watched.sentinels.iter_mut().for_each(Sentinel::kill);
+    for _ in 0..6 {
+        watched.master.after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+    assert_eq!(watched.master.get("dlock:k"), None, "it is given back");
+}
+
+/// Sentinels and master over TLS, by the names that the sentinels know.
+#[test]
+fn over_tls() {
+    let mut world = World::with_tls(&Authority::new("ca"), &[]);
+    admit_watchers(world.redis());
+    let port = next_port();
+    let home = world.path("");
+    let lines = format!(
+        "tls-port {port}\ntls-replication yes\ntls-auth-clients no\ntls-cert-file {0}/server.pem\n\
+         tls-key-file {0}/server.key\ntls-ca-cert-file {0}/ca.pem",
+        home.display()
+    );
+    let _sentinel = Sentinel::start(&world, world.redis().port(), 1, 0, &lines);
+    let url = format!("rediss+sentinel://localhost:{port}/m");
+    world
+        .run("k", &[], "true")
+        .env("DLOCK_STORE", &url)
+        .status(69)
+        .stderr_like("dlock: .*the sentinel .*\n")
+        .run();
+    world.use_store(format!("{url}?ca={}/ca.pem", home.display()));
+    let holder = world.run("k", &["-t", "1s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..4 {
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
 }
 
 /// Sentinels have users of their own. What is wrong with them is said of them, and not of the master.

@@ -1,9 +1,11 @@
 //! Real sentinels that watch a master for one test.
 
+use super::proc;
 use super::redis::{Redis, ask, next_port};
 use super::wait::{wait_for, wait_until};
 use super::world::World;
 use redis::{Client, Connection};
+use rustix::process::Signal;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -48,7 +50,7 @@ impl Sentinel {
             });
             answers.then_some((port, child))
         });
-        let login = lines.contains("user dlock").then_some(("dlock", "sesame"));
+        let login = lines.contains("default off").then_some(("dlock", "sesame"));
         let sentinel = Self { port, login, child };
         wait_until("the sentinel knows the replicas", || {
             let known: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", SERVICE]);
@@ -74,6 +76,13 @@ impl Sentinel {
     /// The port of the master that it names.
     pub fn named(&self) -> u16 {
         self.ask::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).1
+    }
+
+    /// Stops it as if its machine hung.
+    pub fn pause(&self) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        proc::signal(pid, Signal::STOP);
+        wait_until("the sentinel stops", || proc::stopped(pid));
     }
 
     /// Kills it.

@@ -94,7 +94,10 @@ impl Nodes {
             return Err(refusal(target, error.code(), error.details()));
         }
         let (map, nodes) = read_map(&map, &target.address).ok_or_else(|| {
-            Error::Garbled(format!("{} answers CLUSTER SLOTS with what is not understood", target.shown))
+            Error::Garbled(format!(
+                "{} names nodes that cannot be spoken to (over TLS it needs 'tls-cluster yes')",
+                target.shown
+            ))
         })?;
         for address in &nodes {
             self.add(address);
@@ -269,10 +272,10 @@ fn directed(details: &str, from: &Address) -> Option<(u16, Address)> {
 fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match from {
-        Address::Tcp { host: from, .. } if host.is_empty() || host == "?" => {
+        Address::Tcp { host: from, .. } if port != 0 && (host.is_empty() || host == "?") => {
             Some(Address::Tcp { host: from.clone(), port })
         }
-        _ if host.is_empty() => None,
+        _ if host.is_empty() || port == 0 => None,
         _ => Some(Address::Tcp { host: host.into(), port }),
     }
 }
@@ -332,6 +335,8 @@ mod tests {
             ("3999", None),
             ("3999 x", None),
             ("3999 x:99999", None),
+            ("3999 x:0", None),
+            ("3999 :0", None),
         ] {
             assert_eq!(directed(said, &from), to, "{said}");
         }
