@@ -360,7 +360,9 @@ pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
-    /// redis+cluster://HOST,HOST, or file:/DIR for locks between the processes of this machine only. Better not write a password here: every user of this machine can see it.
+    /// redis+cluster://HOST,HOST, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS:
+    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Better not
+    /// write a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

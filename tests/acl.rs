@@ -165,19 +165,23 @@ fn a_command_that_is_missing_is_named() {
         as_user(world.run("k", &["--min-hold", "1h"], "true")).run();
         as_user(world.run("again", &[], "true")).run();
         grant(&world, &line.iter().filter(|word| *word != right).cloned().collect::<Vec<_>>());
-        let attempts: [&[&str]; 7] = [
+        let attempts: [&[&str]; 9] = [
             &["run", "-k", "new", "--", "true"],
             &["status"],
             &["status", "again"],
             &["run", "-k", "foreign", "-w", "200ms", "--", "true"],
             &["run", "-k", "list", "--", "true"],
             &["run", "-k", "k", "-w", "200ms", "--", "true"],
+            &["run", "-k", "shared", "-s", "--", "true"],
+            &["run", "-k", "slots", "-n", "2", "--", "true"],
             &["release", "k", "--force", "--now"],
         ];
         let mut named = false;
         for words in attempts {
             let output = as_user(world.dlock(words)).spawn().output();
             let said = output.stderr.to_uppercase();
+            // Nobody has it: that would be a right that is missing and taken for a foreign value.
+            assert!(!words.contains(&"new") || output.end() != End::Status(75), "without {right}: {said}");
             // By dlock in a script, by the server elsewhere.
             let is_named =
                 said.contains(&format!("NEEDS: {command},")) || said.contains(&format!("'{command}'"));
@@ -192,7 +196,9 @@ fn a_command_that_is_missing_is_named() {
             unnoticed.push(right.as_str());
         }
     }
-    assert_eq!(unnoticed, ["+lpush"], "a log that cannot be written keeps nobody from giving back");
+    // A log and counters that cannot be written keep nobody from giving back. The other two are for several holders.
+    unnoticed.retain(|right| !["+hincrby", "+lpush", "+zremrangebyscore", "+zcard"].contains(right));
+    assert_eq!(unnoticed, [""; 0]);
 }
 
 /// Nor is a key that nobody may touch taken for a foreign holder's.
@@ -204,7 +210,17 @@ fn keys_that_are_missing_are_named() {
         &["~dlock:*"],
         &["~dlock.*"],
         // All that a script declares, and not what it makes of it.
-        &["~dlock:*", "~dlock.hold*", "~dlock.queue*", "~dlock.fence*", "~dlock.log*"],
+        &[
+            "~dlock:*",
+            "~dlock.hold*",
+            "~dlock.due*",
+            "~dlock.kept*",
+            "~dlock.queue*",
+            "~dlock.fence*",
+            "~dlock.log*",
+            "~dlock.stat*",
+            "~dlock.watch*",
+        ],
     ] {
         let mut words = line();
         words.retain(|word| !word.starts_with('~'));

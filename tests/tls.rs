@@ -3,6 +3,7 @@
 
 use crate::support::certificates::{Authority, Certificate, early, expired, for_clients};
 use crate::support::dlock::Dlock;
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use rcgen::{BasicConstraints, IsCa};
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -249,4 +250,31 @@ fn a_lease_outlives_its_connection() {
     }
     world.write("go", "");
     running.finish();
+}
+
+/// Whoever stands in the way for a while cannot end a job, nor send a waiter away.
+#[test]
+fn a_certificate_that_is_wrong_for_a_while() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    Authority::new("other").issue(&["localhost"]).write(&world.path(""), "bad");
+    let certificate = |name: &str| {
+        let (pem, key) = (format!("{name}.pem"), format!("{name}.key"));
+        world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", &pem, "tls-key-file", &key]);
+        world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    };
+    let job = "echo held >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
+    world.wait_for_log("held");
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    certificate("bad");
+    wait_until("both say why", || {
+        [&holder, &waiter].iter().all(|running| running.messages().contains("cannot trust"))
+    });
+    certificate("server");
+    world.redis().after_renewal("dlock:k");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["held", "waited"]);
 }

@@ -4,17 +4,19 @@
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
-use super::{Error, Store, View, Waiter};
+use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Grant, Left, Patience, Proof, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
+    Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
+use crate::store;
 use acknowledge::Acknowledge;
 use cluster::Nodes;
 use redis::{Cmd, ServerError, Value, cmd};
-use reply::{Reply, Seen, garbled, owner_from};
+use reply::{Reply, garbled, owner_from};
 use route::{Arrangement, Line, Route, Server, Whom};
 use script::Code;
 use sentinel::Sentinels;
@@ -29,6 +31,7 @@ pub use tls::{Files, Tls};
 mod acknowledge;
 mod cluster;
 mod connect;
+mod ear;
 mod reply;
 mod route;
 mod script;
@@ -158,8 +161,14 @@ impl RedisStore {
     }
 
     /// Runs a script for a lock.
-    fn run(&mut self, code: &Code, name: &Name, args: &[&str], by: Moment) -> Result<(String, Reply), Error> {
-        self.call(code, name, args, by, Replicas::None).map(|(what, reply, _)| (what, reply))
+    fn run(
+        &mut self,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        by: Moment,
+    ) -> Result<(String, Reply), Error> {
+        self.call(code, names, args, by, Replicas::None).map(|(what, reply, _)| (what, reply))
     }
 
     /// Runs a script that grants or renews: besides, it is asked who the master is, and the replicas acknowledge. A
@@ -167,22 +176,22 @@ impl RedisStore {
     fn rely(
         &mut self,
         code: &Code,
-        name: &Name,
+        names: &[Name],
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
         let began = Moment::now();
         let replicas = self.acknowledge.replicas();
         self.route.ask_beside();
-        let mut said = self.call(code, name, args, by, replicas)?;
+        let mut said = self.call(code, names, args, by, replicas)?;
         // The question was sent first: who has not answered it by as long again, is heard the next time.
         let answered = Moment::now();
         let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
         if self.route.is_superseded(until) {
-            said = self.call(code, name, args, by, replicas)?;
+            said = self.call(code, names, args, by, replicas)?;
         }
         let (what, reply, acknowledged) = said;
-        if ["granted", "renewed"].contains(&what.as_str()) {
+        if ["granted", "renewed", "asked"].contains(&what.as_str()) {
             self.unacknowledged = acknowledged.is_err();
             acknowledged?;
         }
@@ -192,15 +201,18 @@ impl RedisStore {
     fn call(
         &mut self,
         code: &Code,
-        name: &Name,
+        names: &[Name],
         args: &[&str],
         by: Moment,
         replicas: Replicas,
     ) -> Result<(String, Reply, Result<(), Error>), Error> {
-        let keys = keys(name);
+        let Some(first) = names.first() else {
+            return Err(Error::Unfit("there is no lock to ask for".into()));
+        };
+        let keys: Vec<String> = names.iter().flat_map(keys).collect();
         let doubt = std::mem::replace(&mut self.doubt, true);
         let acknowledge = &mut self.acknowledge;
-        let (value, acknowledged) = self.route.exchange(Whom::Lock(name), by, |line, by| {
+        let (value, acknowledged) = self.route.exchange(Whom::Lock(first), by, |line, by| {
             let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
             let mut said = acknowledge.ask(line, first, replicas, by)?;
             if matches!(&said.0, Value::ServerError(error) if error.code() == "NOSCRIPT") {
@@ -251,15 +263,14 @@ impl Store for RedisStore {
         if let Some(why) = self.route.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.shown)));
         }
-        let name = names.first();
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let ear = self.ear_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
-        let owner = owner_to(&ask.owner)?;
+        let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
-        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &owner];
-        let said = self.rely(&script::ACQUIRE, name, &args, by);
+        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
+        let said = self.rely(&script::ACQUIRE, names.as_slice(), &args, by);
         if said.is_err() && std::mem::take(&mut self.unacknowledged) {
             // In time, or the guard does it.
             let end = End { ran: Ran::No, job: None };
@@ -270,96 +281,136 @@ impl Store for RedisStore {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
                 self.ear = None;
-                Ok(Acquired::Granted(Grant {
-                    fence: Fence(reply.number()?),
-                    waited: reply.span()?,
-                    slot: None,
-                }))
+                let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
+                Ok(Acquired::Granted(Grant { fence, waited, slot }))
             }
             "waiting" => Ok(Acquired::Waiting(Waiting {
                 ahead: reply.number()?,
                 next: reply.span()?,
-                blocker: reply.seen()?.blocker,
+                blocker: reply.blocker(names.as_slice().len())?,
             })),
-            "busy" => Ok(Acquired::Busy(reply.seen()?.blocker)),
+            "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
             "spent" => Ok(Acquired::Spent),
-            _ => Err(garbled(&self.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let name = names.first();
         let ttl = law::millis(ttl).to_string();
-        let (what, _) = self.rely(&script::RENEW, name, &[token.secret(), &ttl], by)?;
+        let (what, reply) = self.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
+            "asked" => Ok(Renewal::Asked),
             "revoked" => Ok(Renewal::Revoked),
             "not-held" => Ok(Renewal::NotHeld),
-            _ => Err(garbled(&self.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let name = names.first();
         let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
         let job = match end.job {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
             None => String::new(),
         };
-        let (what, mut reply) = self.run(&script::LEAVE, name, &[token.secret(), ran, &job], by)?;
+        let (what, mut reply) =
+            self.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),
             "already" => Ok(Left::Already),
             "not-held" => Ok(Left::NotHeld),
-            _ => Err(garbled(&self.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let _ = (names, token, by);
-        Ok(None)
+        let (what, mut reply) = self.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
+        match what.as_str() {
+            "held" => {
+                let mode = reply.mode()?.ok_or_else(|| reply.unknown())?;
+                let (slot, fence, lease) = (reply.slot()?, Fence(reply.number()?), reply.span()?);
+                Ok(Some(Proof { mode, slot, fence, lease }))
+            }
+            "not-held" => Ok(None),
+            _ => Err(reply.unknown()),
+        }
+    }
+
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let args = [&*fence.to_string(), &owner_to(who)?];
+        let (what, reply) = self.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
+        match what.as_str() {
+            "asked" => Ok(Requested::Asked),
+            "gone" => Ok(Requested::Gone),
+            _ => Err(reply.unknown()),
+        }
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
+        self.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+    }
+
+    fn ear(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn store::Ear>, Error> {
+        let whose = match listener {
+            Listener::Holder => "holder",
+            Listener::Watcher => "watch",
+        };
+        // One pop is for lists of one slot.
+        let lists = match self.route.part(names) {
+            None => names.iter().map(|name| wake_key(name, token, whose)).collect(),
+            Some(_) => Vec::new(),
+        };
+        Ok(Box::new(ear::Ear::new(self.route.whereabouts(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let (what, mut reply) = self.run(&script::REVOKE, name, &[when, &owner_to(&revoke.by)?], by)?;
-        let left = reply.span()?;
-        let Seen { blocker, foreign } = reply.seen()?;
-        match (what.as_str(), blocker.holder, foreign) {
-            ("free", ..) => Ok(Revoked::Free),
-            ("cooling", ..) => Ok(Revoked::Cooling),
-            ("hold", Some(holder), _) => Ok(Revoked::Holds { holders: vec![holder], left }),
-            ("revoked", holder, _) => {
-                Ok(Revoked::AlreadyRevoked { holders: holder.into_iter().collect(), left })
+        let args = [when, &owner_to(&revoke.by)?];
+        let (what, mut reply) = self.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
+        match what.as_str() {
+            "free" => Ok(Revoked::Free),
+            "cooling" => Ok(Revoked::Cooling),
+            "holds" => Ok(Revoked::Holds { left: reply.span()?, holders: reply.holders()? }),
+            "revoked" => Ok(Revoked::AlreadyRevoked { left: reply.span()?, holders: reply.holders()? }),
+            "foreign" => {
+                let left = reply.span_if_any()?;
+                Ok(Revoked::Foreign(Foreign { kind: reply.text()?, left }))
             }
-            ("foreign", _, Some(foreign)) => Ok(Revoked::Foreign(foreign)),
-            ("foreign-deleted", ..) => Ok(Revoked::ForeignDeleted),
-            _ => Err(garbled(&self.shown, "an answer that is not known")),
+            "foreign-deleted" => Ok(Revoked::ForeignDeleted),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let (_, mut reply) = self.run(&script::INSPECT, name, &[], by)?;
+        let (_, mut reply) = self.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
         let now = reply.now();
-        let Seen { blocker, foreign } = reply.nested()?.seen()?;
+        let (state, is_foreign) = reply.state()?;
+        let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
+        let foreign = is_foreign.then_some(Foreign { kind, left });
         let fence = reply.text()?.parse().ok().map(Fence);
+        let holders = reply.holders()?;
         let mut queue = reply.nested()?;
         let mut waiters = Vec::new();
         while !queue.is_empty() {
             let owner = owner_from(&queue.text()?);
+            let mode = queue.mode()?.unwrap_or_default();
             let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
-            waiters.push(Waiter { owner, mode: Mode::Exclusive, waiting });
+            waiters.push(Waiter { owner, mode, waiting });
         }
         let mut ends = reply.nested()?;
         let mut log = Vec::new();
         while !ends.is_empty() {
             log.extend(ends.logged_end()?);
         }
-        let (state, mode, left) = (blocker.state, blocker.mode, blocker.left);
-        let holders = blocker.holder.into_iter().collect();
-        let left = if state == State::Free { None } else { left };
-        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log })
+        log.truncate(law::LOG_KEPT);
+        let stat = reply.stat()?;
+        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log, stat })
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
@@ -413,7 +464,7 @@ impl RedisStore {
         };
         if !ear.listening {
             let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, self.ear_number)).arg(EAR_BOUND);
+            pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
             ear.line.send(vec![pop], by())?;
             ear.listening = true;
         }
@@ -462,12 +513,22 @@ fn owner_to(owner: &Owner) -> Result<String, Error> {
     serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
 }
 
-fn keys(name: &Name) -> [String; 5] {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    [name.as_str().into(), derived("hold"), derived("queue"), derived("fence"), derived("log")]
+fn mode_to(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
+        Mode::Slots(slots) => format!("slots/{slots}"),
+    }
 }
 
-fn wake_key(name: &Name, token: &Token, ear: u64) -> String {
+fn keys(name: &Name) -> [String; 9] {
+    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
+    let [hold, due, kept, queue, fence, log, stat, watch] =
+        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
+    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
+}
+
+fn wake_key(name: &Name, token: &Token, ear: &str) -> String {
     format!("dlock.wake:{{{}}}:{}:{}:{ear}", name.tag(), name.as_str(), token.secret())
 }
 

@@ -12,6 +12,7 @@ use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
 use crate::store::Error;
 use redis::{Cmd, Value, cmd};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long to wait where a server says TRYAGAIN.
@@ -201,11 +202,30 @@ impl Line {
     }
 }
 
+/// Where the master of the lock was found the last time: for whoever listens there on a connection of its own.
+#[derive(Clone, Default)]
+pub struct Whereabouts(Arc<Mutex<Option<Target>>>);
+
+impl Whereabouts {
+    /// The server; none if nothing has been asked for yet.
+    pub fn get(&self) -> Option<Target> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, target: &Target) {
+        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_none_or(|known| known.address != target.address) {
+            *place = Some(target.clone());
+        }
+    }
+}
+
 /// The connections, and the way to more of them.
 pub struct Route {
     arrangement: Box<dyn Arrangement>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
     lines: Vec<Line>,
+    whereabouts: Whereabouts,
     connect_timeout: Duration,
     op_timeout: Duration,
 }
@@ -213,7 +233,13 @@ pub struct Route {
 impl Route {
     /// A route that connects when it is first used.
     pub fn new(arrangement: Box<dyn Arrangement>, connect_timeout: Duration, op_timeout: Duration) -> Self {
-        Self { arrangement, lines: Vec::new(), connect_timeout, op_timeout }
+        Self {
+            arrangement,
+            lines: Vec::new(),
+            whereabouts: Whereabouts::default(),
+            connect_timeout,
+            op_timeout,
+        }
     }
 
     /// Has `talk` speak to the master of the lock, and to another server where the answer says so. `talk` gets the
@@ -239,6 +265,9 @@ impl Route {
                     return Err(refusal(&line.target, error.code(), error.details()));
                 }
                 Ok((line, value, more, Next::Done)) => {
+                    if matches!(whom, Whom::Lock(_)) && line.asking == Asking::No {
+                        self.whereabouts.set(&line.target);
+                    }
                     if line.is_usable() {
                         self.lines.push(line);
                     }
@@ -310,6 +339,11 @@ impl Route {
             self.lines.clear();
         }
         superseded
+    }
+
+    /// Where the master of the lock is, from now on.
+    pub fn whereabouts(&self) -> Whereabouts {
+        self.whereabouts.clone()
     }
 
     /// Every master of the arrangement.
