@@ -100,6 +100,11 @@ impl RedisStore {
         self
     }
 
+    /// Every server that holds locks, now: one, or each master of a cluster.
+    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        self.caller.route.masters(by)
+    }
+
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
     fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
         let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
@@ -294,13 +299,13 @@ impl Store for RedisStore {
         let mut names = BTreeSet::new();
         let escaped = escape_glob(prefix);
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-        for server in self.caller.route.masters(by)? {
-            for key in self.scan(&server, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
+        for server in self.masters(by)? {
+            for key in self.scan(&server.address, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
                 let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
                 names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
             }
             if !prefix.is_empty() {
-                let strings = self.scan(&server, &format!("{escaped}*"), true)?;
+                let strings = self.scan(&server.address, &format!("{escaped}*"), true)?;
                 names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
             }
         }
