@@ -110,7 +110,7 @@ fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Stor
                 database: 0,
                 username: login.and_then(|login| login.username.clone()),
                 password: login.map(|login| login.password.expose().to_owned()),
-                shown: format!("the sentinel {host} of {shown}"),
+                shown: format!("the sentinel {host}"),
                 ..place.clone()
             };
             let sentinels = sentinels.iter().map(sentinel).collect();
