@@ -2,13 +2,16 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, Replicas, Ttl};
+use crate::lock::{Key, Replicas, SLOTS_MAX, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod complete;
+pub mod doctor;
 pub mod duration;
+pub mod history;
 pub mod usage;
 
 /// The command line.
@@ -50,8 +53,16 @@ pub enum Command {
     ///
     /// Without KEY: every lock under the prefix that is held, cooling or waited for.
     Status(Status),
+    /// Show how the last runs under a lock went
+    ///
+    /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
+    History(history::History),
     /// Give back a lock, or take it away from whoever holds it
     Release(Release),
+    /// Say whether the store is fit to hold locks
+    ///
+    /// Looks at every server that the store is made of, and at the settings that lead to it.
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -62,7 +73,8 @@ impl Command {
         match self {
             Self::Run(run) => run.key.first(),
             Self::Release(release) => Some(&release.key),
-            Self::Status(_) | Self::Completions(_) => None,
+            Self::History(history) => Some(&history.key),
+            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
         }
     }
 
@@ -71,7 +83,9 @@ impl Command {
         match self {
             Self::Run(run) => &run.common,
             Self::Status(status) => &status.common,
+            Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }
     }
@@ -91,9 +105,23 @@ Examples:
   # Busy is no error: exit 0 if another machine has it:
   dlock run -k nightly-report -E 0 -- /usr/local/bin/report
 
-The command gets DLOCK_KEY, DLOCK_TOKEN and DLOCK_FENCE in its environment.
-The fence is a number that grows with every grant of the key; a database that
-refuses a smaller one is safe from a job that was thought dead.
+  # Many read, one writes:
+  dlock run -k index -s -w -- ./search
+  dlock run -k index -w -- ./rebuild
+
+  # Three at a time over all machines, each on a shard of its own:
+  dlock run -k import -n 3 -w -c './import --shard \"$DLOCK_SLOT\"'
+
+  # Two locks or none:
+  dlock run -k stock -k orders -w -- ./settle
+
+The command gets DLOCK_KEY, DLOCK_KEYS, DLOCK_TOKEN, DLOCK_FENCE, with --slots
+DLOCK_SLOT, and DLOCK_HELD in its environment. The fence is a number that grows
+with every grant of the key; a database that refuses a smaller one is safe from
+a job that was thought dead.
+
+A dlock run inside the job, also through scripts, does not wait for a lock that
+the job holds: it runs its command at once, under that hold.
 
 EXIT STATUS
   The command's own status if it ran; if it died of a signal, dlock dies of the
@@ -119,9 +147,30 @@ EXIT STATUS
     after_long_help = RUN_AFTER
 )]
 pub struct Run {
-    /// The lock's name: 1 to 512 bytes of UTF-8
-    #[arg(short, long, value_name = "KEY", value_parser = Key::new, action = ArgAction::Append)]
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    ///
+    /// Nothing is held while the rest is waited for, so that runs which name the same keys in another order cannot
+    /// lock each other out. The same key twice is one.
+    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
+
+    /// Share the lock with others that share it
+    ///
+    /// Any number of shared holders, or one exclusive one. Who waits for the exclusive lock holds back whoever comes
+    /// later to share it.
+    #[arg(short, long)]
+    pub shared: bool,
+
+    /// One holder at a time [default]
+    #[arg(short = 'x', long, short_alias = 'e')]
+    pub exclusive: bool,
+
+    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
+    ///
+    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All who use a key must name the same N;
+    /// while it is held another one, or another mode, is busy.
+    #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots)]
+    pub slots: Option<Option<u32>>,
 
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
     ///
@@ -195,10 +244,6 @@ pub struct Run {
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub label: Option<String>,
 
-    /// One holder at a time; what dlock does anyway
-    #[arg(short = 'x', long, short_alias = 'e')]
-    pub exclusive: bool,
-
     /// Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`
     #[arg(short = 'c', long = "command", value_name = "STRING")]
     pub shell: Option<OsString>,
@@ -211,12 +256,25 @@ pub struct Run {
     #[command(flatten)]
     pub common: Common,
 
-    /// Other tools' habits, and what later versions bring.
+    /// Other tools' habits.
     #[command(flatten)]
     pub hidden: Hidden,
 }
 
-/// What `run` understands without showing it: habits of other tools, and what a later version brings.
+impl Run {
+    /// The keys in the order given, each once.
+    pub fn keys(&self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for key in &self.key {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
+        keys
+    }
+}
+
+/// What `run` understands without showing it: habits of other tools.
 #[derive(Debug, Args)]
 pub struct Hidden {
     /// flock's way to say that it does not wait
@@ -226,14 +284,6 @@ pub struct Hidden {
     /// An ambiguous word
     #[arg(long, hide = true, num_args = 0..=1)]
     pub timeout: Option<Option<String>>,
-
-    /// flock's --nonblock, and a later version's number of slots
-    #[arg(short = 'n', long, hide = true, num_args = 0..=1)]
-    pub slots: Option<Option<String>>,
-
-    /// A later version's shared mode
-    #[arg(short = 's', long, hide = true)]
-    pub shared: bool,
 }
 
 const STATUS_AFTER: &str = "\
@@ -243,6 +293,9 @@ Examples:
 
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
+
+  # The same table, redrawn every five seconds:
+  dlock status --watch 5s
 
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
 or revoked (taken away by an operator while the old job may still run).
@@ -260,15 +313,22 @@ EXIT STATUS
 #[command(after_long_help = STATUS_AFTER)]
 pub struct Status {
     /// The locks to show
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
     /// Print a JSON array, one object a lock
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
     /// explained in docs/status.md.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     pub json: bool,
+
+    /// Redraw the table in place, with those who wait under each lock, until ^C [default: every second]
+    ///
+    /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
+    /// --watch.
+    #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
+    pub watch: Option<Option<Duration>>,
 
     /// The options every command takes.
     #[command(flatten)]
@@ -303,7 +363,7 @@ EXIT STATUS
 )]
 pub struct Release {
     /// The lock
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Key,
 
     /// Give back the hold whose token is in FILE (`-`: standard input)
@@ -334,6 +394,10 @@ Examples:
   dlock completions bash > ~/.local/share/bash-completion/completions/dlock
   dlock completions zsh > \"${fpath[1]}/_dlock\"
   dlock completions fish > ~/.config/fish/completions/dlock.fish
+
+Where a KEY goes, the keys are completed that the store knows: the one that is
+named by --store or DLOCK_STORE on the line, else as usual. If it does not
+answer within a quarter of a second there are none.
 
 EXIT STATUS
     0  the script was printed
@@ -458,6 +522,18 @@ fn ttl(text: &str) -> Result<Ttl, String> {
 /// The value of a timeout: a duration that is not zero.
 fn timeout(text: &str) -> Result<Duration, String> {
     duration::parse_positive(text)
+}
+
+/// The value of `--slots`.
+pub fn slots(text: &str) -> Result<u32, String> {
+    let slots = text.parse().ok().filter(|slots| (1..=SLOTS_MAX).contains(slots));
+    slots.ok_or_else(|| format!("a number of slots is from 1 to {SLOTS_MAX}"))
+}
+
+/// The value of `status --watch`.
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
+    if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
 }
 
 /// The value of `--busy-exit-code`.

@@ -7,14 +7,18 @@ use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Owner, Replicas};
+use crate::lock::{Key, Name, Names, Owner, Replicas};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
 use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use std::process::ExitCode;
 
+pub mod complete;
 pub mod completions;
+pub mod doctor;
+pub mod held;
+pub mod history;
 mod owner;
 pub mod release;
 pub mod run;
@@ -25,6 +29,9 @@ pub fn main() -> ExitCode {
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Complete(question)) => {
+            (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));
@@ -52,6 +59,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Status(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)
+        }
+        Command::History(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            history::history(&settings, flags)
+        }
+        Command::Doctor(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            doctor::doctor(&settings, flags)
         }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
@@ -135,6 +150,27 @@ fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Stor
     Ok(Box::new(redis.acknowledged_by(replicas)))
 }
 
+/// One server, and how to get in.
+fn server(
+    settings: &Settings,
+    address: Address,
+    database: u16,
+    tls: Option<&url::Tls>,
+) -> Result<Target, Error> {
+    let shown = settings.store.to_string();
+    let credentials = settings.store.credentials.as_ref();
+    Ok(Target {
+        address,
+        database: u32::from(database),
+        username: credentials.and_then(|credentials| credentials.username.clone()),
+        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
+        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
+        shown,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    })
+}
+
 /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
 /// anything is asked for.
 fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
@@ -150,6 +186,13 @@ fn located(settings: &Settings, error: store::Error) -> Error {
 /// The full name of a lock.
 fn name(settings: &Settings, key: &Key) -> Result<Name, Error> {
     Name::new(&settings.prefix, key).map_err(Error::Usage)
+}
+
+/// The full names of locks that one hold takes together.
+fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
+    let mut names = keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?.into_iter();
+    let first = names.next().ok_or_else(|| Error::Usage("a key is needed".into()))?;
+    Ok(Names::new(first, names))
 }
 
 /// This process, as others see it in the store.

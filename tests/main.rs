@@ -7,6 +7,9 @@
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
+//! - waiting_line: what one who waits sees there
+//! - shared, slots, several: the modes, and several locks at once
+//! - nesting: a run inside of a job that holds what it asks for
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
@@ -14,7 +17,9 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, release: the other commands
+//! - status, status_watch, history, release, doctor: the other commands
+//! - completions: what TAB offers in real shells
+//! - schema: JSON against docs/dlock.schema.json
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
@@ -34,31 +39,41 @@
 
 mod acl;
 mod cluster;
+mod completions;
 mod config;
 mod contention;
+mod doctor;
 mod generated;
 mod guard;
+mod history;
 mod input;
 mod interop;
 mod lease;
 mod lost_replies;
 mod min_hold;
+mod nesting;
 mod oversell;
 mod passwords;
 mod readme;
 mod release;
 mod replicas;
 mod report;
+mod schema;
 mod sentinel;
 mod server_states;
+mod several;
+mod shared;
 mod signals;
+mod slots;
 mod soak;
 mod status;
 mod status_codes;
+mod status_watch;
 mod support;
 mod surroundings;
 mod terminal;
 mod tls;
 mod tree;
 mod twin;
+mod waiting_line;
 mod walls;

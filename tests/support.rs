@@ -12,5 +12,6 @@ pub mod pty;
 pub mod redis;
 pub mod replicated;
 pub mod sentinel;
+pub mod storm;
 pub mod wait;
 pub mod world;

@@ -11,10 +11,17 @@ use std::fmt::Write as _;
 
 /// What `status --json` prints: an array, also for one key.
 pub fn status(views: &[View]) -> serde_json::Result<String> {
-    let locks: Vec<_> = views.iter().map(Lock::of).collect();
-    let mut text = serde_json::to_string_pretty(&locks)?;
-    text.push('\n');
-    Ok(tamed(&text))
+    pretty(&views.iter().map(Lock::of).collect::<Vec<_>>())
+}
+
+/// What `history --json` prints: an array, the newest end first.
+pub fn history(log: &[LoggedEnd]) -> serde_json::Result<String> {
+    pretty(&log.iter().map(LastRun::of).collect::<Vec<_>>())
+}
+
+/// A value as JSON for people to look at, too, safe to show on a terminal.
+pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(tamed(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// A value as JSON in one line, safe to show on a terminal.
@@ -57,6 +64,13 @@ impl From<Mode> for ModeName {
     }
 }
 
+fn slots_of(mode: Mode) -> Option<u32> {
+    match mode {
+        Mode::Slots(slots) => Some(slots),
+        Mode::Exclusive | Mode::Shared => None,
+    }
+}
+
 #[derive(Serialize)]
 struct Lock<'a> {
     key: &'a str,
@@ -90,6 +104,7 @@ struct Waits<'a> {
     pid: u32,
     user: &'a str,
     mode: ModeName,
+    slots: Option<u32>,
     waiting_ms: u64,
 }
 
@@ -138,10 +153,7 @@ impl<'a> Lock<'a> {
             key: view.name.key(),
             state: view.state,
             mode: mode.map(ModeName::from),
-            slots: match mode {
-                Some(Mode::Slots(slots)) => Some(slots),
-                _ => None,
-            },
+            slots: mode.and_then(slots_of),
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().map(Waits::of).collect(),
@@ -172,7 +184,8 @@ impl<'a> Holds<'a> {
 impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
         let Owner { host, pid, user, .. } = &waiter.owner;
-        Self { host, pid: *pid, user, mode: waiter.mode.into(), waiting_ms: millis(waiter.waiting) }
+        let (mode, slots) = (waiter.mode.into(), slots_of(waiter.mode));
+        Self { host, pid: *pid, user, mode, slots, waiting_ms: millis(waiter.waiting) }
     }
 }
 

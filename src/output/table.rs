@@ -1,10 +1,14 @@
-//! What does `dlock status` show to people? One row a lock. On a terminal the table fits its width; into a pipe it is
-//! never cut. What comes from the store is escaped cell by cell.
+//! What does `dlock status` show to people? One row a lock, and one more for every other holder of it. On a terminal the
+//! table fits its width, and says once what a lock's rows have in common; into a pipe it is never cut, and each row says
+//! all. What comes from the store is escaped cell by cell.
 
+use super::history::how;
+use super::locale::Charset;
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::law::{JobEnd, LoggedEnd, Outcome, State};
-use crate::store::View;
+use crate::law::{Holder, LoggedEnd, State};
+use crate::lock::Mode;
+use crate::store::{View, Waiter};
 use std::fmt::Write as _;
 
 /// The room there is.
@@ -26,25 +30,51 @@ impl Width {
     }
 }
 
-const HEAD: [&str; 8] = ["KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
+const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
+
+/// Not shown where every lock is exclusive, as most are.
+const MODE: usize = 2;
+
+/// What the rows of a lock have in common.
+const COMMON: [usize; 4] = [0, 1, 6, 7];
 
 /// What is given up on a narrow terminal, the first first: a column, and what is left of it at least. With nothing
 /// left the column is not shown.
 const GIVEN_UP: [(usize, usize); 10] =
-    [(7, 12), (6, 8), (2, 16), (0, 12), (6, 0), (3, 8), (7, 6), (2, 10), (0, 8), (7, 0)];
+    [(8, 12), (7, 8), (3, 16), (0, 12), (7, 0), (4, 8), (8, 6), (3, 10), (0, 8), (8, 0)];
 
 /// The table, with a line end after each row; where there is no lock, a line that says so.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, |_| Vec::new(), width, coloured)
+}
+
+/// The same, with those who wait under each lock.
+pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, waiters, width, coloured)
+}
+
+fn table(
+    views: &[View],
+    under: impl Fn(&View) -> Vec<[String; HEAD.len()]>,
+    width: Width,
+    coloured: Coloured,
+) -> String {
     if views.is_empty() {
         return "no lock is held, cooling or waited for\n".into();
     }
     let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(views.iter().map(row));
+    for view in views {
+        rows.extend(lock(view, width));
+        rows.extend(under(view));
+    }
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
         }
+    }
+    if views.iter().all(|view| matches!(view.mode, None | Some(Mode::Exclusive))) {
+        widths[MODE] = 0;
     }
     if let Width::Columns(columns) = width {
         fit(&mut widths, columns);
@@ -85,7 +115,7 @@ fn cut(cell: &str, width: usize) -> String {
     if cell.chars().count() <= width {
         return cell.into();
     }
-    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    Charset::of_environment().fitted(cell, width)
 }
 
 /// The colour of a state.
@@ -99,8 +129,22 @@ fn paint(state: &str, coloured: Coloured) -> Option<&'static str> {
     }
 }
 
-/// One lock.
-fn row(view: &View) -> [String; HEAD.len()] {
+/// The rows of a lock.
+fn lock(view: &View, width: Width) -> Vec<[String; HEAD.len()]> {
+    let mut rows = vec![row(view, view.holders.first())];
+    rows.extend(view.holders.iter().skip(1).map(|holder| row(view, Some(holder))));
+    if width != Width::Endless {
+        for row in &mut rows[1..] {
+            for column in COMMON {
+                row[column].clear();
+            }
+        }
+    }
+    rows
+}
+
+/// One holder of a lock, or none.
+fn row(view: &View, holder: Option<&Holder>) -> [String; HEAD.len()] {
     let dash = || "-".to_owned();
     let state = match view.state {
         State::Held => "held",
@@ -108,7 +152,12 @@ fn row(view: &View) -> [String; HEAD.len()] {
         State::Cooling => "cooling",
         State::Revoked => "revoked",
     };
-    let holder = match (view.holders.first(), &view.foreign) {
+    let mode = match (view.mode, holder.and_then(|holder| holder.slot)) {
+        (Some(Mode::Slots(slots)), Some(slot)) => format!("slot {slot}/{slots}"),
+        (Some(mode), _) => mode.to_string(),
+        (None, _) => dash(),
+    };
+    let who = match (holder, &view.foreign) {
         (Some(holder), _) => {
             let owner = &holder.owner;
             format!("{}@{} {}", owner.user, owner.host, owner.pid)
@@ -116,23 +165,29 @@ fn row(view: &View) -> [String; HEAD.len()] {
         (None, Some(foreign)) => format!("not dlock ({})", foreign.kind),
         (None, None) => dash(),
     };
-    let since = match view.holders.first() {
+    let since = match holder {
         Some(holder) => format!("{} ({})", local(holder.since, view.now), span(holder.held)),
         None => dash(),
     };
-    let left = match (view.state, view.left) {
+    // With several holders it is free when the last of them has gone; each has an end of its own.
+    let left = match holder {
+        Some(holder) if view.holders.len() > 1 => Some(holder.lease),
+        _ => view.left,
+    };
+    let left = match (view.state, left) {
         (State::Free, _) => dash(),
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command = view.holders.first().map_or_else(dash, |holder| match &holder.owner.reason {
+    let command = holder.map_or_else(dash, |holder| match &holder.owner.reason {
         Some(reason) => format!("{} ({reason})", holder.owner.command),
         None => holder.owner.command.clone(),
     });
     [
         escaped(view.name.key()).into_owned(),
         state.into(),
-        escaped(&holder).into_owned(),
+        mode,
+        escaped(&who).into_owned(),
         since,
         left,
         if view.waiters.is_empty() { dash() } else { view.waiters.len().to_string() },
@@ -141,28 +196,34 @@ fn row(view: &View) -> [String; HEAD.len()] {
     ]
 }
 
+/// A row for each who waits, in order.
+fn waiters(view: &View) -> Vec<[String; HEAD.len()]> {
+    let row = |waiter: &Waiter| {
+        let owner = &waiter.owner;
+        let mut row = [const { String::new() }; HEAD.len()];
+        row[1] = "waits".into();
+        row[2] = escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned();
+        row[5] = span(waiter.waiting);
+        row[7] = escaped(&owner.command).into_owned();
+        row
+    };
+    view.waiters.iter().map(row).collect()
+}
+
 /// The last end: how, how long ago, and how long it ran.
 fn last(end: &LoggedEnd, now: u64) -> String {
-    let how = match (end.outcome, end.job) {
-        (Outcome::Released, Some(JobEnd::Status(0))) => "ok".into(),
-        (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
-        (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
-        (Outcome::Released, None) => "ended".into(),
-        (Outcome::Expired, _) => "expired".into(),
-        (Outcome::Lost, _) => "lost".to_owned(),
-        (Outcome::Forced, _) => "forced".into(),
-    };
     let ms = std::time::Duration::from_millis;
     let (ago, ran) = (now.saturating_sub(end.ended), end.ended.saturating_sub(end.since));
-    format!("{how} {} ago, ran {}", span(ms(ago)), span(ms(ran)))
+    format!("{} {} ago, ran {}", how(end), span(ms(ago)), span(ms(ran)))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::law::Foreign;
     use crate::law::stat::Stat;
-    use crate::law::{Foreign, Holder};
-    use crate::lock::{Fence, Key, Mode, Name, Owner};
+    use crate::law::{Holder, JobEnd, Outcome};
+    use crate::lock::{Fence, Key, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
 
@@ -245,6 +306,53 @@ pub(super) mod tests {
         ])
     }
 
+    /// Two readers, and two of three slots.
+    fn shared() -> Result<Vec<View>, String> {
+        let mut views = views()?;
+        views.truncate(1);
+        let mut view = views.remove(0);
+        view.holders.truncate(1);
+        let held = |pid, slot| {
+            let mut holder = view.holders[0].clone();
+            holder.owner.pid = pid;
+            holder.owner.command = format!("job {pid}");
+            Holder { slot, ..holder }
+        };
+        let (readers, slots) =
+            (vec![held(11, None), held(12, None)], vec![held(13, Some(2)), held(14, Some(0))]);
+        Ok(vec![
+            View { mode: Some(Mode::Shared), holders: readers, ..view.clone() },
+            View { mode: Some(Mode::Slots(3)), holders: slots, ..view },
+        ])
+    }
+
+    #[test]
+    fn every_holder_has_a_row() -> Result<(), String> {
+        let whole = status(&shared()?, Width::Endless, Coloured::No);
+        println!("{whole}");
+        let rows: Vec<&str> = whole.lines().skip(1).collect();
+        for (row, part) in rows.iter().zip(["shared", "shared", "slot 2/3", "slot 0/3"]) {
+            assert!(
+                row.starts_with("nightly-report-of-the-whole-company  held") && row.contains(part),
+                "{row}"
+            );
+        }
+        let narrow = status(&shared()?, Width::Columns(80), Coloured::Yes);
+        println!("{narrow}");
+        let rows: Vec<&str> = narrow.lines().skip(1).collect();
+        assert_eq!(
+            rows.iter().map(|row| row.starts_with("nightly")).collect::<Vec<_>>(),
+            [true, false, true, false]
+        );
+        for (row, pid) in rows.iter().zip(["11", "12", "13", "14"]) {
+            assert!(row.contains(&format!("app@web1 {pid}")), "{row}");
+        }
+        let plain = status(&shared()?, Width::Columns(80), Coloured::No);
+        assert!(plain.lines().all(|line| line.chars().count() <= 80), "{plain}");
+        assert!(!status(&views()?, Width::Endless, Coloured::No).contains("MODE"));
+        Ok(())
+    }
+
     #[test]
     fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
         let views = views()?;
@@ -260,6 +368,10 @@ pub(super) mod tests {
         }
         let painted = status(&views, Width::Columns(100), Coloured::Yes);
         assert_eq!(painted.matches("\x1b[0m").count(), 4);
+        let watched = watched(&views, Width::Columns(100), Coloured::No);
+        println!("{watched}");
+        assert!(watched.lines().nth(2).is_some_and(|line| line.contains("waits") && line.contains("3s")));
+        assert!(watched.lines().all(|line| line.chars().count() <= 100) && watched.lines().count() == 7);
         assert!(status(&[], Width::Endless, Coloured::No).starts_with("no lock"));
         Ok(())
     }

@@ -32,6 +32,7 @@ mod call;
 mod cluster;
 mod connect;
 mod ear;
+pub mod probe;
 mod reply;
 mod route;
 mod script;
