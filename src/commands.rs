@@ -78,11 +78,20 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
 fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
     let shown = settings.store.to_string();
     let (address, database) = match &settings.store.place {
-        Place::Tcp { host, port, db } => (Address::Tcp { host: host.clone(), port: *port }, *db),
+        Place::Tcp { host, db, tls: None } => {
+            (Address::Tcp { host: host.name.clone(), port: host.port }, *db)
+        }
         Place::Unix { path, db } => (Address::Unix(path.clone()), *db),
         Place::File { dir } => {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
+        }
+        Place::Tcp { tls: Some(_), .. }
+        | Place::Sentinel { .. }
+        | Place::Cluster { .. }
+        | Place::Quorum { .. } => {
+            let origin = settings.store.origin();
+            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
     let credentials = settings.store.credentials.as_ref();
