@@ -149,6 +149,13 @@ pub struct Run {
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 
+    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    ///
+    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
+    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub max_lease: Option<Duration>,
+
     /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
     ///
     /// While a lease runs out it is cut to a fifth of the ttl.
@@ -356,8 +363,8 @@ pub struct Completions {
 pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
-    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], or file:/DIR for locks between the
-    /// processes of this machine only. Better not write a password here: every user of this machine can see it.
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+quorum://HOST,HOST,HOST for a
+    /// majority of independent masters, or file:/DIR for locks between the processes of this machine only. Better not write a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

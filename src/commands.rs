@@ -7,12 +7,14 @@ use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Owner};
+use crate::lock::{Key, Mode, Name, Names, Owner};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
+use crate::store::quorum::QuorumStore;
 use crate::store::redis::{Address, RedisStore, Target};
 use crate::store::{self, Store};
 use std::process::ExitCode;
+use std::time::Duration;
 
 pub mod completions;
 mod owner;
@@ -76,7 +78,22 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
 
 /// The store that the settings name. A server is not spoken to yet.
 fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
+    open_for(settings, settings.max_lease())
+}
+
+/// [`open`] for a command that has `--max-lease`.
+fn open_for(settings: &Settings, max_lease: Duration) -> Result<Box<dyn Store>, Error> {
     let shown = settings.store.to_string();
+    let credentials = settings.store.credentials.as_ref();
+    let target = |address, database, shown| Target {
+        address,
+        database: u32::from(database),
+        username: credentials.and_then(|credentials| credentials.username.clone()),
+        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
+        shown,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    };
     let (address, database) = match &settings.store.place {
         Place::Tcp { host, db, tls: None } => {
             (Address::Tcp { host: host.name.clone(), port: host.port }, *db)
@@ -86,6 +103,16 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
+        Place::Quorum { nodes, db, tls: None } => {
+            let masters = nodes.iter().map(|host| {
+                let address = Address::Tcp { host: host.name.clone(), port: host.port };
+                let shown = Place::Tcp { host: host.clone(), db: *db, tls: None }.to_string();
+                target(address, *db, shown)
+            });
+            let printer = Printer::new(settings);
+            let tell = move |what: &str| printer.say(Kind::Detail, what);
+            return Ok(Box::new(QuorumStore::new(masters.collect(), shown, max_lease, tell)));
+        }
         Place::Tcp { tls: Some(_), .. }
         | Place::Sentinel { .. }
         | Place::Cluster { .. }
@@ -94,16 +121,15 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
             return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
-    let credentials = settings.store.credentials.as_ref();
-    Ok(Box::new(RedisStore::new(Target {
-        address,
-        database: u32::from(database),
-        username: credentials.and_then(|credentials| credentials.username.clone()),
-        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        shown,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    })))
+    Ok(Box::new(RedisStore::new(target(address, database, shown))))
+}
+
+/// Whether the store that the settings name can hold such a lock at all.
+fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error> {
+    match settings.store.place {
+        Place::Quorum { .. } => QuorumStore::refusal(names, mode).map_or(Ok(()), |why| Err(Error::Usage(why))),
+        _ => Ok(()),
+    }
 }
 
 /// An error of the store, with where the store was set.

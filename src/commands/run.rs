@@ -5,7 +5,7 @@
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
 use super::owner::{command_line, owner};
-use super::{located, name, open, settle};
+use super::{holdable, located, name, open_for, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -56,10 +56,11 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
 fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
     let name = name(settings, &run.key)?;
     let names = Names::from(name.clone());
+    holdable(settings, &names, Mode::Exclusive)?;
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
-    let mut store = open(settings).map_err(unstarted)?;
+    let mut store = open_for(settings, run.max_lease).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
     let wait = waits(run);

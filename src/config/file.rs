@@ -49,7 +49,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 22] = [
+const KEYS: [(&str, Kind); 23] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -64,6 +64,7 @@ const KEYS: [(&str, Kind); 22] = [
     ("ttl", Kind::Ttl),
     ("wait", Kind::Wait),
     ("min-hold", Kind::Span),
+    ("max-lease", Kind::Timeout),
     ("max-run", Kind::Span),
     ("grace", Kind::Span),
     ("on-lost", Kind::OnLost),

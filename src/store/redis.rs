@@ -21,9 +21,9 @@ use std::time::Duration;
 
 pub use connect::Address;
 
-mod connect;
-mod reply;
-mod script;
+pub(super) mod connect;
+pub(super) mod reply;
+pub(super) mod script;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;

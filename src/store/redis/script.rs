@@ -23,6 +23,11 @@ pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("sc
 
 impl Code {
     fn new(body: &str) -> Self {
+        Self::beginning(include_str!("scripts/lock.lua"), body)
+    }
+
+    /// A script, with what it and its kin start with. The constants of the law stand before both.
+    pub fn beginning(start: &str, body: &str) -> Self {
         let constants = [
             ("SILENCE", law::millis(law::SILENCE)),
             ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
@@ -35,7 +40,7 @@ impl Code {
         ];
         let mut text: String =
             constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
-        text.push_str(include_str!("scripts/lock.lua"));
+        text.push_str(start);
         text.push_str(body);
         let hash = Script::new(&text);
         Self { text, hash }

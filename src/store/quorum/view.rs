@@ -1,0 +1,194 @@
+//! What do the masters together say of a lock? Joins what each has seen into what a majority bears out, for who is
+//! refused and for who looks. Asks nobody.
+
+use crate::law::{Blocker, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::lock::{Fence, Mode, Owner};
+use crate::store::Error;
+use crate::store::redis::reply::{Reply, garbled};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What one master has seen under the lock's name.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// What the lock key says; a foreign value counts as held.
+    pub state: State,
+    /// How long until that may end by itself.
+    pub left: Option<Duration>,
+    /// Whose it is; empty where that is not known.
+    pub token: String,
+    /// The hold.
+    pub holder: Option<Holder>,
+    /// The value that dlock did not write.
+    pub foreign: Option<Foreign>,
+}
+
+impl Seen {
+    /// Nothing is in the way.
+    pub const FREE: Self =
+        Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
+
+    /// The next eight fields of a reply: what is in the way on this master.
+    pub fn read(reply: &mut Reply, store: &str) -> Result<Self, Error> {
+        let (word, left, token) = (reply.text()?, reply.text()?, reply.text()?);
+        let (owner, fence) = (reply.text()?, reply.text()?);
+        let (since, until, confirmed) = (reply.text()?, reply.text()?, reply.text()?);
+        let number = |text: &str| {
+            text.parse::<u64>().map_err(|_| garbled(store, "a field of a hold that should be a number"))
+        };
+        let left = if left.is_empty() { None } else { Some(Duration::from_millis(number(&left)?)) };
+        let state = match word.as_str() {
+            "free" => State::Free,
+            "held" | "foreign" => State::Held,
+            "cooling" => State::Cooling,
+            "revoked" => State::Revoked,
+            _ => return Err(garbled(store, "a state that is not known")),
+        };
+        if word == "foreign" {
+            let foreign = Some(Foreign { kind: token, left });
+            return Ok(Self { state, left, token: String::new(), holder: None, foreign });
+        }
+        let holder = if fence.is_empty() {
+            None
+        } else {
+            let (now, since) = (reply.now(), number(&since)? / 1000);
+            Some(Holder {
+                owner: serde_json::from_str(&owner).unwrap_or_default(),
+                fence: Fence(number(&fence)?),
+                since,
+                held: Duration::from_millis(now.saturating_sub(since)),
+                lease: Duration::from_millis(number(&until)?.saturating_sub(now)),
+                slot: None,
+                confirmed: confirmed == "1",
+            })
+        };
+        Ok(Self { state, left, token, holder, foreign: None })
+    }
+
+    fn is_confirmed(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.confirmed)
+    }
+
+    fn is_hold(&self) -> bool {
+        self.state == State::Held && self.holder.is_some()
+    }
+}
+
+/// Whether what is in the way will be gone in a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Firmness {
+    /// Somebody has the lock.
+    Firm,
+    /// Several try at the same time, and nobody has a majority.
+    Split,
+}
+
+/// What the masters together have seen.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// What a majority bears out.
+    pub seen: Seen,
+    /// Whether somebody has the lock.
+    pub firmness: Firmness,
+}
+
+impl Joined {
+    /// Joins what those of `masters` that answered have seen.
+    ///
+    /// A hold that was confirmed had a majority then. It has it no more if a majority is free; of two that were
+    /// confirmed the later one is meant, for the other one's masters could not all be told that it is over.
+    pub fn of(seen: &[Seen], masters: usize) -> Self {
+        let majority = masters / 2 + 1;
+        let split = |seen| Self { seen, firmness: Firmness::Split };
+        if seen.iter().filter(|seen| seen.state == State::Free).count() >= majority {
+            return split(Seen::FREE);
+        }
+        let mut holds: BTreeMap<&str, Vec<&Seen>> = BTreeMap::new();
+        for hold in seen.iter().filter(|seen| seen.is_hold()) {
+            holds.entry(&hold.token).or_default().push(hold);
+        }
+        let fence = |group: &[&Seen]| group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
+        let has_lock = |group: &&Vec<&Seen>| {
+            group.len() >= majority || group.iter().any(|seen| seen.is_confirmed())
+        };
+        if let Some(group) = holds.values().filter(has_lock).max_by_key(|group| fence(group)) {
+            return Self { seen: represent(group, majority), firmness: Firmness::Firm };
+        }
+        let firm: Vec<&Seen> =
+            seen.iter().filter(|seen| seen.state != State::Free && !seen.is_hold()).collect();
+        if firm.len() > masters - majority {
+            let like = |one: &Seen| {
+                firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>()
+            };
+            let group = firm.iter().map(|one| like(one)).max_by_key(Vec::len).unwrap_or_default();
+            return Self { seen: represent(&group, majority), firmness: Firmness::Firm };
+        }
+        match holds.values().max_by_key(|group| group.len()) {
+            Some(group) => split(represent(group, majority)),
+            None => split(firm.first().map_or(Seen::FREE, |seen| (*seen).clone())),
+        }
+    }
+
+    /// As the answer to who wanted the lock.
+    pub fn blocker(&self) -> Blocker {
+        let Seen { state, left, holder, foreign, .. } = self.seen.clone();
+        let mode = if foreign.is_some() || state == State::Free { None } else { Some(Mode::Exclusive) };
+        Blocker { at: 0, state, mode, holder, others: 0, left }
+    }
+}
+
+/// One for those that agree: with it the majority ends.
+fn represent(group: &[&Seen], majority: usize) -> Seen {
+    let mut sorted = group.to_vec();
+    sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
+    let Some(one) = sorted.get((majority - 1).min(sorted.len().saturating_sub(1))) else { return Seen::FREE };
+    let mut one = (*one).clone();
+    let fence = group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
+    if let (Some(holder), Some(fence)) = (&mut one.holder, fence) {
+        holder.fence = fence;
+        holder.confirmed = group.iter().any(|seen| seen.is_confirmed());
+    }
+    one
+}
+
+/// An entry of one master's log; `None` where another version wrote what this one cannot read.
+pub fn logged_end(json: &str) -> Option<LoggedEnd> {
+    let [outcome, owner, fence, since, ended, waited, job, by]: [String; 8] =
+        serde_json::from_str(json).ok()?;
+    let owner_from = |json: &str| serde_json::from_str::<Owner>(json).unwrap_or_default();
+    Some(LoggedEnd {
+        outcome: match outcome.as_str() {
+            "released" => Outcome::Released,
+            "expired" => Outcome::Expired,
+            "lost" => Outcome::Lost,
+            "forced" => Outcome::Forced,
+            _ => return None,
+        },
+        owner: owner_from(&owner),
+        fence: Fence(fence.parse().ok()?),
+        since: since.parse::<u64>().ok()? / 1000,
+        ended: ended.parse().ok()?,
+        waited: waited.parse().ok()?,
+        job: serde_json::from_str::<JobEnd>(&job).ok(),
+        by: (!by.is_empty()).then(|| owner_from(&by)),
+    })
+}
+
+/// One log of several, newest first. Of one hold's end the masters know more or less: one that was cut off saw only
+/// that the lease ran out, or that the key was gone.
+pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
+    let knows = |end: &LoggedEnd| match end.outcome {
+        Outcome::Released => 3,
+        Outcome::Forced => 2,
+        Outcome::Expired => 1,
+        Outcome::Lost => 0,
+    };
+    let mut ends: BTreeMap<Fence, LoggedEnd> = BTreeMap::new();
+    for end in logs {
+        match ends.get(&end.fence) {
+            Some(known) if knows(known) >= knows(&end) => {}
+            _ => drop(ends.insert(end.fence, end)),
+        }
+    }
+    ends.into_values().rev().take(crate::law::LOG_KEPT).collect()
+}
