@@ -127,7 +127,9 @@ fn open_for(settings: &Settings, max_lease: Duration) -> Result<Box<dyn Store>, 
 /// Whether the store that the settings name can hold such a lock at all.
 fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error> {
     match settings.store.place {
-        Place::Quorum { .. } => QuorumStore::refusal(names, mode).map_or(Ok(()), |why| Err(Error::Usage(why))),
+        Place::Quorum { .. } => {
+            QuorumStore::refusal(names, mode).map_or(Ok(()), |why| Err(Error::Usage(why)))
+        }
         _ => Ok(()),
     }
 }

@@ -14,6 +14,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
+//! - quorum: several masters hold one lock, and some of them are lost
 //! - status, release: the other commands
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
@@ -40,6 +41,7 @@ mod lost_replies;
 mod min_hold;
 mod oversell;
 mod passwords;
+mod quorum;
 mod readme;
 mod release;
 mod report;

@@ -3,6 +3,7 @@
 
 pub mod dlock;
 pub mod job;
+pub mod masters;
 pub mod proc;
 pub mod proxy;
 pub mod pty;

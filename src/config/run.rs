@@ -98,13 +98,19 @@ impl Settings {
         }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
         if let Place::Quorum { .. } = self.store.place {
-            let given = |flag: bool, key| if flag { None } else { Some(file.get(key).map(|set| &set.source)) };
+            let given =
+                |flag: bool, key| if flag { None } else { Some(file.get(key).map(|set| &set.source)) };
             for (name, span, set) in [
                 ("ttl", ttl.get(), given(flags.ttl.is_some(), "ttl")),
                 ("min-hold", min_hold, given(flags.min_hold.is_some(), "min-hold")),
             ] {
                 if span > max_lease {
-                    return Err(too_long(name, set, max_lease, given(flags.max_lease.is_some(), "max-lease")));
+                    return Err(too_long(
+                        name,
+                        set,
+                        max_lease,
+                        given(flags.max_lease.is_some(), "max-lease"),
+                    ));
                 }
             }
         }

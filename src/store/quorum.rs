@@ -24,7 +24,7 @@ use crate::law::{
     Waiting, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
-use crew::{Answers, Call, Crew, Node};
+use crew::{Answers, Call, Crew, Node, Order};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -96,8 +96,8 @@ impl QuorumStore {
         }
     }
 
-    fn ask(&mut self, to: &[usize], call: &Call, by: Moment) -> Answers {
-        let pending = self.crew.send(to, call, by);
+    fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
+        let pending = self.crew.send(to, call, order, by);
         let answers = self.crew.collect(pending, by, |_| false);
         self.listen(&answers);
         answers
@@ -130,7 +130,7 @@ impl QuorumStore {
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.crew.everybody();
-        let mut answers = self.ask(&everybody, &first, first_by);
+        let mut answers = self.ask(&everybody, &first, Order::Behind, first_by);
         if let Some(error) = self.misfit(&answers) {
             self.take_back(name, token, &attempt, &everybody, by);
             return Err(error);
@@ -146,7 +146,7 @@ impl QuorumStore {
             }
             let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
             let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest]);
-            let told = self.ask(&everybody, &second, by.min(end));
+            let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
             if told.count("confirmed") >= majority && !end.passed() {
                 self.hold = Some(Held { until: end, fence });
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited: Duration::ZERO, slot: None }));
@@ -182,7 +182,7 @@ impl QuorumStore {
     fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
         let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
         let now = Moment::now();
-        let pending = self.crew.send(from, &leave, now.after(self.patience()));
+        let pending = self.crew.send(from, &leave, Order::Past, now.after(self.patience()));
         self.crew.collect(pending, by.min(now.after(TAKE_BACK)), |_| false);
     }
 
@@ -270,9 +270,9 @@ impl QuorumStore {
             &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.since, &cooling, &hold.owner],
         );
         match until {
-            Until::Heard(by) => self.ask(missing, &win, by).count("won"),
+            Until::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
             Until::Sent(by) => {
-                drop(self.crew.send(missing, &win, by));
+                drop(self.crew.send(missing, &win, Order::Behind, by));
                 0
             }
         }
@@ -340,7 +340,7 @@ impl Store for QuorumStore {
         let fence = self.hold.map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
-        let mut answers = self.ask(&self.crew.everybody(), &renew, by);
+        let mut answers = self.ask(&self.crew.everybody(), &renew, Order::Behind, by);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
@@ -379,7 +379,7 @@ impl Store for QuorumStore {
             None => String::new(),
         };
         let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, &job, "for-good"]);
-        let mut answers = self.ask(&self.crew.everybody(), &leave, by);
+        let mut answers = self.ask(&self.crew.everybody(), &leave, Order::Past, by);
         let (released, already) = (answers.count("released"), answers.count("already"));
         if released + already + answers.count("not-held") < self.crew.majority() {
             return Err(self.short(&answers));
@@ -412,8 +412,7 @@ impl Store for QuorumStore {
         let mut answers = Answers(self.crew.targets().iter().map(|_| None).collect());
         for (at, target) in self.crew.targets().iter().enumerate() {
             let share = by.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
-            answers.0[at] =
-                Some(Node::new(target.clone()).call(&prove, Moment::now().after(share)));
+            answers.0[at] = Some(Node::new(target.clone()).call(&prove, Moment::now().after(share)));
             if answers.count("held") >= majority {
                 let mut leases = Vec::new();
                 let mut fence = 0;
@@ -434,7 +433,7 @@ impl Store for QuorumStore {
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &owner_to(&revoke.by)?]);
-        let mut answers = self.ask(&self.crew.everybody(), &revoke, by);
+        let mut answers = self.ask(&self.crew.everybody(), &revoke, Order::Behind, by);
         let (masters, majority) = (self.crew.len(), self.crew.majority());
         let heard = answers.0.iter().flatten().flatten().count();
         if heard < majority {
@@ -473,7 +472,7 @@ impl Store for QuorumStore {
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let inspect = call(&scripts::INSPECT, name, &[]);
-        let mut answers = self.ask(&self.crew.everybody(), &inspect, by);
+        let mut answers = self.ask(&self.crew.everybody(), &inspect, Order::Behind, by);
         if answers.count("seen") < self.crew.majority() {
             return Err(self.short(&answers));
         }

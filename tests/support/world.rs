@@ -84,11 +84,6 @@ impl World {
         }
     }
 
-    /// The test's directory.
-    pub fn home(&self) -> &Path {
-        self.home.path()
-    }
-
     /// A path in the test's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.home.path().join(name)

@@ -1,18 +1,20 @@
 //! How are all masters asked at once, when any of them may be silent? One thread a master, each with one connection and
 //! one request at a time, so that what is sent to a master arrives in the order in which it was said. Whoever asks
-//! waits no longer than is worth it; an answer that comes later is dropped. What the answers mean is not known here.
+//! waits no longer than is worth it; an answer that comes later is dropped. Only what gives back does not stand in line
+//! behind a request that is not answered: dlock may be about to end. What the answers mean is not known here.
 //!
 //! The threads start with the first request: before it the process may still fork.
 
+use super::scripts::Script;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::redis::Target;
 use crate::store::redis::connect::Link;
 use crate::store::redis::reply::Reply;
-use super::scripts::Script;
 use redis::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -48,7 +50,23 @@ pub struct Call {
 /// The masters, in the order of the URL.
 pub struct Crew {
     targets: Vec<Target>,
-    tasks: Vec<Option<Sender<Task>>>,
+    desks: Vec<Option<Desk>>,
+}
+
+/// Where a master's thread gets its work.
+struct Desk {
+    tasks: Sender<Task>,
+    /// How many it has not answered.
+    open: Arc<AtomicUsize>,
+}
+
+/// Where a request stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Behind what was asked before.
+    Behind,
+    /// On a connection of its own where something is not answered. It may overtake that.
+    Past,
 }
 
 /// Answers that are still to come.
@@ -68,8 +86,8 @@ struct Task {
 impl Crew {
     /// A crew that starts when it is first asked.
     pub fn new(targets: Vec<Target>) -> Self {
-        let tasks = targets.iter().map(|_| None).collect();
-        Self { targets, tasks }
+        let desks = targets.iter().map(|_| None).collect();
+        Self { targets, desks }
     }
 
     /// How many there are.
@@ -93,35 +111,41 @@ impl Crew {
     }
 
     /// Sends to these masters; each gives up at `by`.
-    pub fn send(&mut self, to: &[usize], call: &Call, by: Moment) -> Pending {
+    pub fn send(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Pending {
         let (answer, answers) = channel();
         let pending = Pending { began: Moment::now(), answers, asked: to.to_vec() };
         for &at in to {
             let task = Task { call: call.clone(), by, at, answer: answer.clone() };
-            if let Err(error) = self.hand(at, task) {
+            if let Err(error) = self.hand(at, task, order) {
                 let _ = answer.send((at, Err(error)));
             }
         }
         pending
     }
 
-    fn hand(&mut self, at: usize, task: Task) -> Result<(), Error> {
+    fn hand(&mut self, at: usize, task: Task, order: Order) -> Result<(), Error> {
         let target = &self.targets[at];
-        let idle = match self.tasks[at].take() {
-            Some(idle) => idle,
+        let is_in_line = |desk: &Desk| order == Order::Behind || desk.open.load(Ordering::Relaxed) == 0;
+        let desk = match self.desks[at].take().filter(is_in_line) {
+            Some(desk) => desk,
+            // A thread that is left alone ends with what it has.
             None => {
-                let (idle, tasks) = channel();
-                let node = Node::new(target.clone());
+                let (tasks, work) = channel();
+                let open = Arc::new(AtomicUsize::new(0));
+                let (mut node, count) = (Node::new(target.clone()), open.clone());
                 thread::Builder::new()
                     .name("dlock-master".into())
-                    .spawn(move || node.work(&tasks))
-                    .map_err(|e| Error::Unreachable(format!("{}: cannot start a thread: {e}", target.shown)))?;
-                idle
+                    .spawn(move || node.work(&work, &count))
+                    .map_err(|e| {
+                        Error::Unreachable(format!("{}: cannot start a thread: {e}", target.shown))
+                    })?;
+                Desk { tasks, open }
             }
         };
+        desk.open.fetch_add(1, Ordering::Relaxed);
         // It cannot have ended while we can still talk to it.
-        let _ = idle.send(task);
-        self.tasks[at] = Some(idle);
+        let _ = desk.tasks.send(task);
+        self.desks[at] = Some(desk);
         Ok(())
     }
 
@@ -135,7 +159,9 @@ impl Crew {
                 "young" => {
                     let left = Duration::from_secs(answer.counts_in.as_secs() + 1);
                     let left = humantime::format_duration(left);
-                    Some(format!("{shown} has restarted and may have forgotten locks; it counts again in {left}"))
+                    Some(format!(
+                        "{shown} has restarted and may have forgotten locks; it counts again in {left}"
+                    ))
                 }
                 "ageless" => Some(format!(
                     "{shown} does not tell this user how long it has been up (INFO), so it may have forgotten locks"
@@ -231,9 +257,10 @@ impl Node {
         Self { target, link: None, doubt: false }
     }
 
-    fn work(mut self, tasks: &Receiver<Task>) {
+    fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
         for task in tasks {
             let answer = self.call(&task.call, task.by);
+            open.fetch_sub(1, Ordering::Relaxed);
             // Nobody may wait for it any more.
             let _ = task.answer.send((task.at, answer));
         }

@@ -108,18 +108,16 @@ impl Joined {
             holds.entry(&hold.token).or_default().push(hold);
         }
         let fence = |group: &[&Seen]| group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
-        let has_lock = |group: &&Vec<&Seen>| {
-            group.len() >= majority || group.iter().any(|seen| seen.is_confirmed())
-        };
+        let has_lock =
+            |group: &&Vec<&Seen>| group.len() >= majority || group.iter().any(|seen| seen.is_confirmed());
         if let Some(group) = holds.values().filter(has_lock).max_by_key(|group| fence(group)) {
             return Self { seen: represent(group, majority), firmness: Firmness::Firm };
         }
         let firm: Vec<&Seen> =
             seen.iter().filter(|seen| seen.state != State::Free && !seen.is_hold()).collect();
         if firm.len() > masters - majority {
-            let like = |one: &Seen| {
-                firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>()
-            };
+            let like =
+                |one: &Seen| firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>();
             let group = firm.iter().map(|one| like(one)).max_by_key(Vec::len).unwrap_or_default();
             return Self { seen: represent(&group, majority), firmness: Firmness::Firm };
         }
@@ -131,7 +129,9 @@ impl Joined {
 
     /// As the answer to who wanted the lock.
     pub fn blocker(&self) -> Blocker {
-        let Seen { state, left, holder, foreign, .. } = self.seen.clone();
+        let Seen { state, left, mut holder, foreign, .. } = self.seen.clone();
+        // There is no queue from which it could have been called; it has a majority, or is about to.
+        holder.iter_mut().for_each(|holder| holder.confirmed = true);
         let mode = if foreign.is_some() || state == State::Free { None } else { Some(Mode::Exclusive) };
         Blocker { at: 0, state, mode, holder, others: 0, left }
     }
