@@ -347,14 +347,18 @@ fn a_lock_that_vanished_is_not_won_back() {
 }
 
 fn store(ports: &[u16], max_lease: Duration) -> QuorumStore {
+    store_within(ports, max_lease, Duration::from_secs(600))
+}
+
+fn store_within(ports: &[u16], max_lease: Duration, timeout: Duration) -> QuorumStore {
     let masters = ports.iter().map(|port| Target {
         address: Address::Tcp { host: "127.0.0.1".into(), port: *port },
         database: 0,
         username: None,
         password: None,
         shown: format!("redis://127.0.0.1:{port}"),
-        connect_timeout: Duration::from_secs(600),
-        op_timeout: Duration::from_secs(600),
+        connect_timeout: timeout,
+        op_timeout: timeout,
     });
     QuorumStore::new(masters.collect(), url(ports), max_lease, |_| {})
 }
@@ -442,6 +446,54 @@ fn a_majority_that_answers_too_late_holds_nothing() {
     assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
 }
 
+/// An attempt that failed is taken back, and that arrives only when the next attempt of the same token has succeeded.
+#[test]
+fn what_is_taken_back_late_takes_back_nothing_newer() {
+    let masters = Masters::aged(3);
+    let proxy = Proxy::before(masters.at(1).port());
+    let ports = [masters.at(0).port(), proxy.port(), masters.at(2).port()];
+    let mut store = store_within(&ports, LONG, Duration::from_millis(500));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let warm = ask(Duration::from_secs(20));
+    assert!(matches!(store.acquire(&names(), &warm, by()), Ok(Acquired::Granted(_))));
+    store.leave(&names(), &warm.token, &NOT_RUN, by()).unwrap();
+    for at in [0, 2] {
+        masters.at(at).ask::<()>(&["SET", "dlock:k", "somebody's"]);
+    }
+    proxy.plan(2, Fault::Late);
+    let ask = Ask { patience: Patience::Queue, ..ask(Duration::from_secs(60)) };
+    assert!(matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Waiting(_))));
+    for at in [0, 2] {
+        masters.at(at).ask::<()>(&["DEL", "dlock:k"]);
+    }
+    let token = Some(ask.token.secret().to_owned());
+    wait_until("all masters are ours", || {
+        matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Granted(_))) && proxy.seen() > 4
+    });
+    assert_eq!(masters.at(1).get("dlock:k"), token);
+    proxy.deliver();
+    assert_eq!(masters.at(1).get("dlock:k"), token);
+}
+
+/// After the deadline somebody else may have had the lock. One master that still has it, for a min-hold, is not enough.
+#[test]
+fn nothing_is_won_back_after_the_deadline() {
+    let masters = Masters::aged(3);
+    let mut store = store(&masters.ports(), LONG);
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let ask = Ask { min_hold: Duration::from_secs(60), ..ask(Duration::from_secs(5)) };
+    assert!(matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Granted(_))));
+    let lose = || [0, 1].map(|at| masters.at(at).ask::<()>(&["DEL", "dlock:k"]));
+    lose();
+    // In time, the one that is left vouches for it.
+    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    assert_eq!(masters.at(0).get("dlock:k").as_deref(), Some(ask.token.secret()));
+    lose();
+    sleep_until(Moment::now().after(ask.ttl));
+    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::NotHeld));
+    assert_eq!(masters.at(0).get("dlock:k"), None);
+}
+
 /// What happens to one master.
 #[derive(Debug, Clone, Copy)]
 enum Blow {
@@ -478,24 +530,25 @@ fn blows(masters: usize, forget: bool) -> impl Strategy<Value = Vec<(Duration, B
         _ if forget => Blow::Restart(at),
         _ => Blow::Resume(at),
     });
-    prop::collection::vec(((0..250u64).prop_map(Duration::from_millis), blow), 20..40)
+    prop::collection::vec(((0..200u64).prop_map(Duration::from_millis), blow), 20..40)
 }
 
 fn visits() -> impl Strategy<Value = Vec<Vec<Visit>>> {
-    let visit = (0..900u64, 0..4u8).prop_map(|(stay, bye)| Visit {
+    let stay = prop_oneof![5 => Just(0), 1 => 1..900u64];
+    let visit = (stay, 0..20u8).prop_map(|(stay, bye)| Visit {
         stay: Duration::from_millis(stay),
         farewell: if bye == 0 { Farewell::Vanishes } else { Farewell::GivesBack },
     });
-    prop::collection::vec(prop::collection::vec(visit, 6), 4)
+    prop::collection::vec(prop::collection::vec(visit, 25), 4)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The masters' clocks are hours apart.
     #[test]
-    fn holds_follow_each_other_while_masters_come_and_go(blows in blows(5, false), visits in visits()) {
-        holds_follow_each_other(Masters::aged(5), LONG, &blows, &visits);
+    fn holds_follow_each_other_while_masters_come_and_go(blows in blows(3, false), visits in visits()) {
+        holds_follow_each_other(Masters::aged(3), LONG, &blows, &visits);
     }
 
     /// The masters forget everything when they restart.
@@ -549,7 +602,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
     let names = names();
     let ttl = Duration::from_millis(800).min(max_lease);
     let by = |span| Moment::now().after(Duration::from_millis(span));
-    let give_up = by(4000);
+    let give_up = by(2500);
     let ask = Ask { patience: Patience::Queue, ..ask(ttl) };
     let deadline = |sent: Moment| sent.after(ttl - ttl / 100 - Duration::from_millis(2));
     let (fence, from, mut until) = loop {
