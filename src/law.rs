@@ -1,32 +1,38 @@
-//! What is a lock allowed to do? The law: a pure machine from (record, operation, time) to (record, answer), for one
-//! exclusive lock with its queue, fence, min-hold and log. The `file:` store executes it; the Redis scripts are its
-//! twin, and a property test holds the two to equal answers.
+//! What is a lock allowed to do? The law: a pure machine from (records, operation, time) to (records, answer), for
+//! exclusive and shared locks and locks with slots, one or several at once, with queue, fence, min-hold and log. The
+//! `file:` store executes it; the Redis scripts are its twin, and a property test holds the two to equal answers.
 //!
 //! It reads no clock and does no I/O: time comes in as [`Time`], the store's own clock. How a waiter learns that it
 //! should ask again is the store's affair; the law only says, by [`Waiting::next`], when it may be worth it.
 //!
-//! The record is one plain value. Invariants between two operations:
-//! - `hold` is what dlock knows of the holder; `lock` is the truth (I12). A hold that `lock` no longer bears out has
-//!   ended, and the next operation says so in the log.
-//! - A waiter is in `queue` while it is heard of. A silent one is *parked*: out of the queue, its ticket kept for
-//!   [`TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too, until
-//!   it confirms; if it never does, the next one is served.
+//! [`Record`] is what is kept of one lock, and what happens to one lock alone. Here is what several have to agree on: who
+//! is served. A waiter stands in the queue of each of its locks, with the same ticket; it is granted all of them in one
+//! step, when it is the head of each queue and each lock admits it. Tickets order all waiters in the same way everywhere,
+//! so of any waiters that block each other one is the first in all its queues: nobody waits in a circle (I9). For the
+//! same reason a waiter that is passed over leaves all its queues at once, and returns to all at once.
 
-use crate::lock::{Fence, Mode, Owner, Token};
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use record::{Granted, left};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 pub mod schedule;
 
 mod answer;
 mod operation;
+mod record;
+pub mod stat;
+#[cfg(test)]
+mod tests;
+mod time;
 
 pub use answer::{
-    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Revoked, State,
-    Waiting,
+    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested, Revoked,
+    State, Waiting,
 };
 pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
+pub use record::{Hold, Lock, Phase, Record, Seen, Spent, Waiter};
+pub use time::{Due, Time, millis};
 
 /// A waiter not heard of for this long is passed over.
 pub const SILENCE: Duration = Duration::from_secs(5);
@@ -41,560 +47,413 @@ pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
 /// How often the head of the queue looks at a lock that is not dlock's: nobody will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
+/// Who watches a lock is told of changes for this long, and then has to say that it still does.
+pub const WATCH_KEPT: Duration = Duration::from_secs(15);
 /// How many ends the log keeps.
 pub const LOG_KEPT: usize = 64;
 /// How long log, fence and the record of an unfinished hold outlive their last use.
 pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-/// A reading of the store's clock: microseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Time(pub u64);
-
-impl Time {
-    /// Whole milliseconds since 1970.
-    pub const fn millis(self) -> u64 {
-        self.0 / 1000
-    }
+/// The records that an operation may look at, by full name. A lock without one is free.
+///
+/// An operation on some locks looks at the locks of whoever waits for them, and at theirs: see [`Book::reach`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Book {
+    /// By the locks' full names.
+    pub records: BTreeMap<String, Record>,
 }
 
-/// When something ends, by the store's clock, in whole milliseconds since 1970: what a Redis TTL can express.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Due(pub u64);
-
-impl Due {
-    /// `span` from `now`; the milliseconds of both are cut before they are added, as the scripts do.
-    pub fn after(now: Time, span: Duration) -> Self {
-        Self(now.millis().saturating_add(millis(span)))
-    }
-
-    /// Whether it has come.
-    pub const fn passed(self, now: Time) -> bool {
-        now.millis() >= self.0
+impl Book {
+    /// The full names that the waiters of these records wait for as well, and that are not in the book.
+    pub fn reach(&self) -> Vec<String> {
+        let names =
+            self.records.values().flat_map(|record| record.waiters.values()).flat_map(|waiter| &waiter.names);
+        let mut missing: Vec<String> =
+            names.filter(|name| !self.records.contains_key(*name)).cloned().collect();
+        missing.sort();
+        missing.dedup();
+        missing
     }
 
-    /// Whether it lies behind. So ends what Redis alone ends, a foreign lock and what is only remembered: it drops a key
-    /// one tick after its expiry.
-    pub const fn is_past(self, now: Time) -> bool {
-        now.millis() > self.0
-    }
-
-    /// What is left of it.
-    pub const fn left(self, now: Time) -> Duration {
-        Duration::from_millis(self.0.saturating_sub(now.millis()))
-    }
-}
-
-/// A span in whole milliseconds.
-pub fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Everything kept of one lock.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Record {
-    /// What the lock key says.
-    pub lock: Lock,
-    /// The holder, as long as it holds or was revoked.
-    pub hold: Option<Hold>,
-    /// Tickets of the waiters that are heard of, in order of service.
-    pub queue: BTreeSet<(u64, Token)>,
-    /// The waiters, parked ones included.
-    pub waiters: BTreeMap<Token, Waiter>,
-    /// The last fence given out.
-    pub fence: u64,
-    /// Tokens given back.
-    pub spent: BTreeMap<Token, Spent>,
-    /// The last ends, newest first.
-    pub log: VecDeque<LoggedEnd>,
-}
-
-/// What the lock key says.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Lock {
-    /// There is none.
-    #[default]
-    Free,
-    /// The token of the holder, until both its lease and its min-hold have run out.
-    Held {
-        /// Whose.
-        token: Token,
-        /// Until when.
-        until: Due,
-    },
-    /// A marker: given back, kept for the rest of a min-hold.
-    Cooling {
-        /// Until when.
-        until: Due,
-    },
-    /// A marker: taken away by an operator while the old job may live.
-    Revoked {
-        /// The end of the old lease.
-        until: Due,
-    },
-    /// Something that dlock did not write.
-    Foreign {
-        /// Its end, if it has one.
-        until: Option<Due>,
-    },
-}
-
-/// What is kept of a hold.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hold {
-    /// Its token.
-    pub token: Token,
-    /// Its fence.
-    pub fence: u64,
-    /// The grant.
-    pub since: Time,
-    /// The end of its lease.
-    pub until: Due,
-    /// The end of its min-hold; the past if it has none.
-    pub cool: Due,
-    /// Whether the holder has heard of the grant.
-    pub confirmed: bool,
-    /// Whether its end is in the log already, because an operator forced it.
-    pub forced: bool,
-    /// How long it waited, in whole milliseconds.
-    pub waited: u64,
-    /// Who.
-    pub owner: Owner,
-}
-
-/// What is kept of a waiter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waiter {
-    /// Its place: tickets are served in ascending order.
-    pub ticket: u64,
-    /// When it came.
-    pub since: Time,
-    /// When it counts as silent.
-    pub silent: Due,
-    /// When its ticket is forgotten.
-    pub forget: Due,
-    /// Who.
-    pub owner: Owner,
-}
-
-/// What is kept of a token that was given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
-    /// Whether it held something then.
-    pub released: bool,
-    /// When this is forgotten.
-    pub until: Due,
-}
-
-/// A record as `status` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// What stands in the way of a grant.
-    pub blocker: Blocker,
-    /// The foreign value, if it is one.
-    pub foreign: Option<Foreign>,
-    /// The last fence given out.
-    pub fence: Option<Fence>,
-    /// Who waits, in order, and since when.
-    pub waiters: Vec<(Owner, Duration)>,
-    /// The last ends, newest first.
-    pub log: Vec<LoggedEnd>,
-}
-
-impl Record {
-    /// Acquire, a waiter's heartbeat, and the confirmation of a grant: one operation, told apart by what the record
-    /// knows of the token.
-    pub fn acquire(&mut self, now: Time, ask: &Ask) -> Acquired {
+    /// Acquire, a waiter's heartbeat, and the confirmation of a grant: one operation, told apart by what the records
+    /// know of the token.
+    pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {
         self.forget(now);
-        if self.spent.contains_key(&ask.token) {
+        if names.iter().any(|name| self.record(name.as_str()).spent.contains_key(&ask.token)) {
             return Acquired::Spent;
         }
-        self.expire(now);
-        if !self.is_held_by(&ask.token) {
-            if ask.patience == Patience::Queue {
-                self.hear(now, ask);
+        self.expire(now, names);
+        if !self.is_held_by(names, &ask.token) {
+            if !self.may_start_anew(names, &ask.token) {
+                return Acquired::Spent;
             }
-            self.serve(now);
-            if self.lock == Lock::Free {
-                self.grant(now, ask.token.clone(), ask.owner.clone(), CONFIRM_WITHIN, 0);
+            let mut work = worklist(names);
+            if ask.patience == Patience::Queue {
+                self.hear(now, names, ask);
+                self.park_silent_before(now, names, &ask.token, &mut work);
+            }
+            self.serve(now, work);
+            if !self.is_held_by(names, &ask.token) {
+                self.grant_to_newcomer(now, names, ask);
             }
         }
-        if self.is_held_by(&ask.token) {
-            return Acquired::Granted(self.confirm(now, ask));
+        if self.is_held_by(names, &ask.token) {
+            return Acquired::Granted(self.confirm(now, names, ask));
         }
         match ask.patience {
-            Patience::None => Acquired::Busy(self.blocker(now)),
+            Patience::None => {
+                let blocker = self.blocker(now, names, ask);
+                self.record(names.as_slice()[blocker.at].as_str()).stat.busy += 1;
+                Acquired::Busy(blocker)
+            }
             Patience::Queue => {
-                let (ahead, next) = self.place(now, &ask.token);
-                Acquired::Waiting(Waiting { ahead, next, blocker: self.blocker(now) })
+                let (ahead, next) = self.place(now, names, ask);
+                Acquired::Waiting(Waiting { ahead, next, blocker: self.blocker(now, names, ask) })
             }
         }
     }
 
-    /// Extends the lease of the token that the lock key names, and of no other (I2, I12).
-    pub fn renew(&mut self, now: Time, token: &Token, ttl: Duration) -> Renewal {
-        self.expire(now);
-        let answer = if self.is_held_by(token) {
-            self.extend(now, ttl);
-            Renewal::Renewed
-        } else if self.is_revoked_from(token) {
+    /// Extends the lease of a token that holds all of these locks, and of no other (I2, I12).
+    pub fn renew(&mut self, now: Time, names: &Names, token: &Token, ttl: Duration) -> Renewal {
+        self.expire(now, names);
+        let answer = if self.is_held_by(names, token) {
+            for name in names {
+                self.record(name.as_str()).extend(now, token, ttl);
+            }
+            let asked = names.iter().any(|name| self.record(name.as_str()).is_asked(token));
+            if asked { Renewal::Asked } else { Renewal::Renewed }
+        } else if names.iter().any(|name| self.record(name.as_str()).is_revoked_from(token)) {
             Renewal::Revoked
         } else {
             Renewal::NotHeld
         };
-        self.serve(now);
+        self.serve(now, worklist(names));
         answer
     }
 
-    /// Gives back the hold, or the place in the queue, and remembers the token as spent, so that an `acquire` of it
-    /// that is still on its way is refused (I4).
-    pub fn leave(&mut self, now: Time, token: &Token, end: &End) -> Left {
+    /// Gives back whatever the token has of these locks, holds or a place in the queues, and remembers it as spent, so
+    /// that an `acquire` of it that is still on its way is refused (I4).
+    pub fn leave(&mut self, now: Time, names: &Names, token: &Token, end: &End) -> Left {
         self.forget(now);
-        if let Some(spent) = self.spent.get(token) {
-            return if spent.released { Left::Already } else { Left::NotHeld };
+        let spent: Vec<Spent> =
+            names.iter().filter_map(|name| self.record(name.as_str()).spent.get(token).copied()).collect();
+        let spent = spent.iter().find(|spent| spent.released).or(spent.first()).copied();
+        self.expire(now, names);
+        let mut queued = false;
+        let mut released: Option<Duration> = None;
+        for name in names {
+            let record = self.record(name.as_str());
+            if let Some(waiter) = record.waiters.remove(token) {
+                record.queue.remove(&(waiter.ticket, token.clone()));
+                queued = true;
+            }
+            let cooling = if record.is_held_by(token) {
+                record.release(now, token, end.ran, end.job)
+            } else if record.is_revoked_from(token) {
+                record.drop_hold(token);
+                Duration::ZERO
+            } else {
+                continue;
+            };
+            released = Some(released.unwrap_or_default().max(cooling));
         }
-        self.expire(now);
-        let queued =
-            self.waiters.remove(token).map(|waiter| self.queue.remove(&(waiter.ticket, token.clone())));
-        let answer = if self.is_held_by(token) {
-            self.release(now, end)
-        } else if self.is_revoked_from(token) {
-            self.hold = None;
-            self.lock = Lock::Free;
-            Left::Released { cooling: Duration::ZERO }
-        } else if queued.is_some() {
-            Left::Dequeued
-        } else {
-            Left::NotHeld
-        };
-        let released = matches!(answer, Left::Released { .. });
-        self.spend(now, token.clone(), released);
-        self.serve(now);
-        answer
+        if queued && released.is_none() && spent.is_none() {
+            self.record(names.first().as_str()).stat.given_up += 1;
+        }
+        if spent.is_none_or(|spent| !spent.released && released.is_some()) {
+            self.record(names.first().as_str()).spend(now, token.clone(), released.is_some());
+        }
+        self.serve(now, worklist(names));
+        left(released, spent, queued)
     }
 
-    /// Takes the lock away. The renewals of whoever held it fail from now on.
-    pub fn revoke(&mut self, now: Time, revoke: &Revoke) -> Revoked {
-        self.expire(now);
-        let answer = match self.lock.clone() {
-            Lock::Free => Revoked::Free,
-            Lock::Cooling { .. } => {
-                self.lock = Lock::Free;
-                Revoked::Cooling
-            }
-            Lock::Held { .. } if self.hold.as_ref().is_some_and(|hold| hold.until.passed(now)) => {
-                self.end(now, Outcome::Expired, None, None);
-                self.lock = Lock::Free;
-                Revoked::Cooling
-            }
-            Lock::Held { token, .. } => self.force(now, revoke, token),
-            Lock::Revoked { until } => {
-                let holders = self.holder(now).into_iter().collect();
-                if revoke.when == When::Now {
-                    self.lock = Lock::Free;
-                    if let Some(hold) = self.hold.take() {
-                        self.spend(now, hold.token, false);
-                    }
-                }
-                let left = if revoke.when == When::Now { Duration::ZERO } else { until.left(now) };
-                Revoked::AlreadyRevoked { holders, left }
-            }
-            Lock::Foreign { .. } if revoke.when == When::Now => {
-                self.lock = Lock::Free;
-                Revoked::ForeignDeleted
-            }
-            Lock::Foreign { until } => {
-                Revoked::Foreign(Foreign { kind: "string".into(), left: until.map(|until| until.left(now)) })
-            }
-        };
-        self.serve(now);
-        answer
-    }
-
-    /// What the record says at `now`; ends that no operation has noticed yet are in its log already.
-    pub fn inspect(&self, now: Time) -> Seen {
-        let mut record = self.clone();
+    /// Asks the hold with this fence to end its job and give the lock back; `by` is who asks.
+    pub fn request(&mut self, now: Time, name: &Name, fence: Fence, by: &Owner) -> Requested {
+        let record = self.record(name.as_str());
         record.expire(now);
-        let foreign = match record.lock {
-            Lock::Foreign { until } => {
-                Some(Foreign { kind: "string".into(), left: until.map(|until| until.left(now)) })
+        let answer = record.request(fence, by);
+        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        answer
+    }
+
+    /// Has the token woken whenever something changes: a grant, an end, a waiter that comes or goes. For [`WATCH_KEPT`].
+    pub fn watch(&mut self, now: Time, name: &Name, token: &Token) {
+        self.record(name.as_str()).forget(now);
+        self.record(name.as_str()).watch(now, token);
+    }
+
+    /// Takes the lock away from all who hold it. Their renewals fail from now on.
+    pub fn revoke(&mut self, now: Time, name: &Name, revoke: &Revoke) -> Revoked {
+        let record = self.record(name.as_str());
+        record.expire(now);
+        let answer = record.revoke(now, revoke);
+        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        answer
+    }
+
+    /// Whether the token holds all of these locks, and how.
+    pub fn prove(&self, now: Time, names: &Names, token: &Token) -> Option<Proof> {
+        let mut proof: Option<Proof> = None;
+        for name in names {
+            let mut record = self.records.get(name.as_str())?.clone();
+            record.expire(now);
+            if !record.is_held_by(token) {
+                return None;
             }
-            _ => None,
-        };
-        let heard = |(_, token): &(u64, Token)| {
-            let waiter = record.waiters.get(token)?;
-            let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            (!waiter.silent.passed(now)).then(|| (waiter.owner.clone(), waiting))
-        };
-        Seen {
-            blocker: record.blocker(now),
-            foreign,
-            fence: (record.fence > 0).then_some(Fence(record.fence)),
-            waiters: record.queue.iter().filter_map(heard).collect(),
-            log: record.log.into(),
+            let mode = record.mode()?;
+            let hold = record.holds.get(token).filter(|hold| hold.confirmed && !hold.until.passed(now))?;
+            let lease = proof.map_or(hold.until.left(now), |proof| proof.lease.min(hold.until.left(now)));
+            proof = Some(Proof { mode, slot: hold.slot, fence: Fence(hold.fence), lease });
         }
+        proof
     }
 
     /// Whoever had this token is known to be dead, with everything that ran under it. Only a store that hears of
     /// deaths can say so; a min-hold stands. Nobody is served here: the operation that follows does that, and `inspect`
     /// shows what is, not what would be.
     pub fn bury(&mut self, now: Time, token: &Token) {
-        self.expire(now);
-        if let Some(waiter) = self.waiters.remove(token) {
-            self.queue.remove(&(waiter.ticket, token.clone()));
-        }
-        if self.is_held_by(token) {
-            let cool = self.hold.as_ref().map(|hold| hold.cool);
-            self.end(now, Outcome::Expired, None, None);
-            self.lock = cooling_until(cool, now);
-        } else if self.is_revoked_from(token) {
-            self.hold = None;
-            self.lock = Lock::Free;
+        for record in self.records.values_mut() {
+            record.bury(now, token);
         }
     }
 
-    /// Whether the token holds the lock, and how.
-    pub fn prove(&self, now: Time, token: &Token) -> Option<Proof> {
-        let mut record = self.clone();
-        record.expire(now);
-        if !record.is_held_by(token) {
-            return None;
+    fn record(&mut self, name: &str) -> &mut Record {
+        if !self.records.contains_key(name) {
+            self.records.insert(name.to_owned(), Record::default());
         }
-        let hold = record.hold.as_ref().filter(|hold| hold.confirmed && !hold.until.passed(now))?;
-        let lease = hold.until.left(now);
-        Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(hold.fence), lease })
-    }
-
-    fn is_held_by(&self, token: &Token) -> bool {
-        matches!(&self.lock, Lock::Held { token: holder, .. } if holder == token)
-    }
-
-    fn is_revoked_from(&self, token: &Token) -> bool {
-        matches!(self.lock, Lock::Revoked { .. })
-            && self.hold.as_ref().is_some_and(|hold| hold.token == *token)
+        // Inserted above if it was not there.
+        self.records.entry(name.to_owned()).or_default()
     }
 
     fn forget(&mut self, now: Time) {
-        self.spent.retain(|_, spent| !spent.until.is_past(now));
-        self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
-        let waiters = &self.waiters;
-        self.queue.retain(|(_, token)| waiters.contains_key(token));
-    }
-
-    fn spend(&mut self, now: Time, token: Token, released: bool) {
-        self.spent.insert(token, Spent { released, until: Due::after(now, SPENT_KEPT) });
-    }
-
-    /// The first half of *settle*: what has run out, or is no longer borne out by the lock key, is over.
-    fn expire(&mut self, now: Time) {
-        let over = match &self.lock {
-            Lock::Free => false,
-            Lock::Held { until, .. } | Lock::Cooling { until } | Lock::Revoked { until } => until.passed(now),
-            Lock::Foreign { until } => until.is_some_and(|until| until.is_past(now)),
-        };
-        if over {
-            self.lock = Lock::Free;
-        }
-        let Some(hold) = &self.hold else { return };
-        if self.is_held_by(&hold.token) || self.is_revoked_from(&hold.token) {
-            return;
-        }
-        let ran_out = hold.until.max(hold.cool).passed(now);
-        self.end(now, if ran_out { Outcome::Expired } else { Outcome::Lost }, None, None);
-    }
-
-    /// The second half of *settle*: park the silent, and grant to whoever is now entitled.
-    fn serve(&mut self, now: Time) {
-        while self.lock == Lock::Free {
-            let Some((_, token)) = self.queue.pop_first() else { return };
-            let Some(waiter) = self.waiters.get(&token) else { continue };
-            if waiter.silent.passed(now) {
-                continue;
-            }
-            let waited = now.millis().saturating_sub(waiter.since.millis());
-            let owner = waiter.owner.clone();
-            self.grant(now, token, owner, CONFIRM_WITHIN, waited);
+        for record in self.records.values_mut() {
+            record.forget(now);
         }
     }
 
-    fn grant(&mut self, now: Time, token: Token, owner: Owner, lease: Duration, waited: u64) {
-        self.fence = now.0.max(self.fence.saturating_add(1));
-        let until = Due::after(now, lease);
-        self.lock = Lock::Held { token: token.clone(), until };
-        self.hold = Some(Hold {
-            token,
-            fence: self.fence,
-            since: now,
-            until,
-            cool: Due(0),
-            confirmed: false,
-            forced: false,
-            waited,
-            owner,
-        });
-    }
-
-    fn confirm(&mut self, now: Time, ask: &Ask) -> Grant {
-        if let Some(waiter) = self.waiters.remove(&ask.token) {
-            self.queue.remove(&(waiter.ticket, ask.token.clone()));
-        }
-        if let Some(hold) = &mut self.hold {
-            hold.owner = ask.owner.clone();
-            if !ask.min_hold.is_zero() {
-                hold.cool = Due::after(hold.since, ask.min_hold);
-            }
-        }
-        self.extend(now, ask.ttl);
-        let (fence, waited) = self.hold.as_ref().map_or((0, 0), |hold| (hold.fence, hold.waited));
-        Grant { fence: Fence(fence), waited: Duration::from_millis(waited), slot: None }
-    }
-
-    /// Whoever asks for more of the lease has heard of the grant.
-    fn extend(&mut self, now: Time, ttl: Duration) {
-        if let (Some(hold), Lock::Held { until, .. }) = (&mut self.hold, &mut self.lock) {
-            hold.confirmed = true;
-            hold.until = Due::after(now, ttl);
-            *until = hold.until.max(hold.cool);
+    fn expire(&mut self, now: Time, names: &Names) {
+        for name in names {
+            self.record(name.as_str()).expire(now);
         }
     }
 
-    fn release(&mut self, now: Time, end: &End) -> Left {
-        let cool = self.hold.as_ref().map(|hold| hold.cool);
-        match end.ran {
-            Ran::Yes => {
-                self.end(now, Outcome::Released, end.job, None);
-                self.lock = cooling_until(cool, now);
-            }
-            Ran::No => {
-                self.hold = None;
-                self.lock = Lock::Free;
-            }
-        }
-        let cooling = match self.lock {
-            Lock::Cooling { until } => until.left(now),
-            _ => Duration::ZERO,
-        };
-        Left::Released { cooling }
+    fn is_held_by(&mut self, names: &Names, token: &Token) -> bool {
+        names.iter().all(|name| self.record(name.as_str()).is_held_by(token))
     }
 
-    fn force(&mut self, now: Time, revoke: &Revoke, token: Token) -> Revoked {
-        let Some(holder) = self.holder(now) else { return Revoked::Free };
-        let hold = self.hold.clone();
-        // Under a grant that was never confirmed no job runs, so there is nothing to wait for.
-        let when = if holder.confirmed { revoke.when } else { When::Now };
-        self.end(now, Outcome::Forced, None, Some(revoke.by.clone()));
-        match when {
-            When::Safe => {
-                self.lock = Lock::Revoked { until: hold.as_ref().map_or(Due(0), |hold| hold.until) };
-                self.hold = hold.map(|hold| Hold { forced: true, ..hold });
-                Revoked::Holds { left: holder.lease, holders: vec![holder] }
-            }
-            When::Now => {
-                self.lock = Lock::Free;
-                self.spend(now, token, false);
-                Revoked::Holds { left: Duration::ZERO, holders: vec![holder] }
-            }
+    /// A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A
+    /// grant that nobody has heard of is forgotten with the lock it lost.
+    fn may_start_anew(&mut self, names: &Names, token: &Token) -> bool {
+        let over = |hold: &Hold| hold.confirmed;
+        if names.iter().any(|name| self.record(name.as_str()).holds.get(token).is_some_and(over)) {
+            return false;
         }
-    }
-
-    /// Drops the hold and logs its end, once. A grant that nobody heard of leaves no trace.
-    fn end(&mut self, now: Time, outcome: Outcome, job: Option<JobEnd>, by: Option<Owner>) {
-        let Some(hold) = self.hold.take() else { return };
-        if !hold.confirmed || hold.forced {
-            return;
+        for name in names {
+            self.record(name.as_str()).drop_hold_of(token);
         }
-        self.log.push_front(LoggedEnd {
-            outcome,
-            owner: hold.owner,
-            fence: Fence(hold.fence),
-            since: hold.since.millis(),
-            ended: if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() },
-            waited: hold.waited,
-            job,
-            by,
-        });
-        self.log.truncate(LOG_KEPT);
+        true
     }
 
     /// A waiter makes itself heard: it gets a ticket, or comes back to its old one.
-    fn hear(&mut self, now: Time, ask: &Ask) {
-        let after_the_last = self.queue.last().map_or(0, |(ticket, _)| ticket + 1);
-        let waiter = self.waiters.entry(ask.token.clone()).or_insert_with(|| Waiter {
-            ticket: now.0.max(after_the_last),
-            since: now,
-            silent: Due(0),
-            forget: Due(0),
-            owner: ask.owner.clone(),
+    fn hear(&mut self, now: Time, names: &Names, ask: &Ask) {
+        let known = names.iter().find_map(|name| {
+            self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
         });
-        waiter.silent = Due::after(now, SILENCE);
-        waiter.forget = Due::after(now, TICKET_KEPT);
-        self.queue.insert((waiter.ticket, ask.token.clone()));
-    }
-
-    /// How many stand before a waiter, silent ones directly before it parked, and when to ask again: the head when
-    /// the lock may be free, the others when the one before falls silent.
-    fn place(&mut self, now: Time, token: &Token) -> (u64, Duration) {
-        let Some(ticket) = self.waiters.get(token).map(|waiter| waiter.ticket) else { return (0, HEARTBEAT) };
-        let mine = (ticket, token.clone());
-        while let Some(before) = self.queue.range(..&mine).next_back().cloned() {
-            match self.waiters.get(&before.1) {
-                Some(waiter) if !waiter.silent.passed(now) => {
-                    let ahead = self.queue.range(..&mine).count();
-                    return (
-                        u64::try_from(ahead).unwrap_or(u64::MAX),
-                        waiter.silent.left(now).min(HEARTBEAT),
-                    );
-                }
-                _ => self.queue.remove(&before),
+        let (ticket, since) = known.unwrap_or_else(|| {
+            let last = names
+                .iter()
+                .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
+            let after_the_last = last.max().map_or(0, |ticket| ticket + 1);
+            (now.0.max(after_the_last), now)
+        });
+        for name in names {
+            let waiter = Waiter {
+                ticket,
+                since,
+                silent: Due::after(now, SILENCE),
+                forget: Due::after(now, TICKET_KEPT),
+                mode: ask.mode,
+                names: names.iter().map(|name| name.as_str().to_owned()).collect(),
+                owner: ask.owner.clone(),
             };
+            let record = self.record(name.as_str());
+            record.waiters.insert(ask.token.clone(), waiter);
+            record.queue.insert((ticket, ask.token.clone()));
         }
-        let next = match &self.lock {
-            Lock::Foreign { .. } => FOREIGN_LOOK,
-            _ => self.blocker(now).left.unwrap_or(HEARTBEAT).min(HEARTBEAT),
-        };
-        (0, next)
     }
 
-    fn holder(&self, now: Time) -> Option<Holder> {
-        let hold = self.hold.as_ref()?;
-        Some(Holder {
-            owner: hold.owner.clone(),
-            fence: Fence(hold.fence),
-            since: hold.since.millis(),
-            held: Duration::from_millis(now.millis().saturating_sub(hold.since.millis())),
-            lease: hold.until.left(now),
-            slot: None,
-            confirmed: hold.confirmed,
-        })
-    }
-
-    fn blocker(&self, now: Time) -> Blocker {
-        let (state, until) = match &self.lock {
-            Lock::Free => (State::Free, None),
-            Lock::Held { until, .. } if self.hold.as_ref().is_some_and(|hold| hold.until.passed(now)) => {
-                (State::Cooling, Some(*until))
+    /// The silent ones directly before a waiter are passed over, or nobody would notice before they are the head.
+    fn park_silent_before(&mut self, now: Time, names: &Names, token: &Token, work: &mut VecDeque<String>) {
+        for name in names {
+            loop {
+                let record = self.record(name.as_str());
+                let Some(ticket) = record.waiters.get(token).map(|waiter| waiter.ticket) else { break };
+                let Some(before) = record.queue.range(..(ticket, token.clone())).next_back().cloned() else {
+                    break;
+                };
+                if record.is_heard(now, &before.1) {
+                    break;
+                }
+                self.park(name.as_str(), &before, work);
             }
-            Lock::Held { until, .. } => (State::Held, Some(*until)),
-            Lock::Cooling { until } => (State::Cooling, Some(*until)),
-            Lock::Revoked { until } => (State::Revoked, Some(*until)),
-            Lock::Foreign { until } => (State::Held, *until),
-        };
-        let holder = if state == State::Cooling { None } else { self.holder(now) };
-        let mode = matches!(self.lock, Lock::Held { .. } | Lock::Cooling { .. } | Lock::Revoked { .. });
-        Blocker {
-            at: 0,
-            state,
-            mode: mode.then_some(Mode::Exclusive),
-            holder,
-            others: 0,
-            left: until.map(|until| until.left(now)),
         }
+    }
+
+    /// Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
+    fn park(&mut self, at: &str, (ticket, token): &(u64, Token), work: &mut VecDeque<String>) {
+        let place = (*ticket, token.clone());
+        self.record(at).queue.remove(&place);
+        let names = self.record(at).waiters.get(token).map(|waiter| waiter.names.clone()).unwrap_or_default();
+        for name in names.into_iter().filter(|name| name != at) {
+            self.record(&name).queue.remove(&place);
+            work.push_back(name);
+        }
+    }
+
+    /// Settle: what has run out is over, the silent are parked, and whoever is now entitled is granted its locks.
+    fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
+        while let Some(name) = work.pop_front() {
+            self.record(&name).expire(now);
+            if !self.record(&name).is_open() {
+                continue;
+            }
+            while let Some(head) = self.head(now, &name, &mut work) {
+                if !self.serve_one(now, &name, &head, &mut work) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The first in the queue that is heard of.
+    fn head(&mut self, now: Time, name: &str, work: &mut VecDeque<String>) -> Option<(u64, Token)> {
+        loop {
+            let record = self.record(name);
+            let head = record.queue.first()?.clone();
+            if record.is_heard(now, &head.1) {
+                return Some(head);
+            }
+            self.park(name, &head, work);
+        }
+    }
+
+    /// Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
+    fn serve_one(&mut self, now: Time, at: &str, head: &(u64, Token), work: &mut VecDeque<String>) -> bool {
+        let Some(waiter) = self.record(at).waiters.get(&head.1).cloned() else { return false };
+        for name in &waiter.names {
+            if name != at {
+                self.record(name).expire(now);
+                if self.head(now, name, work).as_ref() != Some(head) {
+                    // Who is before it there has an earlier ticket, so this ends.
+                    work.push_back(name.clone());
+                    return false;
+                }
+            }
+            if !self.record(name).admits(waiter.mode) {
+                return false;
+            }
+        }
+        let Some(slot) = self.slot(&waiter.names, waiter.mode) else { return false };
+        let waited = now.millis().saturating_sub(waiter.since.millis());
+        for name in &waiter.names {
+            self.record(name).queue.remove(head);
+            if name != at {
+                work.push_back(name.clone());
+            }
+        }
+        let (token, mode, owner) = (head.1.clone(), waiter.mode, waiter.owner);
+        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, owner });
+        true
+    }
+
+    /// Whoever does not stand in the queue is granted the locks if nobody else waits for one of them.
+    fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask) {
+        let names: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let admitted = names.iter().all(|name| {
+            let record = self.record(name);
+            record.queue.is_empty() && record.admits(ask.mode)
+        });
+        if !admitted {
+            return;
+        }
+        let Some(slot) = self.slot(&names, ask.mode) else { return };
+        let (token, mode, owner) = (ask.token.clone(), ask.mode, ask.owner.clone());
+        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, owner });
+    }
+
+    /// The slot to give: the lowest that is free in all of the locks; none where the mode has no slots.
+    #[expect(
+        clippy::option_option,
+        reason = "whether one may be had, and which: a mode without slots needs none"
+    )]
+    fn slot(&mut self, names: &[String], mode: Mode) -> Option<Option<u32>> {
+        let Mode::Slots(slots) = mode else { return Some(None) };
+        let mut taken: Vec<u32> =
+            names.iter().flat_map(|name| self.record(name).taken().collect::<Vec<_>>()).collect();
+        taken.sort_unstable();
+        taken.dedup();
+        (0..slots).find(|slot| taken.binary_search(slot).is_err()).map(Some)
+    }
+
+    /// One fence for all of them: greater than every earlier one of each.
+    fn grant(&mut self, now: Time, names: &[String], granted: Granted) {
+        let last = names.iter().map(|name| self.record(name).fence).max().unwrap_or_default();
+        let granted = Granted { fence: now.0.max(last.saturating_add(1)), ..granted };
+        for name in names {
+            self.record(name).grant(now, CONFIRM_WITHIN, &granted);
+        }
+    }
+
+    fn confirm(&mut self, now: Time, names: &Names, ask: &Ask) -> Grant {
+        let mut grant = Grant { fence: Fence(0), waited: Duration::ZERO, slot: None };
+        for name in names {
+            let record = self.record(name.as_str());
+            if let Some(waiter) = record.waiters.remove(&ask.token) {
+                record.queue.remove(&(waiter.ticket, ask.token.clone()));
+            }
+            record.confirm(now, ask);
+            if let Some(hold) = record.holds.get(&ask.token) {
+                let (fence, waited) = (Fence(hold.fence), Duration::from_millis(hold.waited));
+                grant = Grant { fence, waited, slot: hold.slot };
+            }
+        }
+        grant
+    }
+
+    /// How many stand before a waiter, at most in any of its queues, and when it is to ask again: where it is the head,
+    /// when what is in its way may be over; elsewhere when the one before falls silent.
+    fn place(&mut self, now: Time, names: &Names, ask: &Ask) -> (u64, Duration) {
+        let (mut most, mut next) = (0, HEARTBEAT);
+        for name in names {
+            let record = self.record(name.as_str());
+            let Some(ticket) = record.waiters.get(&ask.token).map(|waiter| waiter.ticket) else { continue };
+            let mine = (ticket, ask.token.clone());
+            let ahead = record.queue.range(..&mine).count();
+            let before =
+                record.queue.range(..&mine).next_back().and_then(|(_, token)| record.waiters.get(token));
+            let event = match (before, &record.lock) {
+                (Some(before), _) => before.silent.left(now),
+                (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
+                (None, _) if record.admits(ask.mode) => HEARTBEAT,
+                (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
+            };
+            most = most.max(u64::try_from(ahead).unwrap_or(u64::MAX));
+            next = next.min(event);
+        }
+        (most, next)
+    }
+
+    /// What is in the way: of the first of the locks that does not admit, or that others wait for, else of the first.
+    fn blocker(&mut self, now: Time, names: &Names, ask: &Ask) -> Blocker {
+        let waits = |record: &Record| record.queue.first().is_some_and(|(_, token)| *token != ask.token);
+        let blocks = |record: &Record| !record.admits(ask.mode) || waits(record);
+        let at = names.iter().position(|name| blocks(self.record(name.as_str()))).unwrap_or(0);
+        let name = names.as_slice()[at].as_str();
+        Blocker { at, ..self.record(name).blocker(now, ask.mode) }
     }
 }
 
-fn cooling_until(cool: Option<Due>, now: Time) -> Lock {
-    match cool {
-        Some(until) if !until.passed(now) => Lock::Cooling { until },
-        _ => Lock::Free,
-    }
+/// The locks to be looked at first.
+fn worklist(names: &Names) -> VecDeque<String> {
+    names.iter().map(|name| name.as_str().to_owned()).collect()
 }

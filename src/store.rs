@@ -7,8 +7,9 @@
 
 use crate::clock::Moment;
 use crate::exit::Exit;
+use crate::law::stat::Stat;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Holder, Left, LoggedEnd, Proof, Renewal, Revoke, Revoked, State,
+    Acquired, Ask, End, Foreign, Holder, Left, LoggedEnd, Proof, Renewal, Requested, Revoke, Revoked, State,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use std::fmt;
@@ -38,6 +39,17 @@ pub trait Store: Send {
     /// Whether the token holds all of these locks, and how. Changes nothing.
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error>;
 
+    /// Asks the hold with this fence to end its job and give the lock back: its next renewal answers
+    /// [`Renewal::Asked`], and its [`Ear`] wakes it for that.
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
+
+    /// Has the [`Ear`] of `token` woken whenever something changes about the lock, for [`crate::law::WATCH_KEPT`].
+    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error>;
+
+    /// An ear for a token that holds these locks, or watches them. It is used apart from the store, on a connection of its
+    /// own where there are connections.
+    fn ear(&mut self, names: &[Name], token: &Token, listener: Listener) -> Result<Box<dyn Ear>, Error>;
+
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
 
@@ -54,6 +66,21 @@ pub trait Store: Send {
 
     /// Forgets every connection, so that the next call starts on a new one.
     fn reset(&mut self);
+}
+
+/// Who listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listener {
+    /// A holder, for [`Store::request`].
+    Holder,
+    /// Somebody who looks on, for [`Store::watch`].
+    Watcher,
+}
+
+/// Where a holder or somebody who looks on hears that something happened.
+pub trait Ear: Send {
+    /// Sleeps until something happened, at the latest until `until`. Waking early is allowed.
+    fn sleep(&mut self, until: Moment) -> Result<(), Error>;
 }
 
 /// A waiter, as seen from outside.
@@ -90,6 +117,8 @@ pub struct View {
     pub waiters: Vec<Waiter>,
     /// The last ends, newest first, at most 64.
     pub log: Vec<LoggedEnd>,
+    /// Totals.
+    pub stat: Stat,
 }
 
 /// A failure of a store. The text names no secret.

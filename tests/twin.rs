@@ -3,9 +3,9 @@
 //! after every step everything that can be seen.
 
 use dlock::clock::Moment;
-use dlock::law::{Ask, Blocker, End, JobEnd, Patience, Ran, Revoke, When};
-use dlock::law::{Lock, Record, Time};
-use dlock::lock::{Key, Mode, Name, Owner, Token};
+use dlock::law::{Acquired, Ask, End, JobEnd, Patience, Ran, Revoke, When};
+use dlock::law::{Book, Lock, Seen, Time};
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::redis::{Address, RedisStore, Target};
 use dlock::store::{Store, View};
 use proptest::prelude::*;
@@ -17,23 +17,50 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const PEOPLE: usize = 5;
+const PEOPLE: usize = 6;
+const LOCKS: usize = 3;
 
-/// One step of a history. People are numbered; each has one token until it is reborn with another.
+/// What a person wants, for as long as it has one token.
+#[derive(Debug, Clone)]
+struct Want {
+    /// Some of the locks; at least one.
+    locks: Vec<usize>,
+    mode: Mode,
+}
+
+/// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
 #[derive(Debug, Clone)]
 enum Step {
     Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
     Renew { who: usize, ttl: u64 },
     Leave { who: usize, ran: Ran, job: Option<JobEnd> },
-    Revoke(When),
-    Reborn(usize),
+    Revoke { lock: usize, when: When },
+    Reborn { who: usize, want: Want },
     Pass(u64),
-    Vanish,
-    Intrude { ttl: Option<u64> },
+    Vanish { lock: usize },
+    Intrude { lock: usize, ttl: Option<u64> },
+    Request { lock: usize },
+}
+
+fn wants() -> impl Strategy<Value = Want> {
+    let locks = prop_oneof![4 => Just(vec![0]), 3 => prop::sample::subsequence(vec![0, 1, 2], 1..=LOCKS)];
+    let mode = prop_oneof![
+        4 => Just(Mode::Exclusive),
+        4 => Just(Mode::Shared),
+        3 => Just(Mode::Slots(2)),
+        1 => Just(Mode::Slots(3)),
+    ];
+    (locks, mode).prop_map(|(locks, mode)| Want { locks, mode })
+}
+
+fn histories() -> impl Strategy<Value = (Vec<Want>, Vec<Step>)> {
+    // In one half everybody wants the same, so that a lock of several is really shared.
+    let alike = wants().prop_map(|want| vec![want; PEOPLE]);
+    (prop_oneof![alike, prop::collection::vec(wants(), PEOPLE)], steps())
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = 0..PEOPLE;
+    let (who, lock) = (0..PEOPLE, 0..LOCKS);
     let ttl = prop_oneof![Just(500u64), 500..6000u64, Just(30_000u64)];
     let min_hold = prop_oneof![4 => Just(0u64), 1 => 1..8000u64];
     let patience = prop_oneof![3 => Just(Patience::Queue), 1 => Just(Patience::None)];
@@ -54,12 +81,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
         8 => (who.clone(), prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::No)], job)
             .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
-        2 => prop_oneof![Just(When::Safe), Just(When::Now)].prop_map(Step::Revoke),
-        4 => who.prop_map(Step::Reborn),
+        2 => (lock.clone(), prop_oneof![Just(When::Safe), Just(When::Now)])
+            .prop_map(|(lock, when)| Step::Revoke { lock, when }),
+        4 => (who, wants()).prop_map(|(who, want)| Step::Reborn { who, want }),
         12 => span.prop_map(Step::Pass),
         2 => prop_oneof![
-            Just(Step::Vanish),
-            prop_oneof![Just(None), (1..3000u64).prop_map(Some)].prop_map(|ttl| Step::Intrude { ttl }),
+            lock.clone().prop_map(|lock| Step::Vanish { lock }),
+            lock.clone().prop_map(|lock| Step::Request { lock }),
+            (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
+                .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
         ],
     ];
     prop::collection::vec(step, 1..60)
@@ -140,10 +170,12 @@ struct Twins<'a> {
     server: &'a Server,
     raw: &'a mut redis::Connection,
     store: RedisStore,
-    name: Name,
-    law: Record,
+    names: Vec<Name>,
+    law: Book,
     now: Time,
-    tokens: Vec<Token>,
+    people: Vec<(Token, Want)>,
+    /// Whose proof was last looked at: one after each step.
+    looked: usize,
 }
 
 fn owner(who: usize) -> Owner {
@@ -161,6 +193,17 @@ fn by() -> Moment {
 }
 
 impl Twins<'_> {
+    /// The token of somebody, and the locks it wants.
+    fn person(&self, who: usize) -> (Token, Mode, Names) {
+        let (token, Want { locks, mode }) = self.people[who].clone();
+        let mut names = locks.iter().map(|lock| self.names[*lock].clone());
+        (token, mode, Names::new(names.next().unwrap(), names))
+    }
+
+    fn lock(&mut self, lock: usize) -> &mut Lock {
+        &mut self.law.records.entry(self.names[lock].as_str().into()).or_default().lock
+    }
+
     fn step(&mut self, step: &Step) {
         // Between two steps a little time always passes, so that tickets and fences differ as they do in life.
         self.now.0 += 7;
@@ -168,93 +211,99 @@ impl Twins<'_> {
         let ms = Duration::from_millis;
         match *step {
             Step::Acquire { who, patience, ttl, min_hold } => {
-                let token = self.tokens[who].clone();
-                let ask = Ask {
-                    token,
-                    mode: Mode::Exclusive,
-                    ttl: ms(ttl),
-                    min_hold: ms(min_hold),
-                    owner: owner(who),
-                    patience,
-                };
-                let lua = self.store.acquire(&self.name.clone().into(), &ask, by()).unwrap();
-                assert_eq!(self.law.acquire(self.now, &ask), lua, "{step:?}");
+                let (token, mode, names) = self.person(who);
+                let (ttl, min_hold) = (ms(ttl), ms(min_hold));
+                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience };
+                let lua = self.store.acquire(&names, &ask, by()).unwrap();
+                assert_eq!(self.law.acquire(self.now, &names, &ask), lua, "{step:?}");
             }
             Step::Renew { who, ttl } => {
-                let lua =
-                    self.store.renew(&self.name.clone().into(), &self.tokens[who], ms(ttl), by()).unwrap();
-                assert_eq!(self.law.renew(self.now, &self.tokens[who], ms(ttl)), lua, "{step:?}");
+                let (token, _, names) = self.person(who);
+                let lua = self.store.renew(&names, &token, ms(ttl), by()).unwrap();
+                assert_eq!(self.law.renew(self.now, &names, &token, ms(ttl)), lua, "{step:?}");
             }
             Step::Leave { who, ran, job } => {
-                let end = End { ran, job };
-                let lua = self.store.leave(&self.name.clone().into(), &self.tokens[who], &end, by()).unwrap();
-                assert_eq!(self.law.leave(self.now, &self.tokens[who], &end), lua, "{step:?}");
+                let ((token, _, names), end) = (self.person(who), End { ran, job });
+                let lua = self.store.leave(&names, &token, &end, by()).unwrap();
+                assert_eq!(self.law.leave(self.now, &names, &token, &end), lua, "{step:?}");
             }
-            Step::Revoke(when) => {
-                let revoke = Revoke { when, by: owner(99) };
-                let lua = self.store.revoke(&self.name, &revoke, by()).unwrap();
-                assert_eq!(self.law.revoke(self.now, &revoke), lua, "{step:?}");
+            Step::Revoke { lock, when } => {
+                let (name, revoke) = (self.names[lock].clone(), Revoke { when, by: owner(99) });
+                let lua = self.store.revoke(&name, &revoke, by()).unwrap();
+                assert_eq!(self.law.revoke(self.now, &name, &revoke), lua, "{step:?}");
             }
-            Step::Reborn(who) => self.tokens[who] = Token::random().unwrap(),
+            Step::Request { lock } => {
+                let name = self.names[lock].clone();
+                let holders = self.store.inspect(&name, by()).unwrap().holders;
+                let fence = holders.last().map_or(Fence(1), |holder| holder.fence);
+                let lua = self.store.request(&name, fence, &owner(97), by()).unwrap();
+                assert_eq!(self.law.request(self.now, &name, fence, &owner(97)), lua, "{step:?}");
+            }
+            Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Pass(span) => {
                 self.now.0 += span * 1000;
                 self.server.set_clock(self.now);
             }
-            Step::Vanish => {
-                let () = redis::cmd("DEL").arg(self.name.as_str()).query(self.raw).unwrap();
-                self.law.lock = Lock::Free;
+            Step::Vanish { lock } => {
+                let () = redis::cmd("DEL").arg(self.names[lock].as_str()).query(self.raw).unwrap();
+                *self.lock(lock) = Lock::Free;
             }
-            Step::Intrude { ttl } => {
+            Step::Intrude { lock, ttl } => {
                 let mut set = redis::cmd("SET");
-                set.arg(self.name.as_str()).arg("somebody");
+                set.arg(self.names[lock].as_str()).arg("somebody");
                 if let Some(ttl) = ttl {
                     set.arg("PX").arg(ttl);
                 }
                 let () = set.query(self.raw).unwrap();
                 let until = ttl.map(|ttl| dlock::law::Due::after(self.now, ms(ttl)));
-                self.law.lock = Lock::Foreign { until };
+                *self.lock(lock) = Lock::Foreign { until };
             }
         }
         self.compare(step);
     }
 
     fn compare(&mut self, step: &Step) {
-        let View { state, mode, foreign, holders, left, fence, waiters, log, now, .. } =
-            self.store.inspect(&self.name, by()).unwrap();
-        assert_eq!(now, self.now.millis());
-        let seen = self.law.inspect(self.now);
-        assert_eq!(
-            seen.blocker,
-            Blocker { at: 0, state, mode, holder: holders.into_iter().next(), others: 0, left },
-            "seen after {step:?}"
-        );
-        assert_eq!(seen.foreign, foreign, "foreign after {step:?}");
-        assert_eq!(seen.fence, fence, "fence after {step:?}");
-        let waiters: Vec<_> = waiters.into_iter().map(|waiter| (waiter.owner, waiter.waiting)).collect();
-        assert_eq!(seen.waiters, waiters, "waiters after {step:?}");
-        assert_eq!(seen.log, log, "log after {step:?}");
+        for name in self.names.clone() {
+            let View { state, mode, foreign, holders, left, fence, waiters, log, stat, now, .. } =
+                self.store.inspect(&name, by()).unwrap();
+            assert_eq!(now, self.now.millis());
+            let waiters =
+                waiters.into_iter().map(|waiter| (waiter.owner, waiter.mode, waiter.waiting)).collect();
+            let lua = Seen { state, mode, holders, left, foreign, fence, waiters, log, stat };
+            let record = self.law.records.get(name.as_str()).cloned().unwrap_or_default();
+            assert_eq!(record.inspect(self.now), lua, "{} after {step:?}", name.as_str());
+        }
+        self.looked = (self.looked + 1) % PEOPLE;
+        let (token, _, names) = self.person(self.looked);
+        let lua = self.store.prove(&names, &token, by()).unwrap();
+        assert_eq!(self.law.prove(self.now, &names, &token), lua, "{} after {step:?}", self.looked);
     }
 
     /// I5: the server's clock is set back by an hour. Expiries that Redis has carried out do not come back with it, so
     /// the law cannot follow; but the next grant has a greater fence than the last.
     fn fences_grow_while_the_clock_goes_back(&mut self) {
         self.server.set_clock(Time(self.now.0 - 3_600_000_000));
-        let before = self.store.inspect(&self.name, by()).unwrap().fence;
-        self.store.revoke(&self.name, &Revoke { when: When::Now, by: owner(99) }, by()).unwrap();
+        let before: Vec<_> =
+            self.names.iter().map(|name| self.store.inspect(name, by()).unwrap().fence).collect();
+        for name in &self.names {
+            self.store.revoke(name, &Revoke { when: When::Now, by: owner(99) }, by()).unwrap();
+        }
         let token = Token::random().unwrap();
         let (ttl, min_hold) = (Duration::from_secs(1), Duration::ZERO);
-        let ask =
-            Ask { token, mode: Mode::Exclusive, ttl, min_hold, owner: owner(98), patience: Patience::None };
-        self.store.acquire(&self.name.clone().into(), &ask, by()).unwrap();
-        let after = self.store.inspect(&self.name, by()).unwrap().fence;
-        assert!(after > before, "{before:?}, then {after:?}");
+        let (mode, patience) = (Mode::Exclusive, Patience::None);
+        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience };
+        let names = Names::new(self.names[0].clone(), self.names.iter().cloned());
+        if let Acquired::Granted(grant) = self.store.acquire(&names, &ask, by()).unwrap() {
+            for before in before {
+                assert!(Some(grant.fence) > before, "{before:?}, then {:?}", grant.fence);
+            }
+        }
         self.server.set_clock(self.now);
     }
 
     /// I11: whatever a history leaves behind has a TTL (the intruder's key is not ours).
     fn nothing_stays_for_ever(&mut self) {
-        let keys: Vec<String> =
-            redis::cmd("KEYS").arg(format!("dlock.*{}*", self.name.as_str())).query(self.raw).unwrap();
+        let keys: Vec<String> = redis::cmd("KEYS").arg("dlock.*").query(self.raw).unwrap();
         for key in keys {
             let ttl: i64 = redis::cmd("PTTL").arg(&key).query(self.raw).unwrap();
             assert!(ttl >= 0, "{key} has no TTL");
@@ -271,17 +320,20 @@ fn lua_and_law_answer_alike() {
     let now = RefCell::new(Time(1_800_000_000_000_000));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
-        .run(&steps(), |history| {
+        .run(&histories(), |(wants, history)| {
             let number = count.fetch_add(1, Ordering::Relaxed);
             let mut raw = raw.borrow_mut();
             let mut twins = Twins {
                 server: &server,
                 raw: &mut raw,
                 store: server.store(),
-                name: Name::new("t:", &Key::new(&format!("k{number}")).unwrap()).unwrap(),
-                law: Record::default(),
+                names: (0..LOCKS)
+                    .map(|lock| Name::new("t:", &Key::new(&format!("k{number}-{lock}")).unwrap()).unwrap())
+                    .collect(),
+                law: Book::default(),
                 now: *now.borrow(),
-                tokens: (0..PEOPLE).map(|_| Token::random().unwrap()).collect(),
+                people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),
+                looked: 0,
             };
             for step in &history {
                 twins.step(step);

@@ -63,7 +63,8 @@ pub struct Blocker {
     pub state: State,
     /// How it is held or kept; null for a foreign holder, and where nothing is in the way but who waits before.
     pub mode: Option<Mode>,
-    /// A hold in the way, the oldest; null for a foreign holder, and where only a marker is left.
+    /// A hold in the way: of several the one that runs out last, or first where the first will do (a slot). Null for a
+    /// foreign holder, and where only a marker is left.
     pub holder: Option<Holder>,
     /// How many more hold it.
     pub others: u64,
@@ -77,6 +78,8 @@ pub struct Blocker {
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
     Renewed,
+    /// The same, and an operator asks the holder to end its job and give the lock back.
+    Asked,
     /// An operator revoked it; the token may still say when the job is dead, by `leave`.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
@@ -97,6 +100,15 @@ pub enum Left {
     Already,
     /// The token neither holds nor waits.
     NotHeld,
+}
+
+/// What `request` answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Requested {
+    /// The holder is told.
+    Asked,
+    /// There is no such hold any more.
+    Gone,
 }
 
 /// What `revoke` answers: what was there.
@@ -164,6 +176,8 @@ pub struct Holder {
     pub lease: Duration,
     /// Its slot, of a lock with slots.
     pub slot: Option<u32>,
+    /// Who asked it to end.
+    pub asked: Option<Owner>,
     /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
     pub confirmed: bool,
 }
@@ -185,12 +199,12 @@ pub struct LoggedEnd {
     pub waited: u64,
     /// How the job ended, where known.
     pub job: Option<JobEnd>,
-    /// Who forced it.
+    /// Who forced it, or asked for it.
     pub by: Option<Owner>,
 }
 
 /// How a hold ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Given back.

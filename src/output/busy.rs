@@ -106,6 +106,7 @@ mod tests {
             held: Duration::from_secs(720),
             lease: Duration::from_secs(27),
             slot: None,
+            asked: None,
             confirmed,
         }
     }

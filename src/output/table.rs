@@ -160,6 +160,7 @@ fn last(end: &LoggedEnd, now: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::law::stat::Stat;
     use crate::law::{Foreign, Holder};
     use crate::lock::{Fence, Key, Mode, Name, Owner};
     use crate::store::Waiter;
@@ -188,6 +189,7 @@ pub(super) mod tests {
                 fence: None,
                 waiters: vec![],
                 log: vec![],
+                stat: Stat::default(),
             })
         };
         let holder = Holder {
@@ -197,6 +199,7 @@ pub(super) mod tests {
             held: Duration::from_secs(720),
             lease: Duration::from_millis(26_500),
             slot: None,
+            asked: None,
             confirmed: true,
         };
         let end = LoggedEnd {

@@ -3,16 +3,18 @@
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
 
-use super::{Error, Store, View, Waiter};
+use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Grant, Left, Patience, Proof, Ran, Renewal, Revoke, Revoked, State, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
+    Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use crate::store;
 use connect::Link;
 use redis::{Cmd, Value, cmd};
-use reply::{Reply, Seen, garbled, owner_from};
+use reply::{Reply, garbled, owner_from};
 use script::Code;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,6 +24,7 @@ use std::time::Duration;
 pub use connect::Address;
 
 pub(super) mod connect;
+mod ear;
 pub(super) mod reply;
 pub(super) mod script;
 
@@ -103,8 +106,14 @@ impl RedisStore {
         Self { target, control: None, ear: None, ear_number: 0, asked: false, doubt: false }
     }
 
-    fn run(&mut self, code: &Code, name: &Name, args: &[&str], by: Moment) -> Result<(String, Reply), Error> {
-        let keys = keys(name);
+    fn run(
+        &mut self,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        by: Moment,
+    ) -> Result<(String, Reply), Error> {
+        let keys: Vec<String> = names.iter().flat_map(keys).collect();
         let target = &self.target;
         let doubt = std::mem::replace(&mut self.doubt, true);
         let value = with_link(&mut self.control, target, by, |link, by| {
@@ -150,109 +159,144 @@ impl Store for RedisStore {
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
-        let name = names.first();
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let ear = self.ear_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
-        let owner = owner_to(&ask.owner)?;
+        let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
-        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &owner];
-        let (what, mut reply) = self.run(&script::ACQUIRE, name, &args, by)?;
+        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
+        let (what, mut reply) = self.run(&script::ACQUIRE, names.as_slice(), &args, by)?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
                 self.ear = None;
-                Ok(Acquired::Granted(Grant {
-                    fence: Fence(reply.number()?),
-                    waited: reply.span()?,
-                    slot: None,
-                }))
+                let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
+                Ok(Acquired::Granted(Grant { fence, waited, slot }))
             }
             "waiting" => Ok(Acquired::Waiting(Waiting {
                 ahead: reply.number()?,
                 next: reply.span()?,
-                blocker: reply.seen()?.blocker,
+                blocker: reply.blocker(names.as_slice().len())?,
             })),
-            "busy" => Ok(Acquired::Busy(reply.seen()?.blocker)),
+            "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
             "spent" => Ok(Acquired::Spent),
-            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let name = names.first();
         let ttl = law::millis(ttl).to_string();
-        let (what, _) = self.run(&script::RENEW, name, &[token.secret(), &ttl], by)?;
+        let (what, reply) = self.run(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
+            "asked" => Ok(Renewal::Asked),
             "revoked" => Ok(Renewal::Revoked),
             "not-held" => Ok(Renewal::NotHeld),
-            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let name = names.first();
         let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
         let job = match end.job {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
             None => String::new(),
         };
-        let (what, mut reply) = self.run(&script::LEAVE, name, &[token.secret(), ran, &job], by)?;
+        let (what, mut reply) =
+            self.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),
             "already" => Ok(Left::Already),
             "not-held" => Ok(Left::NotHeld),
-            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let _ = (names, token, by);
-        Ok(None)
+        let (what, mut reply) = self.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
+        match what.as_str() {
+            "held" => {
+                let mode = reply.mode()?.ok_or_else(|| reply.unknown())?;
+                let (slot, fence, lease) = (reply.slot()?, Fence(reply.number()?), reply.span()?);
+                Ok(Some(Proof { mode, slot, fence, lease }))
+            }
+            "not-held" => Ok(None),
+            _ => Err(reply.unknown()),
+        }
+    }
+
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let args = [&*fence.to_string(), &owner_to(who)?];
+        let (what, reply) = self.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
+        match what.as_str() {
+            "asked" => Ok(Requested::Asked),
+            "gone" => Ok(Requested::Gone),
+            _ => Err(reply.unknown()),
+        }
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
+        self.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+    }
+
+    fn ear(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn store::Ear>, Error> {
+        let whose = match listener {
+            Listener::Holder => "holder",
+            Listener::Watcher => "watch",
+        };
+        let lists = names.iter().map(|name| wake_key(name, token, whose)).collect();
+        Ok(Box::new(ear::Ear::new(self.target.clone(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let (what, mut reply) = self.run(&script::REVOKE, name, &[when, &owner_to(&revoke.by)?], by)?;
-        let left = reply.span()?;
-        let Seen { blocker, foreign } = reply.seen()?;
-        match (what.as_str(), blocker.holder, foreign) {
-            ("free", ..) => Ok(Revoked::Free),
-            ("cooling", ..) => Ok(Revoked::Cooling),
-            ("hold", Some(holder), _) => Ok(Revoked::Holds { holders: vec![holder], left }),
-            ("revoked", holder, _) => {
-                Ok(Revoked::AlreadyRevoked { holders: holder.into_iter().collect(), left })
+        let args = [when, &owner_to(&revoke.by)?];
+        let (what, mut reply) = self.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
+        match what.as_str() {
+            "free" => Ok(Revoked::Free),
+            "cooling" => Ok(Revoked::Cooling),
+            "holds" => Ok(Revoked::Holds { left: reply.span()?, holders: reply.holders()? }),
+            "revoked" => Ok(Revoked::AlreadyRevoked { left: reply.span()?, holders: reply.holders()? }),
+            "foreign" => {
+                let left = reply.span_if_any()?;
+                Ok(Revoked::Foreign(Foreign { kind: reply.text()?, left }))
             }
-            ("foreign", _, Some(foreign)) => Ok(Revoked::Foreign(foreign)),
-            ("foreign-deleted", ..) => Ok(Revoked::ForeignDeleted),
-            _ => Err(garbled(&self.target.shown, "an answer that is not known")),
+            "foreign-deleted" => Ok(Revoked::ForeignDeleted),
+            _ => Err(reply.unknown()),
         }
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let (_, mut reply) = self.run(&script::INSPECT, name, &[], by)?;
+        let (_, mut reply) = self.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
         let now = reply.now();
-        let Seen { blocker, foreign } = reply.nested()?.seen()?;
+        let (state, is_foreign) = reply.state()?;
+        let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
+        let foreign = is_foreign.then_some(Foreign { kind, left });
         let fence = reply.text()?.parse().ok().map(Fence);
+        let holders = reply.holders()?;
         let mut queue = reply.nested()?;
         let mut waiters = Vec::new();
         while !queue.is_empty() {
             let owner = owner_from(&queue.text()?);
+            let mode = queue.mode()?.unwrap_or_default();
             let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
-            waiters.push(Waiter { owner, mode: Mode::Exclusive, waiting });
+            waiters.push(Waiter { owner, mode, waiting });
         }
         let mut ends = reply.nested()?;
         let mut log = Vec::new();
         while !ends.is_empty() {
             log.extend(ends.logged_end()?);
         }
-        let (state, mode, left) = (blocker.state, blocker.mode, blocker.left);
-        let holders = blocker.holder.into_iter().collect();
-        let left = if state == State::Free { None } else { left };
-        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log })
+        log.truncate(law::LOG_KEPT);
+        let stat = reply.stat()?;
+        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log, stat })
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
@@ -301,7 +345,7 @@ impl RedisStore {
         };
         if !ear.listening {
             let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, self.ear_number)).arg(EAR_BOUND);
+            pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
             ear.link.send(target, &pop, by())?;
             ear.listening = true;
         }
@@ -340,12 +384,22 @@ fn owner_to(owner: &Owner) -> Result<String, Error> {
     serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
 }
 
-fn keys(name: &Name) -> [String; 5] {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    [name.as_str().into(), derived("hold"), derived("queue"), derived("fence"), derived("log")]
+fn mode_to(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
+        Mode::Slots(slots) => format!("slots/{slots}"),
+    }
 }
 
-fn wake_key(name: &Name, token: &Token, ear: u64) -> String {
+fn keys(name: &Name) -> [String; 9] {
+    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
+    let [hold, due, kept, queue, fence, log, stat, watch] =
+        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
+    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
+}
+
+fn wake_key(name: &Name, token: &Token, ear: &str) -> String {
     format!("dlock.wake:{{{}}}:{}:{}:{ear}", name.tag(), name.as_str(), token.secret())
 }
 

@@ -110,7 +110,6 @@ pub(super) enum Pulse {
 /// A life of another process, held so that its end is seen.
 #[derive(Debug)]
 pub(super) struct Watch {
-    token: Token,
     path: PathBuf,
     fifo: OwnedFd,
 }
@@ -119,7 +118,7 @@ pub(super) struct Watch {
 pub(super) fn pulse(directory: &Directory, token: &Token) -> Pulse {
     let path = directory.file(token.secret(), Kind::Life);
     match openat(CWD, &path, OFlags::WRONLY | OPEN, Mode::empty()) {
-        Ok(fifo) => Pulse::Beats(Watch { token: token.clone(), path, fifo }),
+        Ok(fifo) => Pulse::Beats(Watch { path, fifo }),
         Err(Errno::NXIO | Errno::NOENT) => Pulse::Stopped,
         Err(_) => Pulse::Unknown,
     }
@@ -131,11 +130,6 @@ pub(super) fn is_abandoned(path: &Path) -> bool {
 }
 
 impl Watch {
-    /// Whose life it is.
-    pub(super) fn token(&self) -> &Token {
-        &self.token
-    }
-
     /// Wakes its owner.
     pub(super) fn wake(&self) {
         // As long as this process reads too, writing cannot raise SIGPIPE if the owner dies just now. Whoever watches
@@ -148,16 +142,18 @@ impl Watch {
     }
 }
 
-/// Sleeps until `mine` is woken or `other` ends, at the most for `limit`. A signal handler that ran ends it too.
-pub(super) fn sleep(mine: Option<&Life>, other: Option<&Watch>, limit: Duration) -> Result<(), Errno> {
+/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit`. A signal handler that ran ends it too.
+pub(super) fn sleep<'a>(
+    mine: Option<&'a Life>,
+    others: impl Iterator<Item = &'a Watch>,
+    limit: Duration,
+) -> Result<(), Errno> {
     let mut fds = Vec::with_capacity(2);
     if let Some(life) = mine {
         fds.push(PollFd::new(&life.fifo, PollFlags::IN));
     }
-    if let Some(watch) = other {
-        // POLLERR is reported unasked.
-        fds.push(PollFd::new(&watch.fifo, PollFlags::empty()));
-    }
+    // POLLERR is reported unasked.
+    fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
     let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
     match poll(&mut fds, Some(&limit)) {
         Ok(_) | Err(Errno::INTR) => {}

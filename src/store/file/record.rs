@@ -3,17 +3,20 @@
 //!
 //! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins: it never steps, and reads like
 //! microseconds since 1970. (Containers share it, unless they are given a time namespace of their own: those must not
-//! share a directory.) After another boot nothing of a hold or a waiter can be alive: both are dropped, and fence
-//! and log stay.
+//! share a directory.) Records whose offsets differ, because the wall clock was set between their beginnings, are
+//! brought to one time when a step needs them together: see [`Kept::lift`]. After another boot nothing of a hold or a
+//! waiter can be alive: both are dropped, and fence and log stay.
 //!
 //! A record is replaced by rename, never changed in place: a dlock that is killed while it writes leaves the old one.
+//! Writing the new one and putting it in its place are two acts here, so that a step on several locks can do all that
+//! may fail before the first of them changes.
 //! There is no fsync. It would make every step many times dearer, and guards only against a crash of the machine,
 //! which ends every hold anyway; a fence starts from the clock if its record is lost. What a crash may leave, an empty
 //! file or one of zeros, is told from damage by its date, before this boot.
 
 use crate::clock::Moment;
 use crate::law::LoggedEnd;
-use crate::law::{Due, HISTORY_KEPT, Hold, LOG_KEPT, Lock, Record, Time};
+use crate::law::{Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, Time};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::file::directory::{Directory, Kind, remove};
@@ -24,10 +27,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// This boot of the machine.
 #[derive(Debug, Clone)]
@@ -60,11 +63,12 @@ impl Boot {
         now
     }
 
-    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970.
+    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because
+    /// what ends is counted in these and must be shifted without loss.
     fn offset(&self) -> u64 {
         let wall = clock_gettime(ClockId::Realtime);
         let wall = Duration::new(wall.tv_sec.try_into().unwrap_or(0), wall.tv_nsec.try_into().unwrap_or(0));
-        micros(wall.saturating_sub(Moment::now().since_boot()))
+        micros(wall.saturating_sub(Moment::now().since_boot())) / 1000 * 1000
     }
 }
 
@@ -79,7 +83,8 @@ pub(super) struct Kept {
     /// The full name of the lock, for `list`, and as a check.
     pub(super) name: String,
     boot: String,
-    offset: u64,
+    /// What its times count from, in microseconds since 1970.
+    pub(super) offset: u64,
     /// When it was last written.
     used: Time,
     /// The tokens that have a life file. Others are believed to live.
@@ -155,20 +160,69 @@ impl Kept {
         record.queue.clear();
         record.waiters.clear();
         record.spent.clear();
+        record.watchers.clear();
         record.lock = Lock::Free;
-        if let Some(hold) = record.hold.take() {
+        for hold in record.holds.values_mut() {
             // An end that has come, whatever the old clock said: the law logs it as expired.
-            let until = hold.until.min(Due(now.millis()));
-            let token = hold.token.clone();
-            record.hold = Some(Hold { until, cool: Due(0), ..hold });
+            hold.until = hold.until.min(Due(now.millis()));
+            hold.cool = Due(0);
+        }
+        for token in record.holds.keys().cloned().collect::<Vec<_>>() {
             record.bury(now, &token);
         }
+    }
+
+    /// Counts all its times from a later `offset`. What is left of a lease or a silence stays as it is, and so does who
+    /// came first; only the reading of the clock becomes another. That is exact and can be done again, so a lifted record
+    /// need not be written: two that share a waiter agree on its ticket whichever of them was.
+    pub(super) fn lift(&mut self, offset: u64) {
+        let shift = offset.saturating_sub(self.offset);
+        if shift == 0 {
+            return;
+        }
+        self.offset = offset;
+        let time = |time: &mut Time| time.0 = time.0.saturating_add(shift);
+        let due = |due: &mut Due| {
+            // Zero is no time but says that there is none.
+            if due.0 > 0 {
+                due.0 = due.0.saturating_add(shift / 1000);
+            }
+        };
+        time(&mut self.used);
+        let record = &mut self.record;
+        match &mut record.lock {
+            Lock::Free | Lock::Foreign { until: None } => {}
+            Lock::Exclusive { until, .. }
+            | Lock::Shared { until }
+            | Lock::Slots { until, .. }
+            | Lock::Cooling { until }
+            | Lock::Revoked { until }
+            | Lock::Foreign { until: Some(until) } => due(until),
+        }
+        for hold in record.holds.values_mut() {
+            time(&mut hold.since);
+            due(&mut hold.until);
+            due(&mut hold.cool);
+        }
+        for waiter in record.waiters.values_mut() {
+            waiter.ticket = waiter.ticket.saturating_add(shift);
+            time(&mut waiter.since);
+            due(&mut waiter.silent);
+            due(&mut waiter.forget);
+        }
+        for spent in record.spent.values_mut() {
+            due(&mut spent.until);
+        }
+        record.watchers.values_mut().for_each(due);
+        let queue = std::mem::take(&mut record.queue);
+        record.queue =
+            queue.into_iter().map(|(ticket, token)| (ticket.saturating_add(shift), token)).collect();
     }
 
     /// Whether nothing is left of it but a history that is too old to keep.
     fn is_history(&self, boot: &Boot) -> bool {
         let record = &self.record;
-        let idle = record.lock == Lock::Free && record.hold.is_none() && record.waiters.is_empty();
+        let idle = record.lock == Lock::Free && record.holds.is_empty() && record.waiters.is_empty();
         idle && self.now(boot).0.saturating_sub(self.used.0) > micros(HISTORY_KEPT)
     }
 
@@ -182,14 +236,15 @@ impl Kept {
         self.log.iter().filter_map(|end| serde_json::from_str(end.get()).ok()).collect()
     }
 
-    /// Writes the record, whole or not at all. The caller has the mutex.
-    pub(super) fn save(&mut self, directory: &Directory, now: Time) -> Result<(), Error> {
+    /// Writes the record beside its place. The caller has the mutex.
+    pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
-        let Record { hold, waiters, spent, .. } = &self.record;
+        let Record { holds, waiters, spent, watchers, .. } = &self.record;
         self.lives.retain(|token| {
             waiters.contains_key(token)
                 || spent.contains_key(token)
-                || hold.as_ref().is_some_and(|hold| hold.token == *token)
+                || watchers.contains_key(token)
+                || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         });
         let garbled = |error: serde_json::Error| {
             Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
@@ -199,12 +254,41 @@ impl Kept {
         }
         self.log.truncate(LOG_KEPT);
         let bytes = serde_json::to_vec(self).map_err(garbled)?;
-        let draft = directory.file(&self.name, Kind::Draft);
-        replace(directory, &draft, &directory.file(&self.name, Kind::Record), &bytes).map_err(|errno| {
-            remove(&draft).ok();
-            directory.error("write the record of the lock", errno)
-        })
+        let draft = Draft {
+            at: directory.file(&self.name, Kind::Draft),
+            record: directory.file(&self.name, Kind::Record),
+        };
+        match write_new(directory, &draft.at, &bytes) {
+            Ok(()) => Ok(draft),
+            Err(errno) => {
+                draft.discard();
+                Err(unwritten(directory, errno))
+            }
+        }
     }
+}
+
+/// A record that is written and not yet in its place.
+#[derive(Debug)]
+pub(super) struct Draft {
+    at: PathBuf,
+    record: PathBuf,
+}
+
+impl Draft {
+    /// Puts it in its place, whole or not at all.
+    pub(super) fn place(&self, directory: &Directory) -> Result<(), Error> {
+        replace(&self.at, &self.record).map_err(|errno| unwritten(directory, errno))
+    }
+
+    /// Removes it.
+    pub(super) fn discard(&self) {
+        remove(&self.at).ok();
+    }
+}
+
+fn unwritten(directory: &Directory, errno: Errno) -> Error {
+    directory.error("write the record of the lock", errno)
 }
 
 /// The content of a record file; nothing if there is none, or if a crash of the machine took it.
@@ -241,7 +325,7 @@ fn is_older_than_this_boot(file: &OwnedFd) -> bool {
     fstat(file).is_ok_and(|stat| stat.st_ctime < boot)
 }
 
-fn replace(directory: &Directory, draft: &Path, record: &Path, bytes: &[u8]) -> Result<(), Errno> {
+fn write_new(directory: &Directory, draft: &Path, bytes: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = match openat(CWD, draft, flags, directory.mode()) {
         Err(Errno::EXIST) => {
@@ -261,6 +345,10 @@ fn replace(directory: &Directory, draft: &Path, record: &Path, bytes: &[u8]) -> 
             written => rest = &rest[written?..],
         }
     }
+    Ok(())
+}
+
+fn replace(draft: &Path, record: &Path) -> Result<(), Errno> {
     // ext4 starts to write a file to the disk that is renamed over another (auto_da_alloc): ten times the rest of a
     // step, and for what a crash may cost here too much. It does not when two change places.
     match renameat_with(CWD, draft, CWD, record, RenameFlags::EXCHANGE) {

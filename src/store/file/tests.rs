@@ -1,9 +1,11 @@
 //! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
 //! closes its life as the kernel does for the dead, and a clone stands for its guard.
 
+use super::sweep::SWEEP_EVERY;
 use super::*;
-use crate::law::{JobEnd, Outcome, Patience, Ran, State, When};
-use crate::lock::Owner;
+use crate::law::{HISTORY_KEPT, JobEnd, Outcome, Patience, Ran, State, When};
+use crate::lock::{Mode, Owner};
+use crate::store::file::mutex::Mutex;
 use anyhow::{Context as _, Result, ensure};
 use proptest::prelude::*;
 use rustix::fs::{FlockOperation, flock};
@@ -11,6 +13,10 @@ use std::fs::File;
 use std::sync::Mutex as Shared;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::SystemTime;
+
+mod crashes;
+mod several;
 
 const TTL: Duration = Duration::from_secs(30);
 /// Longer than any test may take to be woken, shorter than what ends by time.
@@ -20,10 +26,12 @@ struct Place {
     directory: tempfile::TempDir,
 }
 
-/// One process with its token.
+/// One process with its token, and what it asks for.
 struct Process {
     store: FileStore,
     token: Token,
+    names: Names,
+    mode: Mode,
 }
 
 impl Place {
@@ -38,11 +46,27 @@ impl Place {
     fn process(&self) -> Result<Process> {
         let (mut store, token) = (self.store()?, Token::random()?);
         store.prepare(&token)?;
-        Ok(Process { store, token })
+        Process::of(store, token)
+    }
+
+    /// One that asks for these locks.
+    fn wants(&self, keys: &[&str], mode: Mode) -> Result<Process> {
+        let names = keys.iter().map(|key| named(key)).collect::<Result<Vec<_>>>()?;
+        let mut names = names.into_iter();
+        let first = names.next().context("no key")?;
+        Ok(Process { names: Names::new(first, names), mode, ..self.process()? })
     }
 
     fn path(&self, kind: Kind) -> Result<PathBuf> {
-        Ok(Directory::open(self.directory.path(), "file:/locks")?.file(name()?.as_str(), kind))
+        self.path_of("nightly", kind)
+    }
+
+    fn path_of(&self, key: &str, kind: Kind) -> Result<PathBuf> {
+        Ok(Directory::open(self.directory.path(), "file:/locks")?.file(named(key)?.as_str(), kind))
+    }
+
+    fn view(&self, key: &str) -> Result<View> {
+        Ok(self.store()?.inspect(&named(key)?, by())?)
     }
 
     /// The suffixes of all files.
@@ -74,11 +98,15 @@ fn ended() -> End {
 }
 
 impl Process {
+    fn of(store: FileStore, token: Token) -> Result<Self> {
+        Ok(Self { store, token, names: name()?.into(), mode: Mode::Exclusive })
+    }
+
     fn ask(&self, patience: Patience) -> Ask {
         let owner = Owner { host: "h".into(), ..Owner::default() };
         Ask {
             token: self.token.clone(),
-            mode: Mode::Exclusive,
+            mode: self.mode,
             ttl: TTL,
             min_hold: Duration::ZERO,
             owner,
@@ -87,7 +115,7 @@ impl Process {
     }
 
     fn acquire(&mut self, patience: Patience) -> Result<Acquired> {
-        Ok(self.store.acquire(&name()?.into(), &self.ask(patience), by())?)
+        Ok(self.store.acquire(&self.names, &self.ask(patience), by())?)
     }
 
     fn granted(&mut self) -> Result<u64> {
@@ -107,7 +135,7 @@ impl Process {
     /// Sleeps, and fails if nothing woke it.
     fn woken(&mut self) -> Result<()> {
         let until = Moment::now().after(SOON);
-        self.store.sleep(&name()?.into(), &self.token, until)?;
+        self.store.sleep(&self.names, &self.token, until)?;
         ensure!(!until.passed(), "slept until the end");
         Ok(())
     }
@@ -115,12 +143,12 @@ impl Process {
     /// Whether a sleep would end at once.
     fn is_awake(&mut self) -> Result<bool> {
         let until = Moment::now().after(Duration::from_millis(30));
-        self.store.sleep(&name()?.into(), &self.token, until)?;
+        self.store.sleep(&self.names, &self.token, until)?;
         Ok(!until.passed())
     }
 
     fn leave(&mut self) -> Result<Left> {
-        Ok(self.store.leave(&name()?.into(), &self.token, &ended(), by())?)
+        Ok(self.store.leave(&self.names, &self.token, &ended(), by())?)
     }
 
     fn die(self) {}
@@ -198,7 +226,7 @@ fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
     let (mut store, token) = (place.store()?, Token::random()?);
     let fd = store.prepare(&token)?[0];
     let life = File::options().read(true).write(true).open(format!("/proc/self/fd/{fd}"))?;
-    let mut holder = Process { store, token };
+    let mut holder = Process::of(store, token)?;
     let mut waiter = place.process()?;
     holder.granted()?;
     waiter.waits()?;
@@ -365,11 +393,12 @@ fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
 #[test]
 fn what_is_no_record_is_left_alone() -> Result<()> {
     for (bytes, is_garbled) in [
-        (&b"{\"format\":1,"[..], true),
+        (&b"{\"format\":2,"[..], true),
         (b"", true),
         (b"\0\0\0\0", true),
         (b"hello", true),
-        (b"{\"format\":2,\"anything\":[]}", false),
+        (b"{\"format\":1,\"anything\":[]}", false),
+        (b"{\"format\":3,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
         std::fs::write(place.path(Kind::Record)?, bytes)?;
@@ -445,7 +474,7 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
     let mounted = Mounted(directory);
     let (mut store, token) = (FileStore::open(mounted.0.path(), "file:/locks")?, Token::random()?);
     store.prepare(&token)?;
-    let mut process = Process { store, token };
+    let mut process = Process::of(store, token)?;
     let fence = process.granted()?;
     let filler = mounted.0.path().join("filler");
     std::fs::write(&filler, vec![b'x'; 1 << 20]).err().context("the disk did not fill up")?;
@@ -551,7 +580,7 @@ fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
 fn a_token_that_one_thread_gave_back_is_refused_in_another() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
-    let mut thread = Process { store: process.store.clone(), token: process.token.clone() };
+    let mut thread = Process::of(process.store.clone(), process.token.clone())?;
     process.leave()?;
     // The life is gone, so the record forgets the token; this process must not.
     place.process()?.granted()?;

@@ -1,7 +1,8 @@
 //! What does a script's reply say? Reads the flat arrays of the scripts, field by field, and trusts nothing in them:
 //! whatever is not as the script's header says is [`Error::Garbled`].
 
-use crate::law::{Blocker, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::law::stat::{Histogram, Stat};
+use crate::law::{Blocker, Holder, JobEnd, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::Error;
 use redis::Value;
@@ -13,14 +14,6 @@ pub struct Reply {
     fields: vec::IntoIter<Value>,
     store: String,
     now: u64,
-}
-
-/// What stands in the way, and the foreign value if that is what does.
-pub struct Seen {
-    /// What stands in the way.
-    pub blocker: Blocker,
-    /// The foreign value.
-    pub foreign: Option<Foreign>,
 }
 
 impl Reply {
@@ -75,52 +68,150 @@ impl Reply {
         self.fields.len() == 0
     }
 
-    /// The next seven fields: what stands in the way of a grant.
-    pub fn seen(&mut self) -> Result<Seen, Error> {
-        let word = self.text()?;
-        let left = Some(self.text()?).filter(|text| !text.is_empty());
-        let left = left.map(|text| text.parse().map(Duration::from_millis)).transpose();
-        let left = left.map_err(|_| garbled(&self.store, "a span that is no number"))?;
-        let who = self.text()?;
-        let rest = [self.text()?, self.text()?, self.text()?, self.text()?];
-        let state = match word.as_str() {
-            "free" => State::Free,
-            "held" | "foreign" => State::Held,
-            "cooling" => State::Cooling,
-            "revoked" => State::Revoked,
-            _ => return Err(garbled(&self.store, "a state that is not known")),
-        };
-        if word == "foreign" {
-            let foreign = Some(Foreign { kind: who, left });
-            return Ok(Seen {
-                blocker: Blocker { at: 0, state, mode: None, holder: None, others: 0, left },
-                foreign,
-            });
+    /// The next field as a span, if it is not empty.
+    pub fn span_if_any(&mut self) -> Result<Option<Duration>, Error> {
+        let text = self.text()?;
+        if text.is_empty() {
+            return Ok(None);
         }
-        let holder = if rest[0].is_empty() { None } else { Some(self.holder(&who, &rest)?) };
-        let mode = (state != State::Free).then_some(Mode::Exclusive);
-        Ok(Seen { blocker: Blocker { at: 0, state, mode, holder, others: 0, left }, foreign: None })
+        let ms = text.parse().map_err(|_| garbled(&self.store, "a span that is no number"))?;
+        Ok(Some(Duration::from_millis(ms)))
     }
 
-    fn holder(&self, owner: &str, [fence, since, until, confirmed]: &[String; 4]) -> Result<Holder, Error> {
-        let number = |text: &str| {
-            text.parse::<u64>().map_err(|_| garbled(&self.store, "a hold that is not understood"))
-        };
-        let since = number(since)? / 1000;
+    /// The next field as a mode, if it is not empty.
+    pub fn mode(&mut self) -> Result<Option<Mode>, Error> {
+        let text = self.text()?;
+        match (text.as_str(), text.strip_prefix("slots/").map(str::parse)) {
+            ("", _) => Ok(None),
+            ("exclusive", _) => Ok(Some(Mode::Exclusive)),
+            ("shared", _) => Ok(Some(Mode::Shared)),
+            (_, Some(Ok(slots))) => Ok(Some(Mode::Slots(slots))),
+            _ => Err(garbled(&self.store, "a mode that is not known")),
+        }
+    }
+
+    /// The next field as a slot, if it is not empty.
+    pub fn slot(&mut self) -> Result<Option<u32>, Error> {
+        let text = self.text()?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|_| garbled(&self.store, "a slot that is no number"))
+    }
+
+    /// The next field as a state, and whether the value is foreign.
+    pub fn state(&mut self) -> Result<(State, bool), Error> {
+        match self.text()?.as_str() {
+            "free" => Ok((State::Free, false)),
+            "held" => Ok((State::Held, false)),
+            "foreign" => Ok((State::Held, true)),
+            "cooling" => Ok((State::Cooling, false)),
+            "revoked" => Ok((State::Revoked, false)),
+            _ => Err(garbled(&self.store, "a state that is not known")),
+        }
+    }
+
+    /// The next twelve fields: what is in the way, at one of `locks` locks.
+    pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
+        let at = usize::try_from(self.number()?).ok().filter(|at| *at < locks);
+        let at = at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))?;
+        let (state, is_foreign) = self.state()?;
+        let (mode, left) = (self.mode()?, self.span_if_any()?);
+        let (owner, fence) = (self.text()?, self.text()?);
+        if is_foreign || fence.is_empty() {
+            return Ok(Blocker { at, state, mode, holder: None, others: 0, left });
+        }
+        let holder = self.holder(&owner, &fence)?;
+        Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left })
+    }
+
+    /// The next field as holds, seven fields each.
+    pub fn holders(&mut self) -> Result<Vec<Holder>, Error> {
+        let mut nested = self.nested()?;
+        let mut holders = Vec::new();
+        while !nested.is_empty() {
+            let (owner, fence) = (nested.text()?, nested.text()?);
+            holders.push(nested.holder(&owner, &fence)?);
+        }
+        Ok(holders)
+    }
+
+    /// A hold whose first two fields were read, and whose next five follow.
+    fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
+        let fence = fence.parse().map_err(|_| garbled(&self.store, "a hold that is not understood"))?;
+        let since = self.number()? / 1000;
+        let until = self.number()?;
         Ok(Holder {
             owner: owner_from(owner),
-            fence: Fence(number(fence)?),
+            fence: Fence(fence),
             since,
             held: Duration::from_millis(self.now.saturating_sub(since)),
-            lease: Duration::from_millis(number(until)?.saturating_sub(self.now)),
-            slot: None,
-            confirmed: confirmed == "1",
+            lease: Duration::from_millis(until.saturating_sub(self.now)),
+            slot: self.slot()?,
+            asked: Some(self.text()?).filter(|json| !json.is_empty()).map(|json| owner_from(&json)),
+            confirmed: self.text()? == "1",
         })
+    }
+
+    /// The next field as totals: fields and what to add to them.
+    pub fn stat(&mut self) -> Result<Stat, Error> {
+        let mut nested = self.nested()?;
+        let mut stat = Stat::default();
+        while !nested.is_empty() {
+            let (field, total) = (nested.text()?, nested.number()?);
+            count(&mut stat, &field, total);
+        }
+        Ok(stat)
+    }
+
+    /// The error for an answer that no script gives.
+    pub fn unknown(&self) -> Error {
+        garbled(&self.store, "an answer that is not known")
     }
 
     /// The next field as an entry of the log; `None` where another version wrote what this one cannot read.
     pub fn logged_end(&mut self) -> Result<Option<LoggedEnd>, Error> {
         Ok(logged_end(&self.text()?))
+    }
+}
+
+/// Adds one field of the totals. What another version counts is passed over.
+fn count(stat: &mut Stat, field: &str, total: u64) {
+    let (kind, which) = field.split_once('.').unwrap_or((field, ""));
+    match kind {
+        "waited" => span(&mut stat.waited, which, total),
+        "held" => span(&mut stat.held, which, total),
+        "busy" => stat.busy += total,
+        "given-up" => stat.given_up += total,
+        "succeeded" => stat.succeeded += total,
+        "failed" => stat.failed += total,
+        "end" | "last" => {
+            let Some(outcome) = outcome(which) else { return };
+            if kind == "end" {
+                *stat.ends.entry(outcome).or_default() += total;
+            } else {
+                stat.last.insert(outcome, total);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn span(histogram: &mut Histogram, which: &str, total: u64) {
+    if which == "sum" {
+        histogram.sum += total;
+    } else if let Some(bucket) = which.parse().ok().and_then(|at: usize| histogram.buckets.get_mut(at)) {
+        *bucket += total;
+    }
+}
+
+fn outcome(word: &str) -> Option<Outcome> {
+    match word {
+        "released" => Some(Outcome::Released),
+        "expired" => Some(Outcome::Expired),
+        "lost" => Some(Outcome::Lost),
+        "forced" => Some(Outcome::Forced),
+        _ => None,
     }
 }
 
@@ -133,13 +224,7 @@ fn logged_end(json: &str) -> Option<LoggedEnd> {
     let [outcome, owner, fence, since, ended, waited, job, by]: [String; 8] =
         serde_json::from_str(json).ok()?;
     Some(LoggedEnd {
-        outcome: match outcome.as_str() {
-            "released" => Outcome::Released,
-            "expired" => Outcome::Expired,
-            "lost" => Outcome::Lost,
-            "forced" => Outcome::Forced,
-            _ => return None,
-        },
+        outcome: self::outcome(&outcome)?,
         owner: owner_from(&owner),
         fence: Fence(fence.parse().ok()?),
         since: since.parse::<u64>().ok()? / 1000,

@@ -18,6 +18,12 @@ pub static RENEW: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scri
 pub static LEAVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/leave.lua")));
 /// `scripts/revoke.lua`
 pub static REVOKE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/revoke.lua")));
+/// `scripts/prove.lua`
+pub static PROVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/prove.lua")));
+/// `scripts/request.lua`
+pub static REQUEST: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/request.lua")));
+/// `scripts/watch.lua`
+pub static WATCH: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/watch.lua")));
 /// `scripts/inspect.lua`
 pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/inspect.lua")));
 
@@ -35,11 +41,14 @@ impl Code {
             ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
             ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
             ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
+            ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
             ("LOG_KEPT", law::LOG_KEPT as u64),
             ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
         ];
         let mut text: String =
             constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
+        let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
+        text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
         text.push_str(start);
         text.push_str(body);
         let hash = Script::new(&text);

@@ -1,68 +1,165 @@
--- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: Record::acquire).
--- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again', owner.
--- Replies: {'granted', now us, fence, waited ms} · {'waiting', now us, ahead, next ms, blocker…}
---          {'busy', now us, blocker…} · {'spent', now us}.
--- Why atomic: between seeing the lock free and taking it nobody may come in between, and a newcomer must not overtake.
+-- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: Book::acquire).
+-- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
+--       mode ('exclusive', 'shared', 'slots/<n>'), owner.
+-- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
+--          {'busy', now us, at, blocker…} · {'spent', now us}. `at`: which of the locks it is, from 0.
+-- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
+-- and of several locks one has all or none.
 
-local token, ttl, min_hold, patience, connection, owner =
-  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7]
+local token, ttl, min_hold, patience, connection, mode, owner =
+  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
 
 -- A first acquire may be refused by a server that is out of memory: no job runs yet.
 if ARGV[6] ~= 'first' then write_first() end
 
-local function hear()
-  local key = waiter_key(token)
-  local ticket = redis.call('HGET', key, 'ticket')
+local function cool_from(since) return min_hold > 0 and math.floor(since / 1000) + min_hold or 0 end
+
+-- A waiter makes itself heard: it gets a ticket, or comes back to its old one.
+local function hear(locks)
+  local ticket, since
+  for _, lock in ipairs(locks) do
+    local w = redis.call('HMGET', waiter_key(lock, token), 'ticket', 'since')
+    if w[1] then ticket, since = w[1], w[2] end
+  end
   if not ticket then
-    local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-    ticket = int(math.max(us, last and last + 1 or 0))
-    redis.call('HSET', key, 'ticket', ticket, 'since', int(us), 'owner', owner)
+    local last = us
+    for _, lock in ipairs(locks) do
+      local behind = redis.call('ZREVRANGE', lock.QUEUE, 0, 0, 'WITHSCORES')[2]
+      if behind then last = math.max(last, behind + 1) end
+    end
+    ticket, since = int(last), int(us)
+    for _, lock in ipairs(locks) do lock.changed = true end
   end
-  redis.call('HSET', key, 'silent', int(ms + SILENCE), 'wake', connection)
-  redis.call('PEXPIRE', key, TICKET_KEPT)
-  redis.call('ZADD', QUEUE, ticket, token)
-  redis.call('PEXPIRE', QUEUE, TICKET_KEPT)
+  local names = cjson.encode(worklist(locks))
+  for _, lock in ipairs(locks) do
+    local key = waiter_key(lock, token)
+    redis.call('HSET', key, 'ticket', ticket, 'since', since, 'silent', int(ms + SILENCE), 'mode', mode,
+      'names', names, 'owner', owner, 'wake', connection)
+    redis.call('PEXPIRE', key, TICKET_KEPT)
+    redis.call('ZADD', lock.QUEUE, ticket, token)
+    redis.call('PEXPIRE', lock.QUEUE, TICKET_KEPT)
+  end
 end
 
-local function place()
-  local rank = redis.call('ZRANK', QUEUE, token)
-  while rank > 0 do
-    local before = redis.call('ZRANGE', QUEUE, rank - 1, rank - 1)[1]
-    local silent = tonumber(redis.call('HGET', waiter_key(before), 'silent') or 0)
-    if silent > ms then return rank, math.min(silent - ms, HEARTBEAT) end
-    redis.call('ZREM', QUEUE, before)
-    rank = rank - 1
+-- The silent ones directly before a waiter are passed over, or nobody would notice before they are the head.
+local function park_silent_before(locks, work)
+  for _, lock in ipairs(locks) do
+    while true do
+      local rank = redis.call('ZRANK', lock.QUEUE, token)
+      if not rank or rank == 0 then break end
+      local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
+      if is_heard(lock, before) then break end
+      park(lock, before, work)
+    end
   end
-  if lock == 'foreign' then return 0, FOREIGN_LOOK end
-  return 0, math.min(left(lock_until), HEARTBEAT)
 end
 
-local function reply(...)
-  local r = { ... }
-  for _, field in ipairs(blocker()) do r[#r + 1] = field end
+-- How many stand before it, at most in any of its queues, and when it is to ask again.
+local function place(locks)
+  local most, next = 0, HEARTBEAT
+  for _, lock in ipairs(locks) do
+    local rank = redis.call('ZRANK', lock.QUEUE, token) or 0
+    most = math.max(most, rank)
+    if rank > 0 then
+      local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
+      next = math.min(next, left(tonumber(redis.call('HGET', waiter_key(lock, before), 'silent') or 0)))
+    elseif lock.kind == 'foreign' then
+      next = math.min(next, FOREIGN_LOOK)
+    elseif not admits(lock, mode) then
+      next = math.min(next, tonumber(blocker(lock, mode)[3]))
+    end
+  end
+  return most, next
+end
+
+-- What is in the way: of the first of the locks that does not admit, or that others wait for, else of the first.
+local function answer(what, locks, ...)
+  local at = 1
+  for i = #locks, 1, -1 do
+    local head = redis.call('ZRANGE', locks[i].QUEUE, 0, 0)[1]
+    if not admits(locks[i], mode) or head and head ~= token then at = i end
+  end
+  local r = { what, int(us), ... }
+  r[#r + 1] = int(at - 1)
+  for _, field in ipairs(blocker(locks[at], mode)) do r[#r + 1] = field end
   return r
 end
 
-if redis.call('EXISTS', spent_key(token)) == 1 then return { 'spent', int(us) } end
-load(token)
-expire()
-local alone = lock == 'free' and redis.call('EXISTS', QUEUE, waiter_key(token)) == 0
-if not alone and not is_held_by(token) then
-  if patience == 'queue' then hear() end
-  serve(token)
+-- The hold of the token, where the kind of the lock has one by that name.
+local function recorded(lock, token)
+  if lock.kind == 'exclusive' and lock.token ~= token or lock.kind == 'free' then return nil end
+  return hold_of(lock, token)
 end
+
+local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
+
+local locks = named(token)
+local spent, alone = {}, true
+for i, lock in ipairs(locks) do spent[i] = spent_key(lock, token) end
+if redis.call('EXISTS', unpack(spent)) > 0 then return { 'spent', int(us) } end
+for _, lock in ipairs(locks) do
+  expire(lock)
+  alone = alone and lock.kind == 'free' and redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token)) == 0
+end
+
 -- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.
-if lock == 'free' then grant(token, owner, CONFIRM_WITHIN, 0) end
-if is_held_by(token) then
-  if not alone then
-    redis.call('ZREM', QUEUE, token)
-    redis.call('DEL', waiter_key(token))
-  end
-  hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
-  if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
-  save_hold()
-  return { 'granted', int(us), hold.fence, hold.waited }
+if alone then
+  local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
+    waited = '0', owner = owner }
+  grant(locks, mode, token, hold)
+  for _, lock in ipairs(locks) do tally_wait(lock, hold) end
+  tell()
+  return granted(hold)
 end
-if patience == 'none' then return reply('busy', int(us)) end
-local ahead, next = place()
-return reply('waiting', int(us), int(ahead), int(next))
+
+if not held_everywhere(locks, token) then
+  -- A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A grant
+  -- that nobody has heard of is forgotten with the lock it lost.
+  for _, lock in ipairs(locks) do
+    local hold = recorded(lock, token)
+    if hold and hold.confirmed then return { 'spent', int(us) } end
+  end
+  for _, lock in ipairs(locks) do
+    if recorded(lock, token) then drop_hold(lock, token) end
+  end
+  local work = worklist(locks)
+  if patience == 'queue' then
+    hear(locks)
+    park_silent_before(locks, work)
+  end
+  serve(work, token)
+  local admitted = not held_everywhere(locks, token)
+  for _, lock in ipairs(locks) do
+    admitted = admitted and admits(lock, mode) and redis.call('EXISTS', lock.QUEUE) == 0
+  end
+  local slot = admitted and slot_for(locks, mode)
+  if slot then
+    grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
+      waited = '0', owner = owner })
+  end
+end
+if held_everywhere(locks, token) then
+  local hold
+  for _, lock in ipairs(locks) do
+    redis.call('ZREM', lock.QUEUE, token)
+    redis.call('DEL', waiter_key(lock, token))
+    hold = hold_of(lock, token)
+    if not hold.confirmed then tally_wait(lock, hold) end
+    hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
+    if min_hold > 0 then hold.cool = cool_from(hold.since) end
+    save(lock, token, hold)
+  end
+  tell()
+  return granted(hold)
+end
+if patience == 'none' then
+  local busy = answer('busy', locks)
+  local refused = locks[busy[3] + 1]
+  refused.changed = true
+  tally(refused, { busy = 1 })
+  tell()
+  return busy
+end
+tell()
+local ahead, next = place(locks)
+return answer('waiting', locks, int(ahead), int(next))

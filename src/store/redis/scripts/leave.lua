@@ -1,4 +1,4 @@
--- leave.lua: gives back the hold or the place in the queue, and marks the token spent (law: Record::leave).
+-- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: Book::leave).
 -- ARGV: token, 'ran' or 'not-run', how the job ended (JSON or '').
 -- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} · {'not-held', now us}.
 -- Why atomic: compare and delete; the next waiter is granted the lock in the same step, so it is never idle; and the
@@ -6,38 +6,46 @@
 
 local token, ran, job = ARGV[1], ARGV[2] == 'ran', ARGV[3]
 write_first()
-local spent = redis.call('GET', spent_key(token))
-if spent then return { spent == '1' and 'already' or 'not-held', int(us) } end
-
-load(token)
-expire()
--- Who holds and has confirmed waits no more.
-local queued = not (is_held_by(token) and hold.confirmed) and redis.call('DEL', waiter_key(token)) == 1
-local was_head = queued and redis.call('ZRANK', QUEUE, token) == 0
-if queued then redis.call('ZREM', QUEUE, token) end
-local answer, cooling = 'not-held', 0
-if is_held_by(token) then
-  local due = hold.cool
-  if ran then
-    finish('released', job)
-    cool_or_free(due)
-  else
-    redis.call('DEL', HOLD)
-    hold = nil
-    free()
-  end
-  answer = 'released'
-  if lock == 'cooling' then cooling = left(lock_until) end
-elseif is_revoked_from(token) then
-  redis.call('DEL', HOLD)
-  hold = nil
-  free()
-  answer = 'released'
-elseif queued then
-  answer = 'dequeued'
+local locks = named(token)
+local spent
+for _, lock in ipairs(locks) do
+  local mark = redis.call('GET', spent_key(lock, token))
+  if mark and spent ~= '1' then spent = mark end
+  expire(lock)
 end
-redis.call('SET', spent_key(token), answer == 'released' and '1' or '0', 'PX', SPENT_KEPT)
-local idle = lock == 'free'
-serve(token)
-if not idle and (was_head or cooling > 0) then wake_head() end
+
+local queued, released, cooling, news = false, false, 0, {}
+for _, lock in ipairs(locks) do
+  -- Who holds and has confirmed waits no more.
+  local held = is_held_by(lock, token)
+  if not (held and hold_of(lock, token).confirmed) and redis.call('DEL', waiter_key(lock, token)) == 1 then
+    queued = true
+    if redis.call('ZRANK', lock.QUEUE, token) == 0 then news[#news + 1] = lock end
+    redis.call('ZREM', lock.QUEUE, token)
+    lock.changed = true
+  end
+  if held then
+    if ran then
+      local kept = close(lock, token, 'released', job)
+      if kept > 0 then news[#news + 1] = lock end
+      cooling = math.max(cooling, kept)
+    else
+      drop_hold(lock, token)
+    end
+    released = true
+  elseif is_revoked_from(lock, token) then
+    drop_hold(lock, token)
+    released = true
+  end
+end
+
+local answer = queued and 'dequeued' or 'not-held'
+if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
+if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
+if not spent or spent == '0' and released then
+  redis.call('SET', spent_key(locks[1], token), released and '1' or '0', 'PX', SPENT_KEPT)
+end
+serve(worklist(locks), token)
+for _, lock in ipairs(news) do wake_head(lock) end
+tell()
 return { answer, int(us), int(cooling) }

@@ -1,15 +1,23 @@
--- lock.lua: what every script starts with. The record of one lock as it lies in Redis, and `settle`, the step that
--- every operation that changes something ends with. The twin of src/law.rs; the names are the same there.
+-- lock.lua: what every script starts with. The records of locks as they lie in Redis, and `settle`, the step that every
+-- operation that changes something ends with. The twin of src/law.rs and src/law/record.rs; the names are the same there.
 -- Its constants (SILENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK, LOG_KEPT, HISTORY_KEPT, in
 -- ms) are put in front of it from src/law.rs.
 --
--- KEYS[1] L, the lock key       STRING  the holder's token, or a marker dlock/cooling:<until>, dlock/revoked:<until>
--- KEYS[2] dlock.hold:{tag}:L    HASH    the holder: token fence since until cool confirmed forced waited owner
--- KEYS[3] dlock.queue:{tag}:L   ZSET    token by ticket: the waiters that are heard of
--- KEYS[4] dlock.fence:{tag}:L   STRING  the last fence
--- KEYS[5] dlock.log:{tag}:L     LIST    the last ends, newest first
--- and, named from these, dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING,
--- dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L.
+-- KEYS, nine for each lock asked for, in order of name:
+-- L, the lock key         STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
+--                                 dlock/cooling:<until>, dlock/revoked:<until>
+-- dlock.hold:{tag}:L      HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
+--                                 asked];
+--                                 #<slot> -> token, of a lock with slots
+-- dlock.due:{tag}:L       ZSET    shared, slots: the tokens that hold, by their end
+-- dlock.kept:{tag}:L      ZSET    shared, slots: the tokens that cool or were revoked, by their end
+-- dlock.queue:{tag}:L     ZSET    token by ticket: the waiters that are heard of
+-- dlock.fence:{tag}:L     STRING  the last fence
+-- dlock.log:{tag}:L       LIST    the last ends, newest first
+-- dlock.stat:{tag}:L      HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
+-- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
+-- and, named from these, dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
+-- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- Why one script: the decision, the grant to the next and its wake are one atomic step (I3, I9).
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
@@ -18,153 +26,543 @@
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 local ms = math.floor(us / 1000)
-local L, HOLD, QUEUE, FENCE, LOG = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local rest = string.sub(HOLD, #'dlock.hold:' + 1)
-
-local lock, lock_until, hold, foreign_type
+local PARTS = 9
 
 local function int(n) return string.format('%.0f', n) end
-local function waiter_key(token) return 'dlock.waiter:' .. rest .. ':' .. token end
-local function spent_key(token) return 'dlock.spent:' .. rest .. ':' .. token end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
 -- An out-of-memory server refuses a script at its first write that may need memory, but never one that has written
 -- already (I14). This write needs none.
-local function write_first() redis.call('PEXPIRE', HOLD, HISTORY_KEPT) end
+local function write_first() redis.call('PEXPIRE', KEYS[2], HISTORY_KEPT) end
 
--- `caller` is the token on whose behalf the script runs, if there is one.
-local function load(caller)
-  local value = redis.pcall('GET', L)
-  local h = redis.call('HMGET', HOLD, 'token', 'fence', 'since', 'until', 'cool', 'confirmed', 'forced', 'waited', 'owner')
-  if h[1] then
-    hold = { token = h[1], fence = h[2], since = h[3], ['until'] = tonumber(h[4]), cool = tonumber(h[5]),
-      confirmed = h[6] == '1', forced = h[7] == '1', waited = h[8], owner = h[9] }
+-- A lock is known by its rest, what follows the kind in the names of its keys: {tag}:L.
+local book = {}
+local function key_of(kind, lock) return 'dlock.' .. kind .. ':' .. lock.rest end
+local function waiter_key(lock, token) return key_of('waiter', lock) .. ':' .. token end
+local function spent_key(lock, token) return key_of('spent', lock) .. ':' .. token end
+
+local function due_of(hold)
+  if hold.phase == 'held' then return math.max(hold['until'], hold.cool) end
+  if hold.phase == 'cooling' then return hold.cool end
+  return hold['until']
+end
+
+local function decoded(json)
+  local h = cjson.decode(json)
+  return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
+    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10] }
+end
+
+-- Every hold that is recorded, as a list of { token, hold } in the order in which they run out.
+local function all_holds(lock)
+  local flat, list = redis.call('HGETALL', lock.HOLD), {}
+  for i = 1, #flat, 2 do
+    if string.sub(flat[i], 1, 1) ~= '#' then list[#list + 1] = { token = flat[i], hold = decoded(flat[i + 1]) } end
   end
+  table.sort(list, function(a, b)
+    local x, y = due_of(a.hold), due_of(b.hold)
+    return x < y or x == y and a.token < b.token
+  end)
+  return list
+end
+
+local function is_many(lock) return lock.kind == 'shared' or lock.slots ~= nil end
+
+-- What a recorded hold is; what was looked up once is remembered.
+local function hold_of(lock, token)
+  local hold = lock.holds[token]
+  if hold == nil then
+    local json = redis.call('HGET', lock.HOLD, token)
+    hold = json and decoded(json)
+    lock.holds[token] = hold
+  end
+  return hold
+end
+
+-- What the lock key says. `caller` is the token on whose behalf the script runs, if there is one.
+local function load(lock, caller)
+  local value = redis.pcall('GET', lock.L)
+  lock.holds = {}
   if not value then
-    lock = 'free'
+    lock.kind = 'free'
+    return
   elseif type(value) == 'table' then
-    lock, foreign_type = 'foreign', redis.call('TYPE', L).ok
-  elseif hold and value == hold.token then
-    lock, lock_until = 'held', math.max(hold['until'], hold.cool)
+    lock.kind, lock.foreign_type = 'foreign', redis.call('TYPE', lock.L).ok
+    return
+  end
+  local kind, due = string.match(value, '^dlock/([%l/%d]+):(%d+)$')
+  local slots = kind and tonumber(string.match(kind, '^slots/(%d+)$'))
+  if due and #due < 16 and (slots or kind == 'shared' or kind == 'cooling' or kind == 'revoked') then
+    lock.kind, lock['until'], lock.slots = kind, tonumber(due), slots
+    return
+  end
+  local hold = hold_of(lock, value)
+  if hold and hold.phase == 'held' then
+    lock.kind, lock['until'], lock.token = 'exclusive', due_of(hold), value
   elseif value == caller then
     -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
-    lock, lock_until = 'held', ms + math.max(redis.call('PTTL', L), 1)
-    hold = { token = caller, fence = redis.call('GET', FENCE) or int(us), since = int(us), ['until'] = lock_until,
-      cool = 0, confirmed = true, forced = false, waited = '0', owner = '{}' }
+    lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
+    lock.holds[value] = { phase = 'held', slot = '', fence = redis.call('GET', lock.FENCE) or int(us), since = int(us),
+      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '' }
   else
-    local marker, due = string.match(value, '^dlock/(%l+):(%d+)$')
-    if (marker == 'cooling' or marker == 'revoked') and #due < 16 then
-      lock, lock_until = marker, tonumber(due)
-    else
-      lock, foreign_type = 'foreign', 'string'
-    end
+    lock.kind, lock.foreign_type = 'foreign', 'string'
   end
 end
 
-local function is_held_by(token) return lock == 'held' and hold.token == token end
-local function is_revoked_from(token) return lock == 'revoked' and hold and hold.token == token end
-
-local function free()
-  redis.call('DEL', L)
-  lock, lock_until = 'free', nil
+local function open(rest, caller)
+  local lock = book[rest]
+  if not lock then
+    lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$') }
+    lock.HOLD, lock.DUE, lock.KEPT = key_of('hold', lock), key_of('due', lock), key_of('kept', lock)
+    lock.QUEUE, lock.FENCE, lock.LOG = key_of('queue', lock), key_of('fence', lock), key_of('log', lock)
+    lock.STAT, lock.WATCH = key_of('stat', lock), key_of('watch', lock)
+    book[rest] = lock
+    load(lock, caller)
+  end
+  return lock
 end
 
-local function put(value, kind, due)
-  redis.call('SET', L, value, 'PXAT', int(due))
-  lock, lock_until = kind, due
+-- The locks that the script was called for.
+local function named(caller)
+  local locks = {}
+  for i = 1, #KEYS, PARTS do
+    locks[#locks + 1] = open(string.sub(KEYS[i + 1], #'dlock.hold:' + 1), caller)
+  end
+  return locks
 end
 
-local function entry(outcome, job, by)
-  local ended = ms
-  if outcome == 'expired' then ended = math.min(ms, hold['until']) end
-  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended), hold.waited, job or '', by or '' })
+local function is_held_by(lock, token)
+  if lock.kind == 'exclusive' then return lock.token == token end
+  local hold = is_many(lock) and hold_of(lock, token)
+  return hold and hold.phase == 'held'
 end
 
-local function finish(outcome, job, by)
-  if hold.confirmed and not hold.forced then
+local function is_revoked_from(lock, token)
+  if lock.kind ~= 'revoked' and not is_many(lock) then return false end
+  local hold = hold_of(lock, token)
+  return hold and hold.phase == 'revoked'
+end
+
+local function held_everywhere(locks, token)
+  for _, lock in ipairs(locks) do
+    if not is_held_by(lock, token) then return false end
+  end
+  return true
+end
+
+-- How many hold a shared lock or one with slots, cool in it, or were revoked.
+local function count(lock)
+  if not lock.count then lock.count = redis.call('ZCARD', lock.DUE) + redis.call('ZCARD', lock.KEPT) end
+  return lock.count
+end
+
+-- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
+-- to, the server has lost who does: then nobody may before the key itself runs out.
+local function admits(lock, mode)
+  if lock.kind == 'free' then return true end
+  if lock.kind ~= mode or not is_many(lock) then return false end
+  return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
+end
+
+local function is_open(lock) return lock.kind == 'free' or admits(lock, lock.kind) end
+
+local function free(lock)
+  lock.changed = true
+  redis.call('DEL', lock.L)
+  lock.kind, lock['until'], lock.slots, lock.token = 'free', nil, nil, nil
+end
+
+local function put(lock, value, due)
+  redis.call('SET', lock.L, value, 'PXAT', int(due))
+  lock['until'] = due
+end
+
+local function mark(lock, kind, due)
+  lock.kind = kind
+  put(lock, 'dlock/' .. kind .. ':' .. int(due), due)
+end
+
+-- Writes a hold, and makes the lock key last as long as it.
+local function save(lock, token, hold)
+  local due = due_of(hold)
+  redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
+    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked }))
+  lock.holds[token] = hold
+  redis.call('PEXPIRE', lock.HOLD, HISTORY_KEPT)
+  if lock.kind == 'exclusive' then
+    put(lock, token, due)
+  elseif is_many(lock) then
+    local set, other = lock.DUE, lock.KEPT
+    if hold.phase ~= 'held' then set, other = other, set end
+    if hold.slot ~= '' then redis.call('HSET', lock.HOLD, '#' .. hold.slot, token) end
+    redis.call('ZADD', set, int(due), token)
+    redis.call('PEXPIRE', set, HISTORY_KEPT)
+    redis.call('ZREM', other, token)
+    lock.count = nil
+    if due > (lock['until'] or 0) then mark(lock, lock.kind, due) end
+  end
+end
+
+local function erase(lock, token, hold)
+  lock.changed = true
+  redis.call('HDEL', lock.HOLD, token)
+  lock.holds[token] = false
+  if hold.slot ~= '' then redis.call('HDEL', lock.HOLD, '#' .. hold.slot) end
+  if is_many(lock) then
+    redis.call('ZREM', lock.DUE, token)
+    redis.call('ZREM', lock.KEPT, token)
+    lock.count = nil
+  end
+end
+
+-- A lock of several is free when the last of them has gone.
+local function free_if_left(lock)
+  if is_many(lock) and count(lock) == 0 then free(lock) end
+end
+
+local function ended_at(hold, outcome)
+  if outcome == 'expired' then return math.min(ms, hold['until']) end
+  return ms
+end
+
+local function entry(hold, outcome, job, by)
+  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended_at(hold, outcome)), hold.waited, job or '',
+    by or hold.asked })
+end
+
+-- The bucket of a span, as the end of a field's name: the first whose bound is not below it.
+local function bucket(span_ms)
+  for i, bound in ipairs(BOUNDS) do
+    if span_ms <= bound then return int(i - 1) end
+  end
+  return int(#BOUNDS)
+end
+
+-- Adds to the totals. If somebody made something else of their key, they are not counted; nothing else depends on them.
+local function tally(lock, counts)
+  for field, n in pairs(counts) do redis.pcall('HINCRBY', lock.STAT, field, int(n)) end
+  redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
+end
+
+local function tally_wait(lock, hold)
+  tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
+end
+
+local function tally_end(lock, hold, outcome, job)
+  local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
+  local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
+  if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
+  tally(lock, counts)
+  redis.pcall('HSET', lock.STAT, 'last.' .. outcome, int(ended_at(hold, outcome)))
+end
+
+-- A grant that nobody heard of leaves no trace, and an end is logged once.
+local function is_logged(hold) return hold.confirmed and hold.phase == 'held' end
+
+-- Drops a hold and logs its end.
+local function finish(lock, token, outcome, job, by)
+  local hold = hold_of(lock, token)
+  if is_logged(hold) then
     -- A log that somebody made something else of must not keep the lock from being given back.
-    if type(redis.pcall('LPUSH', LOG, entry(outcome, job, by))) == 'number' then
-      redis.call('LTRIM', LOG, 0, LOG_KEPT - 1)
-      redis.call('PEXPIRE', LOG, HISTORY_KEPT)
+    if type(redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))) == 'number' then
+      redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1)
+      redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
     end
+    tally_end(lock, hold, outcome, job)
   end
-  redis.call('DEL', HOLD)
-  hold = nil
+  erase(lock, token, hold)
 end
 
-local function cool_or_free(due)
-  if due > ms then put('dlock/cooling:' .. int(due), 'cooling', due) else free() end
+-- Takes a hold out, without a trace.
+local function drop_hold(lock, token)
+  local hold = hold_of(lock, token)
+  if hold then erase(lock, token, hold) end
+  if lock.kind == 'exclusive' and lock.token == token or lock.kind == 'revoked' then free(lock) else free_if_left(lock) end
 end
 
-local function unnoticed_end()
-  if not hold or lock == 'held' or lock == 'revoked' then return nil end
-  if ms >= math.max(hold['until'], hold.cool) then return 'expired' end
+-- Ends a hold; its min-hold stands. Answers what is left of that.
+local function close(lock, token, outcome, job)
+  local hold = hold_of(lock, token)
+  finish(lock, token, outcome, job)
+  if hold.cool <= ms then
+    drop_hold(lock, token)
+    return 0
+  end
+  if lock.kind == 'exclusive' then
+    lock.token = nil
+    mark(lock, 'cooling', hold.cool)
+  else
+    hold.phase, hold.owner = 'cooling', '{}'
+    save(lock, token, hold)
+  end
+  return left(hold.cool)
+end
+
+-- Which holds the lock key no longer bears out, in the order in which they ran out.
+local function borne_out_no_more(lock)
+  local ended = {}
+  if lock.kind == 'exclusive' then return ended end
+  if is_many(lock) then
+    for _, set in ipairs({ lock.DUE, lock.KEPT }) do
+      local found = redis.call('ZRANGEBYSCORE', set, '-inf', int(ms))
+      for _, token in ipairs(found) do
+        local hold = hold_of(lock, token)
+        if hold then ended[#ended + 1] = { token = token, hold = hold } else redis.call('ZREM', set, token) end
+      end
+    end
+    table.sort(ended, function(a, b)
+      local x, y = due_of(a.hold), due_of(b.hold)
+      return x < y or x == y and a.token < b.token
+    end)
+    return ended
+  end
+  for _, one in ipairs(all_holds(lock)) do
+    lock.holds[one.token] = one.hold
+    if lock.kind ~= 'revoked' or one.hold.phase ~= 'revoked' then ended[#ended + 1] = one end
+  end
+  return ended
+end
+
+local function outcome_of(hold)
+  if ms >= due_of(hold) then return 'expired' end
   return 'lost'
 end
 
--- The first half of settle: what has run out, or is no longer borne out by the lock key, is over.
-local function expire()
-  if lock_until and ms >= lock_until then free() end
-  local outcome = unnoticed_end()
-  if outcome then finish(outcome) end
+-- The first half of settle: what has run out, or is no longer borne out by the lock key, is over. Time
+-- stands still in a script, so once is enough.
+local function expire(lock)
+  if lock.expired then return end
+  lock.expired = true
+  if lock['until'] and ms >= lock['until'] then
+    local many = is_many(lock)
+    free(lock)
+    if many then redis.call('DEL', lock.DUE, lock.KEPT) end
+  end
+  local ended = borne_out_no_more(lock)
+  for _, one in ipairs(ended) do finish(lock, one.token, outcome_of(one.hold)) end
+  if #ended > 0 then
+    if lock.kind == 'free' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
+    free_if_left(lock)
+  end
 end
 
-local function grant(token, owner, lease, waited)
-  -- From 2^53 on there is no next number here, so such a fence is none of ours.
-  local last = tonumber(redis.call('GET', FENCE) or 0)
-  if not last or last >= 9007199254740991 then last = 0 end
-  local fence = math.max(us, last + 1)
-  redis.call('SET', FENCE, int(fence), 'PX', HISTORY_KEPT)
-  hold = { token = token, fence = int(fence), since = int(us), ['until'] = ms + lease, cool = 0, confirmed = false,
-    forced = false, waited = int(waited), owner = owner }
-  lock = 'held'
+-- From 2^53 on there is no next number here, so such a fence is none of ours.
+local function last_fence(lock)
+  local last = tonumber(redis.call('GET', lock.FENCE) or 0)
+  if not last or last >= 9007199254740991 then return 0 end
+  return last
 end
 
-local function save_hold()
-  if lock == 'held' then put(hold.token, 'held', math.max(hold['until'], hold.cool)) end
-  redis.call('HSET', HOLD, 'token', hold.token, 'fence', hold.fence, 'since', hold.since, 'until', int(hold['until']),
-    'cool', int(hold.cool), 'confirmed', hold.confirmed and '1' or '0', 'forced', hold.forced and '1' or '0',
-    'waited', hold.waited, 'owner', hold.owner)
-  redis.call('PEXPIRE', HOLD, HISTORY_KEPT)
+-- The slot to give: the lowest that is free in all of the locks; nothing if there is none, '' where the mode has none.
+local function slot_for(locks, mode)
+  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+  if not slots then return '' end
+  local fields = {}
+  for slot = 0, slots - 1 do fields[slot + 1] = '#' .. int(slot) end
+  local taken = {}
+  for _, lock in ipairs(locks) do
+    if lock.slots then
+      local holders = redis.call('HMGET', lock.HOLD, unpack(fields))
+      for i = 1, slots do taken[i] = taken[i] or holders[i] end
+    end
+  end
+  for i = 1, slots do
+    if not taken[i] then return int(i - 1) end
+  end
+  return nil
 end
 
-local function wake(token, connection)
+-- One fence for all of the locks: greater than every earlier one of each. `hold` has what is particular to this grant.
+local function grant(locks, mode, token, hold)
+  local fence = us
+  for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
+  hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
+  for _, lock in ipairs(locks) do
+    redis.call('SET', lock.FENCE, hold.fence, 'PX', HISTORY_KEPT)
+    if lock.kind == 'free' then
+      -- What an eviction has left of earlier holds must not count.
+      if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
+      lock.kind, lock['until'], lock.count = mode, nil, nil
+      lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+      if mode == 'exclusive' then lock.token = token end
+    end
+    lock.changed = true
+    local own = {}
+    for field, value in pairs(hold) do own[field] = value end
+    save(lock, token, own)
+  end
+end
+
+local function wake(home, token, connection)
   if not connection then return end
-  local key = 'dlock.wake:' .. rest .. ':' .. token .. ':' .. connection
+  local key = 'dlock.wake:' .. home .. ':' .. token .. ':' .. connection
   redis.call('LPUSH', key, '1')
   redis.call('PEXPIRE', key, 2 * SILENCE)
 end
 
 -- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
-local function wake_head()
-  local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-  if head then wake(head, redis.call('HGET', waiter_key(head), 'wake')) end
+local function wake_head(lock)
+  local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
+  if not head then return end
+  local w = redis.call('HMGET', waiter_key(lock, head), 'names', 'wake')
+  if w[1] then wake(cjson.decode(w[1])[1], head, w[2]) end
 end
 
--- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
-local function serve(caller)
-  while lock == 'free' do
-    local head = redis.call('ZPOPMIN', QUEUE)[1]
-    if not head then return end
-    local w = redis.call('HMGET', waiter_key(head), 'silent', 'since', 'owner', 'wake')
-    if w[1] and ms < tonumber(w[1]) then
-      grant(head, w[3], CONFIRM_WITHIN, gone_by(w[2]))
-      save_hold()
-      if head ~= caller then wake(head, w[4]) end
+local function is_heard(lock, token)
+  return (tonumber(redis.call('HGET', waiter_key(lock, token), 'silent') or 0)) > ms
+end
+
+-- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
+local function park(lock, token, work)
+  lock.changed = true
+  redis.call('ZREM', lock.QUEUE, token)
+  local names = redis.call('HGET', waiter_key(lock, token), 'names')
+  for _, rest in ipairs(names and cjson.decode(names) or {}) do
+    if rest ~= lock.rest then
+      redis.call('ZREM', open(rest).QUEUE, token)
+      work[#work + 1] = rest
     end
   end
 end
 
--- What stands in the way of a grant: state, left, owner, fence, since, until, confirmed.
-local function blocker()
-  if lock == 'free' then return { 'free', '', '', '', '', '', '' } end
-  if lock == 'foreign' then
-    local ttl = redis.call('PTTL', L)
-    return { 'foreign', ttl >= 0 and int(ttl) or '', foreign_type, '', '', '', '' }
+-- The first in the queue that is heard of.
+local function head_of(lock, work)
+  while true do
+    local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
+    if not head or is_heard(lock, head) then return head end
+    park(lock, head, work)
   end
-  local state = lock
-  if lock == 'held' and ms >= hold['until'] then state = 'cooling' end
-  if state == 'cooling' or not hold then return { state, int(left(lock_until)), '', '', '', '', '' } end
-  return { state, int(left(lock_until)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.confirmed and '1' or '0' }
+end
+
+-- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
+local function serve_one(at, token, work, caller)
+  local w = redis.call('HMGET', waiter_key(at, token), 'mode', 'names', 'since', 'owner', 'wake')
+  local mode, names, locks = w[1], cjson.decode(w[2]), {}
+  for _, rest in ipairs(names) do
+    local lock = open(rest)
+    if lock ~= at then
+      expire(lock)
+      if head_of(lock, work) ~= token then
+        -- Who is before it there has an earlier ticket, so this ends.
+        work[#work + 1] = rest
+        return false
+      end
+    end
+    if not admits(lock, mode) then return false end
+    locks[#locks + 1] = lock
+  end
+  local slot = slot_for(locks, mode)
+  if not slot then return false end
+  for _, lock in ipairs(locks) do
+    redis.call('ZREM', lock.QUEUE, token)
+    if lock ~= at then work[#work + 1] = lock.rest end
+  end
+  grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
+    waited = int(gone_by(w[3])), owner = w[4] })
+  if token ~= caller then wake(names[1], token, w[5]) end
+  return true
+end
+
+-- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
+local function serve(work, caller)
+  local i = 1
+  while work[i] do
+    local lock = open(work[i])
+    expire(lock)
+    while is_open(lock) do
+      local head = head_of(lock, work)
+      if not head or not serve_one(lock, head, work, caller) then break end
+    end
+    i = i + 1
+  end
+end
+
+local function worklist(locks)
+  local work = {}
+  for i, lock in ipairs(locks) do work[i] = lock.rest end
+  return work
+end
+
+-- The revoked among the holds of a shared lock or one with slots.
+local function revoked_of(lock)
+  local revoked = {}
+  for _, token in ipairs(redis.call('ZRANGE', lock.KEPT, 0, -1)) do
+    local hold = hold_of(lock, token)
+    if hold and hold.phase == 'revoked' then revoked[#revoked + 1] = token end
+  end
+  return revoked
+end
+
+local function extreme(set, rank)
+  local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
+  return found[1], tonumber(found[2])
+end
+
+-- What is in the way of one who wants the lock in this mode: state, mode, left, owner (or the type of a foreign value),
+-- fence, since, until, slot, asked, confirmed, others.
+local function blocker(lock, mode)
+  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '0' } end
+  if lock.kind == 'foreign' then
+    local ttl = redis.call('PTTL', lock.L)
+    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '', '0' }
+  end
+  local state, kind, due, hold, others = lock.kind, 'exclusive', lock['until'], nil, 0
+  if lock.kind == 'exclusive' then
+    hold = lock.holds[lock.token]
+    state = ms >= hold['until'] and 'cooling' or 'held'
+    if state == 'cooling' then hold = nil end
+  elseif lock.kind == 'revoked' then
+    local one = all_holds(lock)[1]
+    hold = one and one.hold
+  elseif is_many(lock) then
+    kind = lock.kind
+    -- The first slot to run out will do.
+    local first = lock.slots and mode == lock.kind
+    local rank = first and 0 or -1
+    local token, held_due = extreme(lock.DUE, rank)
+    local _, kept_due = extreme(lock.KEPT, rank)
+    if held_due and kept_due then
+      due = first and math.min(held_due, kept_due) or math.max(held_due, kept_due)
+    else
+      due = held_due or kept_due or due
+    end
+    if token or count(lock) == 0 then
+      state, others = 'held', math.max(redis.call('ZCARD', lock.DUE) - 1, 0)
+    else
+      local revoked = revoked_of(lock)
+      token = revoked[first and 1 or #revoked]
+      state, others = token and 'revoked' or 'cooling', math.max(#revoked - 1, 0)
+    end
+    hold = token and hold_of(lock, token)
+  end
+  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '0' } end
+  return { state, kind, int(left(due)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.slot,
+    hold.asked, hold.confirmed and '1' or '0', int(others) }
+end
+
+-- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed of each.
+local function people(holds)
+  table.sort(holds, function(a, b)
+    local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
+    return x < y or x == y and a.token < b.token
+  end)
+  local fields = {}
+  for _, one in ipairs(holds) do
+    local h = one.hold
+    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.asked, h.confirmed and '1' or '0' }) do
+      fields[#fields + 1] = field
+    end
+  end
+  return fields
+end
+
+-- The last step of every script that changes something: whoever watches a lock that did change is woken.
+local function tell()
+  for rest, lock in pairs(book) do
+    if lock.changed then
+      local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
+      for _, token in ipairs(watchers) do wake(rest, token, 'watch') end
+    end
+  end
 end

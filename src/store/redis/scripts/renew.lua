@@ -1,19 +1,25 @@
--- renew.lua: extends the lease of the token that the lock key names, and of no other (law: Record::renew).
+-- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: Book::renew).
 -- ARGV: token, ttl ms.
--- Replies: {'renewed', now us} · {'revoked', now us} · {'not-held', now us}.
+-- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) · {'revoked', now us} · {'not-held', now us}.
 -- Why atomic: compare and extend; and a lock found to have run out goes to the next waiter in the same step.
 
 local token, ttl = ARGV[1], tonumber(ARGV[2])
 write_first()
-load(token)
-expire()
+local locks = named(token)
+for _, lock in ipairs(locks) do expire(lock) end
 local answer = 'not-held'
-if is_held_by(token) then
-  hold.confirmed, hold['until'] = true, ms + ttl
-  save_hold()
-  answer = 'renewed'
-elseif is_revoked_from(token) then
-  answer = 'revoked'
+if held_everywhere(locks, token) then
+  for _, lock in ipairs(locks) do
+    local hold = hold_of(lock, token)
+    hold.confirmed, hold['until'] = true, ms + ttl
+    save(lock, token, hold)
+    if answer ~= 'asked' then answer = hold.asked == '' and 'renewed' or 'asked' end
+  end
+else
+  for _, lock in ipairs(locks) do
+    if is_revoked_from(lock, token) then answer = 'revoked' end
+  end
 end
-serve(token)
+serve(worklist(locks), token)
+tell()
 return { answer, int(us) }

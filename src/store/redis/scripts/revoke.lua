@@ -1,55 +1,96 @@
--- revoke.lua: takes the lock away from whoever holds it (law: Record::revoke).
+-- revoke.lua: takes the lock away from all who hold it (law: Record::revoke).
 -- ARGV: 'safe' or 'now', who does it (JSON).
--- Replies: {what was there, now us, left ms, blocker as it was…}, what being 'free', 'hold', 'cooling', 'revoked',
--- 'foreign' (left alone) or 'foreign-deleted'.
--- Why atomic: it acts on the hold that it shows, not on one that came in between.
+-- Replies: {what was there, now us, left ms, {holder…, holder…}}, what being 'free', 'holds', 'cooling', 'revoked';
+--          {'foreign', now us, left ms or '', type} (left alone) or {'foreign-deleted', now us}.
+--          A holder: owner, fence, since, until, slot, asked, confirmed.
+-- Why atomic: it acts on the holds that it shows, not on one that came in between.
 
 local now, by = ARGV[1] == 'now', ARGV[2]
 write_first()
-load()
-expire()
-local was, remains, answer = blocker(), 0, lock
+local lock = named()[1]
+expire(lock)
 
-local function spend(token) redis.call('SET', spent_key(token), '0', 'PX', SPENT_KEPT) end
+local function spend(token) redis.call('SET', spent_key(lock, token), '0', 'PX', SPENT_KEPT) end
 
-if lock == 'cooling' then
-  free()
-elseif lock == 'held' and ms >= hold['until'] then
-  finish('expired')
-  free()
-  answer = 'cooling'
-elseif lock == 'held' then
-  answer = 'hold'
-  local held = hold
-  finish('forced', nil, by)
-  -- Under a grant that was never confirmed no job runs, so there is nothing to wait for.
-  if now or not held.confirmed then
-    spend(held.token)
-    free()
-  else
-    hold = held
-    hold.forced = true
-    put('dlock/revoked:' .. int(hold['until']), 'revoked', hold['until'])
-    save_hold()
-    remains = left(lock_until)
-    wake_head()
+if lock.kind == 'foreign' then
+  if now and lock.foreign_type == 'string' then
+    free(lock)
+    serve({ lock.rest })
+    tell()
+    return { 'foreign-deleted', int(us) }
   end
-elseif lock == 'revoked' then
-  remains = left(lock_until)
-  if now then
-    remains = 0
-    if hold then
-      spend(hold.token)
-      redis.call('DEL', HOLD)
-      hold = nil
-    end
-    free()
-  end
-elseif lock == 'foreign' and now and foreign_type == 'string' then
-  free()
-  answer = 'foreign-deleted'
+  local ttl = redis.call('PTTL', lock.L)
+  serve({ lock.rest })
+  tell()
+  return { 'foreign', int(us), ttl >= 0 and int(ttl) or '', lock.foreign_type }
 end
-serve(nil)
-local r = { answer, int(us), int(remains) }
-for _, field in ipairs(was) do r[#r + 1] = field end
-return r
+
+-- The phases in which a hold is shown and taken away; what only a min-hold keeps is dropped.
+local function is_live(hold)
+  return hold.phase == 'held' and not (lock.kind == 'exclusive' and ms >= hold['until'])
+end
+local holds, live, revoked = all_holds(lock), {}, {}
+for _, one in ipairs(holds) do
+  lock.holds[one.token] = one.hold
+  if is_live(one.hold) then live[#live + 1] = one elseif one.hold.phase == 'revoked' then revoked[#revoked + 1] = one end
+end
+if lock.kind == 'exclusive' and #holds == 0 then
+  holds = { { token = lock.token, hold = lock.holds[lock.token] } }
+  live = holds
+end
+
+local was, shown = lock.kind, {}
+if was == 'exclusive' then was = #live > 0 and 'held' or 'cooling' end
+if is_many(lock) then
+  was = (#live > 0 or #holds == 0) and 'held' or #revoked > 0 and 'revoked' or 'cooling'
+end
+if was == 'held' then shown = live elseif was == 'revoked' then shown = revoked end
+local holders = people(shown)
+
+for _, one in ipairs(holds) do
+  if one.hold.phase ~= 'revoked' and not is_live(one.hold) then finish(lock, one.token, 'expired') end
+end
+local kept
+for _, one in ipairs(shown) do
+  local phase, confirmed = one.hold.phase, one.hold.confirmed
+  if phase == 'held' then finish(lock, one.token, 'forced', nil, by) end
+  -- Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+  if now or not confirmed or ms >= one.hold['until'] then
+    if phase == 'revoked' then erase(lock, one.token, one.hold) end
+    spend(one.token)
+  else
+    one.hold.phase = 'revoked'
+    if not is_many(lock) then lock.kind, lock.token = 'revoked', nil end
+    save(lock, one.token, one.hold)
+  end
+end
+for _, one in ipairs(revoked) do
+  if now and was == 'held' then
+    erase(lock, one.token, one.hold)
+    spend(one.token)
+  end
+end
+if not now then
+  for _, one in ipairs(all_holds(lock)) do
+    if one.hold.phase == 'revoked' then kept = math.max(kept or 0, one.hold['until']) end
+  end
+end
+
+local remains = 0
+if kept then
+  remains = left(kept)
+  if lock.kind == 'revoked' then mark(lock, 'revoked', kept) end
+elseif not now and (was == 'revoked' or was == 'held' and #shown == 0) and lock['until'] then
+  -- The server has lost who holds it; only the key itself tells how long.
+  remains = left(lock['until'])
+  lock.slots = nil
+  mark(lock, 'revoked', lock['until'])
+elseif lock.kind ~= 'free' then
+  free(lock)
+end
+serve({ lock.rest })
+if kept then wake_head(lock) end
+tell()
+local answer = was
+if was == 'held' then answer = #shown > 0 and 'holds' or 'revoked' end
+return { answer, int(us), int(remains), holders }

@@ -1,0 +1,73 @@
+//! What is counted of a lock? Totals since it was first used (or last forgotten), for `dlock metrics`: how often it was
+//! granted and refused, how long people waited and held, how it ended. Nothing here decides anything.
+
+use super::answer::Outcome;
+use super::operation::JobEnd;
+use super::time::millis;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The upper bounds of the histograms' buckets, in milliseconds; the last bucket has none.
+pub const BOUNDS: [u64; 8] = [10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000];
+
+/// The totals of one lock.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stat {
+    /// How long whoever was granted the lock had waited; its count is that of the grants.
+    pub waited: Histogram,
+    /// How long it was held; its count is that of the ends.
+    pub held: Histogram,
+    /// How often somebody who did not wait was refused.
+    pub busy: u64,
+    /// How often a waiter left the queue without the lock.
+    pub given_up: u64,
+    /// How often a hold ended so.
+    pub ends: BTreeMap<Outcome, u64>,
+    /// When a hold last ended so, in milliseconds since 1970.
+    pub last: BTreeMap<Outcome, u64>,
+    /// How many jobs ended with status 0.
+    pub succeeded: u64,
+    /// How many jobs ended with another status, or of a signal.
+    pub failed: u64,
+}
+
+/// Spans, counted by length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Histogram {
+    /// How many fell into each bucket: not above its bound, and above that of the one before.
+    pub buckets: [u64; BOUNDS.len() + 1],
+    /// All together, in milliseconds.
+    pub sum: u64,
+}
+
+impl Histogram {
+    /// Counts one.
+    pub fn add(&mut self, span: Duration) {
+        let ms = millis(span);
+        let bucket = BOUNDS.iter().position(|bound| ms <= *bound).unwrap_or(BOUNDS.len());
+        self.buckets[bucket] += 1;
+        self.sum = self.sum.saturating_add(ms);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+}
+
+impl Stat {
+    /// Counts an end; both times are milliseconds since 1970.
+    pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<JobEnd>) {
+        *self.ends.entry(outcome).or_default() += 1;
+        self.last.insert(outcome, ended);
+        self.held.add(Duration::from_millis(ended.saturating_sub(since)));
+        match job {
+            Some(JobEnd::Status(0)) => self.succeeded += 1,
+            Some(JobEnd::Status(_) | JobEnd::Signal(_)) => self.failed += 1,
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How does a holder, or somebody who looks on, hear that something happened? By a blocking pop on lists of its own, on a
+//! connection that does nothing else; a renewal never waits for it. (A waiter listens through its store, which has two
+//! connections for that.)
+
+use super::connect::Link;
+use super::{EAR_BOUND, Target};
+use crate::clock::Moment;
+use crate::store::{self, Error};
+use redis::cmd;
+use std::time::Duration;
+
+/// After a failure nothing is heard for this long: the connection is not dialled again and again.
+const DEAF: Duration = Duration::from_secs(1);
+
+/// A connection that listens.
+pub struct Ear {
+    target: Target,
+    lists: Vec<String>,
+    link: Option<Link>,
+    deaf_until: Moment,
+}
+
+impl Ear {
+    /// An ear that connects when it is first used.
+    pub fn new(target: Target, lists: Vec<String>) -> Self {
+        Self { target, lists, link: None, deaf_until: Moment::now() }
+    }
+
+    fn listen(&mut self, until: Moment) -> Result<(), Error> {
+        let target = &self.target;
+        let by = || Moment::now().after(target.op_timeout);
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => {
+                let mut link = Link::dial(target, Moment::now().after(target.connect_timeout).min(until))?;
+                let mut pop = cmd("BLPOP");
+                pop.arg(&self.lists).arg(EAR_BOUND);
+                link.send(target, &pop, by())?;
+                link
+            }
+        };
+        if link.listen(target, until)? {
+            link.answer(target, by())?;
+            let mut pop = cmd("BLPOP");
+            pop.arg(&self.lists).arg(EAR_BOUND);
+            link.send(target, &pop, by())?;
+        }
+        self.link = Some(link);
+        Ok(())
+    }
+}
+
+impl store::Ear for Ear {
+    fn sleep(&mut self, until: Moment) -> Result<(), Error> {
+        if !self.deaf_until.passed() {
+            crate::clock::sleep_until(until.min(self.deaf_until));
+            return Ok(());
+        }
+        let heard = self.listen(until);
+        if heard.is_err() {
+            self.deaf_until = Moment::now().after(DEAF);
+        }
+        heard
+    }
+}

@@ -1,0 +1,10 @@
+-- watch.lua: has a token woken whenever something changes about the lock, for a while (law: Book::watch).
+-- ARGV: token.
+-- Replies: {'watching', now us}.
+-- Why here: the scripts that change something look at this set, by the same clock.
+
+local lock = named()[1]
+redis.call('ZREMRANGEBYSCORE', lock.WATCH, '-inf', int(ms))
+redis.call('ZADD', lock.WATCH, int(ms + WATCH_KEPT), ARGV[1])
+redis.call('PEXPIRE', lock.WATCH, WATCH_KEPT)
+return { 'watching', int(us) }
