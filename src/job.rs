@@ -112,6 +112,8 @@ pub enum Why {
     LeaseRanOut,
     /// [`Guard::lost`] said so.
     Lost,
+    /// [`Guard::stop`] said so.
+    Asked,
     /// It ran for as long as it may.
     MaxRun,
     /// dlock is gone.
@@ -346,6 +348,12 @@ impl Guard {
             self.arm(self.bound().after(OVERDUE))?;
         }
         Ok(())
+    }
+
+    /// Somebody asked for the job to end: it gets its grace, whatever was said about losses.
+    pub fn stop(&mut self) {
+        // As above; and when the limits pass, a guard that is hung is dealt with.
+        let _ = self.send(&Order::Stop);
     }
 
     /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it. Once CMD

@@ -9,7 +9,7 @@ use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
 use crate::lock::{Names, Token};
-use crate::store::{Error, Store};
+use crate::store::{Ear, Error, Listener, Store};
 use bell::Bell;
 use std::fmt;
 use std::io;
@@ -22,6 +22,10 @@ use std::time::Duration;
 
 mod bell;
 
+/// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
+const EAR_AFTER: Duration = Duration::from_secs(1);
+/// How long a holder does without an ear that failed.
+const DEAF: Duration = Duration::from_secs(1);
 /// How long a queued waiter waits after a failure before it asks again.
 const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
@@ -89,6 +93,8 @@ pub enum Report {
         /// When the job is asked to end if nothing changes.
         until: Moment,
     },
+    /// An operator asks for the job to end. The lock is held, and renewed until it is given back.
+    Asked,
     /// After [`Report::Trouble`] an attempt succeeded again.
     Recovered,
     /// The lock is lost.
@@ -107,6 +113,8 @@ pub enum Loss {
     NotHeld,
     /// An operator revoked it.
     Revoked,
+    /// An operator asked the holder to end, which it did.
+    Asked,
     /// It could not be renewed before the deadline.
     Deadline,
 }
@@ -322,10 +330,11 @@ impl Keeper {
     /// Renews until the lock is given back or lost.
     fn keep(&self, mut sent: Moment) {
         let schedule = self.request.schedule;
-        let (mut failures, mut overdue) = (0u32, false);
+        let (mut failures, mut overdue, mut asked) = (0u32, false, false);
         let mut next = schedule.renew_at(sent);
+        let mut hearing = Hearing { listens_at: Moment::now().after(EAR_AFTER), ear: None };
         loop {
-            clock::sleep_until(next);
+            self.listen(&mut hearing, next);
             if self.shared.over.load(Ordering::Acquire) {
                 return;
             }
@@ -335,7 +344,7 @@ impl Keeper {
             let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
             let by = began.after(schedule.attempt(failed));
             match store.renew(names, &ask.token, ask.ttl, by) {
-                Ok(Renewal::Renewed) => {
+                Ok(answer @ (Renewal::Renewed | Renewal::Asked)) => {
                     sent = began;
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
                     if failures >= WORTH_SAYING {
@@ -343,6 +352,9 @@ impl Keeper {
                     }
                     (failures, overdue) = (0, false);
                     next = schedule.renew_at(sent);
+                    if answer == Renewal::Asked && !std::mem::replace(&mut asked, true) {
+                        self.report(Report::Asked);
+                    }
                 }
                 Ok(answer) => {
                     let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
@@ -367,6 +379,35 @@ impl Keeper {
                         next = schedule.renew_at(began);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// What a holder hears with.
+struct Hearing {
+    /// From when on it listens.
+    listens_at: Moment,
+    ear: Option<Box<dyn Ear>>,
+}
+
+impl Keeper {
+    /// Sleeps until `until`, or until an operator asks for something. That nothing can be heard is no fault of the hold:
+    /// the next renewal says what there is to hear.
+    fn listen(&self, hearing: &mut Hearing, until: Moment) {
+        if hearing.listens_at > Moment::now() {
+            clock::sleep_until(until.min(hearing.listens_at));
+        }
+        if hearing.ear.is_none() && !until.passed() {
+            let (names, token) = (&self.request.names, &self.request.ask.token);
+            hearing.ear = self.shared.store().ear(names.as_slice(), token, Listener::Holder).ok();
+        }
+        while !until.passed() {
+            match hearing.ear.as_mut().map(|ear| ear.sleep(until)) {
+                Some(Ok(true)) => return,
+                Some(Ok(false)) => {}
+                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(DEAF))),
+                None => clock::sleep_until(until),
             }
         }
     }

@@ -79,8 +79,9 @@ pub enum Listener {
 
 /// Where a holder or somebody who looks on hears that something happened.
 pub trait Ear: Send {
-    /// Sleeps until something happened, at the latest until `until`. Waking early is allowed.
-    fn sleep(&mut self, until: Moment) -> Result<(), Error>;
+    /// Sleeps until something may have happened (true), at the latest until `until` (false). After a failure it is deaf
+    /// for a while, and tries again when it is used again.
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
 }
 
 /// A waiter, as seen from outside.

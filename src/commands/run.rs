@@ -263,7 +263,7 @@ impl Session<'_> {
             }
             Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
             Report::Recovered => self.words.recovered(),
-            Report::Waiting(_) | Report::Lost { .. } => {}
+            Report::Waiting(_) | Report::Asked | Report::Lost { .. } => {}
         }
         Ok(None)
     }
@@ -284,6 +284,7 @@ impl Session<'_> {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
                     }
                 }
+                News::Lease(Report::Asked) => self.guard.stop(),
                 News::Lease(Report::Trouble { error, until }) => {
                     self.words.trouble(&error, until.left(), self.run.on_lost);
                 }
@@ -321,6 +322,9 @@ impl Session<'_> {
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
     fn over(&mut self, status: Option<job::Status>, why: Option<job::Why>) -> Over {
+        if why == Some(job::Why::Asked) {
+            self.account.lost.get_or_insert(lease::Loss::Asked);
+        }
         if why == Some(job::Why::LeaseRanOut) {
             // The guard acts by its own clock, and may be ahead of the thread that renews.
             self.account.lost.get_or_insert(lease::Loss::Deadline);
@@ -331,7 +335,7 @@ impl Session<'_> {
             None => Exit::Internal,
         };
         let exit = match why {
-            Some(job::Why::Lost | job::Why::LeaseRanOut) => Exit::Lost,
+            Some(job::Why::Lost | job::Why::LeaseRanOut | job::Why::Asked) => Exit::Lost,
             _ if self.account.lost.is_some() => Exit::Lost,
             Some(job::Why::MaxRun) => Exit::TimedOut,
             Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,

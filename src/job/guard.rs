@@ -188,6 +188,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                     }
                     Some(Order::Relay(signal, reached)) => self.relay(signal, reached),
                     Some(Order::Lost(by)) => self.lost(by),
+                    Some(Order::Stop) => self.asked(),
                     Some(Order::Finish) => self.told_to_finish = true,
                     None => {}
                 },
@@ -333,6 +334,12 @@ impl<F: FnMut(Alone)> Watch<F> {
         }
     }
 
+    fn asked(&mut self) {
+        if let State::Running { .. } = self.state {
+            self.stop(Why::Asked, Moment::now().after(self.setup.grace));
+        }
+    }
+
     fn heeds_limits(&self) -> bool {
         self.setup.on_lost == OnLost::Stop
     }
@@ -371,10 +378,10 @@ impl<F: FnMut(Alone)> Watch<F> {
             State::Running { since } if self.setup.max_run.is_some_and(|most| since.after(most) <= now) => {
                 self.stop(Why::MaxRun, grace_ends);
             }
-            State::Stopping(stop) if stop.why() == Why::MaxRun && ran_out => {
+            State::Stopping(stop) if stop.why().is_unhurried() && ran_out => {
                 stop.hasten(Why::LeaseRanOut, limits.kill_at);
             }
-            State::Stopping(stop) if stop.why() == Why::MaxRun && self.alone_now => {
+            State::Stopping(stop) if stop.why().is_unhurried() && self.alone_now => {
                 stop.hasten(Why::CallerGone, grace_ends);
             }
             _ => {}
@@ -457,7 +464,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             }
             State::Stopping(stop) => {
                 let wake = if self.no_child { stop.wake_for_strays(bound) } else { stop.wake(bound) };
-                let other = term_at.filter(|_| stop.why() == Why::MaxRun);
+                let other = term_at.filter(|_| stop.why().is_unhurried());
                 other.into_iter().chain([wake]).min()
             }
         };
@@ -467,6 +474,13 @@ impl<F: FnMut(Alone)> Watch<F> {
             self.armed = at;
         }
         Ok(())
+    }
+}
+
+impl Why {
+    /// Whether the lock is still held, so that what is worse may come in between.
+    fn is_unhurried(self) -> bool {
+        matches!(self, Self::MaxRun | Self::Asked)
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) enum Order {
     Relay(i32, Reached),
     /// The lock is another's: stop the job, by this moment.
     Lost(Moment),
+    /// Somebody asked for the job to end: stop it, with its grace.
+    Stop,
     /// dlock ends now and leaves the rest to the guard. It has said itself what there was to say.
     Finish,
 }
@@ -35,6 +37,7 @@ impl Order {
                 message(b'r', &[i64::from(*signal), i64::from(*reached == Reached::CallerGroup)])
             }
             Self::Lost(by) => message(b'l', &[i64::try_from(by.since_boot().as_nanos()).unwrap_or(i64::MAX)]),
+            Self::Stop => message(b'q', &[]),
             Self::Finish => message(b'f', &[]),
         }
     }
@@ -54,6 +57,7 @@ impl Order {
                 let nanos = u64::try_from(rest.number()?).ok()?;
                 Self::Lost(Moment::from_boot(Duration::from_nanos(nanos)))
             }
+            b'q' => Self::Stop,
             b'f' => Self::Finish,
             _ => return None,
         })
@@ -103,7 +107,8 @@ impl Event {
     }
 }
 
-const WHYS: [Why; 5] = [Why::LeaseRanOut, Why::Lost, Why::MaxRun, Why::CallerGone, Why::GuardGone];
+const WHYS: [Why; 6] =
+    [Why::LeaseRanOut, Why::Lost, Why::Asked, Why::MaxRun, Why::CallerGone, Why::GuardGone];
 
 fn number_of(why: Option<Why>) -> i64 {
     let at = WHYS.iter().position(|&one| Some(one) == why);
@@ -202,6 +207,8 @@ mod tests {
             Order::Relay(15, Reached::Nobody),
             Order::Relay(2, Reached::CallerGroup),
             Order::Lost(Moment::from_boot(Duration::new(7, 9))),
+            Order::Stop,
+            Order::Finish,
         ] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }

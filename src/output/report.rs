@@ -76,6 +76,8 @@ pub enum HowLost {
     Vanished,
     /// An operator took it away.
     Forced,
+    /// An operator asked the holder to end.
+    Asked,
 }
 
 /// The report as it is written.

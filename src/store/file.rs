@@ -351,9 +351,10 @@ struct Hearing {
 }
 
 impl Ear for Hearing {
-    fn sleep(&mut self, until: Moment) -> Result<(), Error> {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         life::sleep(self.life.as_deref(), std::iter::empty(), until.left())
-            .map_err(|errno| self.directory.error("listen for news of the lock", errno))
+            .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;
+        Ok(!until.passed())
     }
 }
 

@@ -51,6 +51,7 @@ impl Account {
             Loss::Deadline => HowLost::Expired,
             Loss::NotHeld => HowLost::Vanished,
             Loss::Revoked => HowLost::Forced,
+            Loss::Asked => HowLost::Asked,
         });
         let waited_until = self.granted.map_or(now, |(at, _)| at);
         Report {

@@ -204,6 +204,7 @@ impl<'a> Words<'a> {
                 format!("{lock} is lost: it is not ours any more ('dlock status {}' shows whose)", self.key)
             }
             Loss::Revoked => format!("an operator took {lock} away"),
+            Loss::Asked => format!("an operator asked for {lock} back"),
             Loss::Deadline => format!("{lock} is lost: it could not be renewed in time"),
         };
         let job = self.job.get();
@@ -224,6 +225,9 @@ impl<'a> Words<'a> {
             Why::MaxRun => {
                 let most = span(run.max_run.unwrap_or_default());
                 format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped")
+            }
+            Why::Asked => {
+                format!("an operator asked for {lock} back; {job} is being stopped")
             }
             Why::GuardGone => {
                 format!("the guard process was killed; {job} under {lock} is being stopped")

@@ -26,7 +26,7 @@ impl Ear {
         Self { target, lists, link: None, deaf_until: Moment::now() }
     }
 
-    fn listen(&mut self, until: Moment) -> Result<(), Error> {
+    fn listen(&mut self, until: Moment) -> Result<bool, Error> {
         let target = &self.target;
         let by = || Moment::now().after(target.op_timeout);
         let mut link = match self.link.take() {
@@ -39,22 +39,23 @@ impl Ear {
                 link
             }
         };
-        if link.listen(target, until)? {
+        let heard = link.listen(target, until)?;
+        if heard {
             link.answer(target, by())?;
             let mut pop = cmd("BLPOP");
             pop.arg(&self.lists).arg(EAR_BOUND);
             link.send(target, &pop, by())?;
         }
         self.link = Some(link);
-        Ok(())
+        Ok(heard)
     }
 }
 
 impl store::Ear for Ear {
-    fn sleep(&mut self, until: Moment) -> Result<(), Error> {
-        if !self.deaf_until.passed() {
-            crate::clock::sleep_until(until.min(self.deaf_until));
-            return Ok(());
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        crate::clock::sleep_until(until.min(self.deaf_until));
+        if until.passed() {
+            return Ok(false);
         }
         let heard = self.listen(until);
         if heard.is_err() {
