@@ -208,7 +208,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --report --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --replicas --help"
+            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --max-lease --grace --on-lost --busy-exit-code --tree --report --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --replicas --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -243,6 +243,10 @@ _dlock() {
                     return 0
                     ;;
                 -t)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --max-lease)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

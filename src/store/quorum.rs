@@ -17,11 +17,10 @@
 //! majorities would not add up to one decision.
 
 use super::redis::{RedisStore, Target};
-use super::{Error, Store, View};
+use super::{Ear, Error, Listener, Store, View};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
-    self, Acquired, Ask, Blocker, End, Grant, Left, Patience, Proof, Ran, Renewal, Revoke, Revoked, State,
-    Waiting, When,
+    self, Acquired, Ask, End, Left, Proof, Ran, Renewal, Requested, Revoke, Revoked, State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crew::{Answers, Call, Crew, Node, Order};
@@ -32,27 +31,45 @@ use std::thread;
 use std::time::Duration;
 use view::{Firmness, Joined, Seen};
 
+mod attempt;
 mod crew;
 mod scripts;
+mod trouble;
 mod view;
 
 /// When to look again at a lock that somebody has.
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
-/// When to try again after nobody got a majority.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// How long an attempt that failed is waited for to be taken back, at most.
-const TAKE_BACK: Duration = Duration::from_millis(250);
+/// How long the last masters are waited for while a lease runs, at least.
+const STRAGGLERS: Duration = Duration::from_millis(50);
+/// And for who looks: a hurried answer would blame a master that is only slow.
+const STRAGGLERS_SEEN: Duration = Duration::from_millis(500);
 
 /// Locks on a majority of independent masters.
 pub struct QuorumStore {
     crew: Crew,
     shown: String,
     max_lease: Duration,
+    /// Since when the lock has been asked for, by whom.
+    asked: Option<(Token, Moment)>,
     /// The hold that was won here, or renewed.
     hold: Option<Held>,
     /// What was last said of each master.
     troubles: Vec<Option<String>>,
     tell: Box<dyn Fn(&str) + Send>,
+}
+
+/// Who hears nothing: no master knows what the others do, so none could tell.
+struct Deaf(Listener);
+
+impl Ear for Deaf {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        let next = match self.0 {
+            Listener::Holder => until,
+            Listener::Watcher => until.min(Moment::now().after(LOOK.1)),
+        };
+        sleep_until(next);
+        Ok(self.0 == Listener::Watcher)
+    }
 }
 
 /// A hold, as its owner knows it.
@@ -61,13 +78,6 @@ struct Held {
     /// Until when its last success may be relied on: a master is not won back later.
     until: Moment,
     fence: u64,
-}
-
-/// What came of one attempt.
-enum Tried {
-    Won(Grant),
-    Spent,
-    Blocked(Joined),
 }
 
 impl QuorumStore {
@@ -80,7 +90,15 @@ impl QuorumStore {
         tell: impl Fn(&str) + Send + 'static,
     ) -> Self {
         let troubles = masters.iter().map(|_| None).collect();
-        Self { crew: Crew::new(masters), shown, max_lease, hold: None, troubles, tell: Box::new(tell) }
+        Self {
+            crew: Crew::new(masters),
+            shown,
+            max_lease,
+            asked: None,
+            hold: None,
+            troubles,
+            tell: Box::new(tell),
+        }
     }
 
     /// Why these masters cannot hold such a lock, if they cannot.
@@ -98,7 +116,15 @@ impl QuorumStore {
 
     fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
         let pending = self.crew.send(to, call, order, by);
-        let answers = self.crew.collect(pending, by, |_| false);
+        let answers = self.crew.collect(pending, by, STRAGGLERS);
+        self.listen(&answers);
+        answers
+    }
+
+    /// Asks all masters for somebody who is in no hurry.
+    fn look(&mut self, call: &Call, by: Moment) -> Answers {
+        let pending = self.crew.send(&self.crew.everybody(), call, Order::Behind, by);
+        let answers = self.crew.collect(pending, by, STRAGGLERS_SEEN);
         self.listen(&answers);
         answers
     }
@@ -117,139 +143,12 @@ impl QuorumStore {
         }
     }
 
-    /// One attempt to get the lock; what it took is given back unless it has won.
-    fn attempt(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Tried, Error> {
-        let sent = Moment::now();
-        let end = deadline(sent, ask.ttl);
-        // What comes later on this machine gets a greater number.
-        let attempt = sent.since_boot().as_micros().to_string();
-        let (token, longest) = (ask.token.secret(), self.longest());
-        let owner = owner_to(&ask.owner)?;
-        let ttl = law::millis(ask.ttl).to_string();
-        let first = call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest]);
-        // A third of the time is left for phase two, or for giving back.
-        let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
-        let everybody = self.crew.everybody();
-        let mut answers = self.ask(&everybody, &first, Order::Behind, first_by);
-        if let Some(error) = self.misfit(&answers) {
-            self.take_back(name, token, &attempt, &everybody, by);
-            return Err(error);
-        }
-        if answers.count("spent") > 0 {
-            return Ok(Tried::Spent);
-        }
-        let majority = self.crew.majority();
-        if answers.count("granted") >= majority {
-            let mut fence = 0;
-            for reply in answers.replies("granted") {
-                fence = fence.max(reply.number()?);
-            }
-            let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
-            let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest]);
-            let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
-            if told.count("confirmed") >= majority && !end.passed() {
-                self.hold = Some(Held { until: end, fence });
-                return Ok(Tried::Won(Grant { fence: Fence(fence), waited: Duration::ZERO, slot: None }));
-            }
-            self.take_back(name, token, &attempt, &everybody, by);
-            if end.passed() {
-                let text = format!("{} answers too slowly for a lease of this length", self.shown);
-                return Err(Error::Unavailable(text));
-            }
-            if told.count("confirmed") + told.count("not-held") < majority {
-                return Err(self.short(&told));
-            }
-            // Somebody took it away in between.
-            return Ok(Tried::Blocked(Joined { seen: Seen::FREE, firmness: Firmness::Split }));
-        }
-        let taken: Vec<_> = everybody.into_iter().filter(|at| !answers.says(*at, "busy")).collect();
-        self.take_back(name, token, &attempt, &taken, by);
-        if answers.count("granted") + answers.count("busy") < majority {
-            return Err(self.short(&answers));
-        }
-        let mut seen = Vec::new();
-        for (at, target) in self.crew.targets().iter().enumerate() {
-            if let Some(reply) = answers.reply(at, "busy") {
-                seen.push(Seen::read(reply, &target.shown)?);
-            } else if answers.says(at, "granted") {
-                seen.push(Seen::FREE);
-            }
-        }
-        Ok(Tried::Blocked(Joined::of(&seen, self.crew.len())))
-    }
-
-    /// Gives back what an attempt took, also where no answer came.
-    fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
-        let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
-        let now = Moment::now();
-        let pending = self.crew.send(from, &leave, Order::Past, now.after(self.patience()));
-        self.crew.collect(pending, by.min(now.after(TAKE_BACK)), |_| false);
-    }
-
     fn patience(&self) -> Duration {
-        self.crew.targets().first().map_or(TAKE_BACK, |target| target.connect_timeout + target.op_timeout)
+        self.crew.targets().first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
     }
 
     fn longest(&self) -> String {
         law::millis(self.max_lease).to_string()
-    }
-
-    /// What makes these masters no quorum at all.
-    fn misfit(&self, answers: &Answers) -> Option<Error> {
-        let targets = self.crew.targets();
-        if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
-            return Some(Error::Unfit(format!(
-                "{} is a replica; {} needs masters that do not depend on each other",
-                targets[at].shown, self.shown
-            )));
-        }
-        let known: Vec<_> = (0..targets.len()).filter_map(|at| Some((at, answers.run_id(at)?))).collect();
-        known.iter().enumerate().find_map(|(nth, (at, run_id))| {
-            let (other, _) = known[..nth].iter().find(|(_, other)| other == run_id)?;
-            Some(Error::Unfit(format!(
-                "{} and {} are the same server; {} counts every master once",
-                targets[*other].shown, targets[*at].shown, self.shown
-            )))
-        })
-    }
-
-    /// The error where too few masters can be counted.
-    fn short(&self, answers: &Answers) -> Error {
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
-        let (mut reasons, mut errors) = (Vec::new(), Vec::new());
-        for at in 0..masters {
-            let Some(answer) = &answers.0[at] else { continue };
-            reasons.extend(self.crew.why_uncounted(at, answer));
-            match answer {
-                Err(error) => errors.push(error.clone()),
-                Ok(answer) if answer.what == "ageless" => errors.push(Error::Denied(String::new())),
-                Ok(_) => {}
-            }
-        }
-        let counted = masters - reasons.len();
-        let text = if counted >= majority {
-            format!("the masters of {} do not agree", self.shown)
-        } else {
-            format!(
-                "{counted} of the {masters} masters of {} can be counted and {majority} are needed: {}",
-                self.shown,
-                reasons.join("; ")
-            )
-        };
-        errors.retain(|error| !error.is_transient());
-        match errors.into_iter().next_back() {
-            Some(error) if counted < majority && self.is_hopeless(answers) => error.map(|_| text),
-            _ => Error::Unreachable(text),
-        }
-    }
-
-    /// Whether so many masters fail for good that the others are no majority.
-    fn is_hopeless(&self, answers: &Answers) -> bool {
-        let failed = answers.0.iter().flatten().filter(|answer| match answer {
-            Err(error) => !error.is_transient(),
-            Ok(answer) => answer.what == "ageless",
-        });
-        failed.count() > self.crew.len() - self.crew.majority()
     }
 
     /// Gives the lock to the masters that the hold has lost; how many took it, if `by` leaves the time to hear of it.
@@ -306,30 +205,7 @@ impl Store for QuorumStore {
         if let Some(why) = Self::refusal(names, ask.mode) {
             return Err(Error::Unfit(why));
         }
-        let name = names.first();
-        loop {
-            let joined = match self.attempt(name, ask, by)? {
-                Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
-                Tried::Spent => return Ok(Acquired::Spent),
-                Tried::Blocked(joined) => joined,
-            };
-            let blocker = joined.blocker();
-            let next = match joined.firmness {
-                Firmness::Firm => {
-                    let end = blocker.left.unwrap_or(Duration::MAX);
-                    between(LOOK).min(end.saturating_add(between(BACK_OFF)))
-                }
-                Firmness::Split => between(BACK_OFF),
-            };
-            if ask.patience == Patience::Queue {
-                return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker }));
-            }
-            // Who does not wait still tries again if nobody got a majority: else all might be turned away.
-            if joined.firmness == Firmness::Firm || by.left() < next * 2 {
-                return self.turn_away(names, ask, blocker, by);
-            }
-            sleep_until(Moment::now().after(next));
-        }
+        self.win(names, ask, by)
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
@@ -344,12 +220,14 @@ impl Store for QuorumStore {
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
+        let mut asked = false;
         let mut hold = Vouched { fence, since: "0".into(), cooling: Duration::ZERO, owner: "{}".into() };
         for reply in answers.replies("renewed") {
             hold.fence = hold.fence.max(reply.number()?);
             hold.since = reply.text()?;
             hold.cooling = hold.cooling.max(reply.span()?);
             hold.owner = reply.text()?;
+            asked |= !reply.text()?.is_empty();
         }
         // Nobody vouches for a hold that no master has: a vanished lock is lost. And what an operator has begun to take
         // away is not taken again.
@@ -364,7 +242,7 @@ impl Store for QuorumStore {
         }
         if renewed >= majority {
             self.hold = Some(Held { until: deadline(sent, ttl), fence: hold.fence });
-            Ok(Renewal::Renewed)
+            Ok(if asked { Renewal::Asked } else { Renewal::Renewed })
         } else if lost > masters - majority {
             Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
         } else {
@@ -378,28 +256,29 @@ impl Store for QuorumStore {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
             None => String::new(),
         };
-        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, &job, "for-good"]);
-        let mut answers = self.ask(&self.crew.everybody(), &leave, Order::Past, by);
-        let (released, already) = (answers.count("released"), answers.count("already"));
-        if released + already + answers.count("not-held") < self.crew.majority() {
-            return Err(self.short(&answers));
-        }
-        self.hold = None;
-        if released > 0 {
-            let mut cooling = Vec::new();
-            for reply in answers.replies("released") {
-                cooling.push(reply.span()?);
-            }
-            // The lock is kept as long as a majority is not free.
-            cooling.sort_unstable();
-            let kept = cooling.len().saturating_sub(self.crew.majority());
-            let enough = cooling.len() >= self.crew.majority();
-            Ok(Left::Released { cooling: if enough { cooling[kept] } else { Duration::ZERO } })
-        } else if already > 0 {
-            Ok(Left::Already)
+        self.leave_as(ran, names, token, &job, by)
+    }
+
+    /// The holder is told by its next renewal; one master that has it is enough.
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &owner_to(who)?]);
+        let answers = self.look(&request, by);
+        if answers.count("asked") > 0 {
+            Ok(Requested::Asked)
+        } else if answers.count("gone") >= self.crew.majority() {
+            Ok(Requested::Gone)
         } else {
-            Ok(Left::NotHeld)
+            Err(self.short(&answers))
         }
+    }
+
+    /// Nobody is told; who looks on looks again.
+    fn watch(&mut self, _: &Name, _: &Token, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn ear(&mut self, _: &[Name], _: &Token, listener: Listener) -> Result<Box<dyn Ear>, Error> {
+        Ok(Box::new(Deaf(listener)))
     }
 
     /// One master after the other, without a thread: this may be asked before the process forks.
@@ -433,7 +312,7 @@ impl Store for QuorumStore {
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &owner_to(&revoke.by)?]);
-        let mut answers = self.ask(&self.crew.everybody(), &revoke, Order::Behind, by);
+        let mut answers = self.look(&revoke, by);
         let (masters, majority) = (self.crew.len(), self.crew.majority());
         let heard = answers.0.iter().flatten().flatten().count();
         if heard < majority {
@@ -472,11 +351,12 @@ impl Store for QuorumStore {
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let inspect = call(&scripts::INSPECT, name, &[]);
-        let mut answers = self.ask(&self.crew.everybody(), &inspect, Order::Behind, by);
+        let mut answers = self.look(&inspect, by);
         if answers.count("seen") < self.crew.majority() {
             return Err(self.short(&answers));
         }
-        let (mut seen, mut clocks, mut fences, mut log) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut seen, mut clocks, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut log, mut stats) = (Vec::new(), Vec::new());
         for (at, target) in self.crew.targets().iter().enumerate() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             clocks.push(reply.now());
@@ -484,8 +364,9 @@ impl Store for QuorumStore {
             fences.extend(reply.text()?.parse().ok().map(Fence));
             let mut ends = reply.nested()?;
             while !ends.is_empty() {
-                log.extend(view::logged_end(&ends.text()?));
+                log.extend(ends.logged_end()?);
             }
+            stats.push(reply.stat()?);
         }
         let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
         let joined = Joined::of(&all, self.crew.len());
@@ -515,6 +396,7 @@ impl Store for QuorumStore {
             fence: fences.into_iter().max(),
             waiters: Vec::new(),
             log: view::join_logs(log),
+            stat: view::join_stats(stats),
         })
     }
 
@@ -562,17 +444,36 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
-    /// The answer to who does not wait; the token is of no use any more.
-    fn turn_away(
+    fn leave_as(
         &mut self,
+        ran: &str,
         names: &Names,
-        ask: &Ask,
-        blocker: Blocker,
+        token: &Token,
+        job: &str,
         by: Moment,
-    ) -> Result<Acquired, Error> {
-        // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
-        let _ = self.leave(names, &ask.token, &End { ran: Ran::No, job: None }, by);
-        Ok(Acquired::Busy(blocker))
+    ) -> Result<Left, Error> {
+        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
+        let mut answers = self.ask(&self.crew.everybody(), &leave, Order::Past, by);
+        let (released, already) = (answers.count("released"), answers.count("already"));
+        if released + already + answers.count("not-held") < self.crew.majority() {
+            return Err(self.short(&answers));
+        }
+        self.hold = None;
+        if released > 0 {
+            let mut cooling = Vec::new();
+            for reply in answers.replies("released") {
+                cooling.push(reply.span()?);
+            }
+            // The lock is kept as long as a majority is not free.
+            cooling.sort_unstable();
+            let kept = cooling.len().saturating_sub(self.crew.majority());
+            let enough = cooling.len() >= self.crew.majority();
+            Ok(Left::Released { cooling: if enough { cooling[kept] } else { Duration::ZERO } })
+        } else if already > 0 {
+            Ok(Left::Already)
+        } else {
+            Ok(Left::NotHeld)
+        }
     }
 }
 
@@ -583,7 +484,7 @@ fn deadline(sent: Moment, ttl: Duration) -> Moment {
 
 fn call(code: &'static scripts::Script, name: &Name, args: &[&str]) -> Call {
     let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let keys = [name.as_str().into(), derived("quorum"), derived("fence"), derived("log")];
+    let keys = [name.as_str().into(), derived("quorum"), derived("fence"), derived("log"), derived("stat")];
     Call { code, keys: Arc::new(keys), args: args.iter().map(|arg| (*arg).to_owned()).collect() }
 }
 
@@ -598,12 +499,4 @@ const fn word(state: State) -> &'static str {
         State::Cooling => "cooling",
         State::Revoked => "revoked",
     }
-}
-
-/// A random span between two: who collided once is not to collide again.
-fn between((least, most): (Duration, Duration)) -> Duration {
-    let mut bytes = [0; 2];
-    // Without randomness all wait as long, which is slow, not wrong.
-    let _ = getrandom::fill(&mut bytes);
-    least + (most - least) * u32::from(u16::from_ne_bytes(bytes)) / u32::from(u16::MAX)
 }

@@ -19,9 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// When most have answered, the others get this long at least.
-const STRAGGLER: Duration = Duration::from_millis(50);
-/// And this many times what those took: far masters are all far.
+/// When most have answered, the others get this many times what those took: far masters are all far.
 const STRAGGLERS_SHARE: u32 = 3;
 
 /// What one master said.
@@ -171,25 +169,20 @@ impl Crew {
         }
     }
 
-    /// Waits for answers until `until`, until `enough` is true of those there are, or until it is not worth waiting for
-    /// the rest. Who did not answer has failed.
-    pub fn collect(
-        &self,
-        pending: Pending,
-        until: Moment,
-        enough: impl Fn(&[Option<Result<Answer, Error>>]) -> bool,
-    ) -> Answers {
+    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered, the
+    /// others get `stragglers`, or longer if those took long. Who did not answer has failed.
+    pub fn collect(&self, pending: Pending, until: Moment, stragglers: Duration) -> Answers {
         let mut answers: Vec<_> = self.targets.iter().map(|_| None).collect();
         let (mut until, mut awaited, mut good) = (until, pending.asked.len(), 0);
         let most = self.majority().min(awaited);
-        while awaited > 0 && !enough(&answers) {
+        while awaited > 0 {
             let Ok((at, answer)) = pending.answers.recv_timeout(until.left()) else { break };
             awaited -= 1;
             if answer.is_ok() {
                 good += 1;
                 if good == most {
                     let now = Moment::now();
-                    let patience = STRAGGLER.max(now.since(pending.began) * STRAGGLERS_SHARE);
+                    let patience = stragglers.max(now.since(pending.began) * STRAGGLERS_SHARE);
                     until = until.min(now.after(patience.min(until.left() / 2)));
                 }
             }

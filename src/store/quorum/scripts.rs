@@ -18,6 +18,8 @@ pub static WIN_BACK: Script = LazyLock::new(|| code(include_str!("scripts/win_ba
 pub static LEAVE: Script = LazyLock::new(|| code(include_str!("scripts/leave.lua")));
 /// `scripts/prove.lua`
 pub static PROVE: Script = LazyLock::new(|| code(include_str!("scripts/prove.lua")));
+/// `scripts/request.lua`
+pub static REQUEST: Script = LazyLock::new(|| code(include_str!("scripts/request.lua")));
 /// `scripts/revoke.lua`
 pub static REVOKE: Script = LazyLock::new(|| code(include_str!("scripts/revoke.lua")));
 /// `scripts/inspect.lua`

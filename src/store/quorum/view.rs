@@ -1,10 +1,11 @@
 //! What do the masters together say of a lock? Joins what each has seen into what a majority bears out, for who is
 //! refused and for who looks. Asks nobody.
 
-use crate::law::{Blocker, Foreign, Holder, JobEnd, LoggedEnd, Outcome, State};
-use crate::lock::{Fence, Mode, Owner};
+use crate::law::stat::{Histogram, Stat};
+use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State};
+use crate::lock::{Fence, Mode};
 use crate::store::Error;
-use crate::store::redis::reply::{Reply, garbled};
+use crate::store::redis::reply::{Reply, garbled, owner_from};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -28,11 +29,12 @@ impl Seen {
     pub const FREE: Self =
         Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
 
-    /// The next eight fields of a reply: what is in the way on this master.
+    /// The next nine fields of a reply: what is in the way on this master.
     pub fn read(reply: &mut Reply, store: &str) -> Result<Self, Error> {
         let (word, left, token) = (reply.text()?, reply.text()?, reply.text()?);
         let (owner, fence) = (reply.text()?, reply.text()?);
         let (since, until, confirmed) = (reply.text()?, reply.text()?, reply.text()?);
+        let asked = reply.text()?;
         let number = |text: &str| {
             text.parse::<u64>().map_err(|_| garbled(store, "a field of a hold that should be a number"))
         };
@@ -53,12 +55,13 @@ impl Seen {
         } else {
             let (now, since) = (reply.now(), number(&since)? / 1000);
             Some(Holder {
-                owner: serde_json::from_str(&owner).unwrap_or_default(),
+                owner: owner_from(&owner),
                 fence: Fence(number(&fence)?),
                 since,
                 held: Duration::from_millis(now.saturating_sub(since)),
                 lease: Duration::from_millis(number(&until)?.saturating_sub(now)),
                 slot: None,
+                asked: (!asked.is_empty()).then(|| owner_from(&asked)),
                 confirmed: confirmed == "1",
             })
         };
@@ -143,35 +146,14 @@ fn represent(group: &[&Seen], majority: usize) -> Seen {
     sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
     let Some(one) = sorted.get((majority - 1).min(sorted.len().saturating_sub(1))) else { return Seen::FREE };
     let mut one = (*one).clone();
-    let fence = group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
-    if let (Some(holder), Some(fence)) = (&mut one.holder, fence) {
-        holder.fence = fence;
-        holder.confirmed = group.iter().any(|seen| seen.is_confirmed());
+    // What is not confirmed has the candidate of that master alone.
+    let fence =
+        group.iter().filter(|seen| seen.is_confirmed()).filter_map(|seen| Some(seen.holder.as_ref()?.fence));
+    if let (Some(holder), Some(fence)) = (&mut one.holder, fence.max()) {
+        (holder.fence, holder.confirmed) = (fence, true);
+        holder.asked = group.iter().find_map(|seen| seen.holder.as_ref()?.asked.clone());
     }
     one
-}
-
-/// An entry of one master's log; `None` where another version wrote what this one cannot read.
-pub fn logged_end(json: &str) -> Option<LoggedEnd> {
-    let [outcome, owner, fence, since, ended, waited, job, by]: [String; 8] =
-        serde_json::from_str(json).ok()?;
-    let owner_from = |json: &str| serde_json::from_str::<Owner>(json).unwrap_or_default();
-    Some(LoggedEnd {
-        outcome: match outcome.as_str() {
-            "released" => Outcome::Released,
-            "expired" => Outcome::Expired,
-            "lost" => Outcome::Lost,
-            "forced" => Outcome::Forced,
-            _ => return None,
-        },
-        owner: owner_from(&owner),
-        fence: Fence(fence.parse().ok()?),
-        since: since.parse::<u64>().ok()? / 1000,
-        ended: ended.parse().ok()?,
-        waited: waited.parse().ok()?,
-        job: serde_json::from_str::<JobEnd>(&job).ok(),
-        by: (!by.is_empty()).then(|| owner_from(&by)),
-    })
 }
 
 /// One log of several, newest first. Of one hold's end the masters know more or less: one that was cut off saw only
@@ -191,4 +173,35 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
         }
     }
     ends.into_values().rev().take(crate::law::LOG_KEPT).collect()
+}
+
+/// One count of several. Each master was there for most of what happened, so the greatest is nearest.
+pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
+    let mut joined = Stat::default();
+    for stat in stats {
+        join_histograms(&mut joined.waited, &stat.waited);
+        join_histograms(&mut joined.held, &stat.held);
+        for (all, one) in [(&mut joined.ends, stat.ends), (&mut joined.last, stat.last)] {
+            for (outcome, count) in one {
+                let most = all.entry(outcome).or_default();
+                *most = count.max(*most);
+            }
+        }
+        for (all, one) in [
+            (&mut joined.busy, stat.busy),
+            (&mut joined.given_up, stat.given_up),
+            (&mut joined.succeeded, stat.succeeded),
+            (&mut joined.failed, stat.failed),
+        ] {
+            *all = one.max(*all);
+        }
+    }
+    joined
+}
+
+fn join_histograms(all: &mut Histogram, one: &Histogram) {
+    for (most, count) in all.buckets.iter_mut().zip(one.buckets) {
+        *most = count.max(*most);
+    }
+    all.sum = one.sum.max(all.sum);
 }

@@ -13,7 +13,8 @@ load(token)
 expire()
 if lock == 'free' then
   lock = 'held'
-  hold = { token = token, cool = 0, confirmed = false, forced = false, attempt = 0, owner = owner }
+  hold = { token = token, cool = 0, confirmed = false, forced = false, attempt = 0, waited = '0', owner = owner,
+    asked = '' }
 end
 if is_held_by(token) then
   if not hold.confirmed then

@@ -1,5 +1,5 @@
 -- leave.lua: gives this master back: for good, or to try again later.
--- ARGV: token, 'ran' or 'not-run', how the job ended (JSON or ''), 'for-good' or the attempt that has failed.
+-- ARGV: token, 'ran', 'not-run' or 'refused' (it did not wait), how the job ended (JSON or ''), 'for-good' or the attempt that has failed.
 -- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}.
 -- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
 -- (I4). An attempt that failed takes back only itself and what came before it: it may arrive, on a connection of its
@@ -29,6 +29,7 @@ elseif is_revoked_from(token) then
   free()
   what = 'released'
 end
+if ARGV[2] == 'refused' then tally({ busy = 1 }) end
 if not attempt then
   redis.call('SET', spent_key(token), what == 'released' and '1' or '0', 'PX', SPENT_KEPT)
 end

@@ -1,12 +1,14 @@
 -- node.lua: what every script of a quorum starts with: the record of one lock as it lies on one of the masters. No
 -- master knows of the others; what their answers mean together is decided in quorum.rs. There is no queue and no wake.
--- Its constants (SPENT_KEPT, LOG_KEPT, HISTORY_KEPT, in ms) are put in front of it from src/law.rs.
+-- Its constants (SPENT_KEPT, LOG_KEPT, HISTORY_KEPT, in ms; BOUNDS) are put in front of it from src/law.rs.
 --
 -- KEYS[1] L, the lock key         STRING  the holder's token, or a marker dlock/cooling:<until>, dlock/revoked:<until>
--- KEYS[2] dlock.quorum:{tag}:L    HASH    the holder: token fence since until cool confirmed forced attempt owner
+-- KEYS[2] dlock.quorum:{tag}:L    HASH    the holder: token fence since until cool confirmed forced attempt waited
+--                                         owner asked
 -- KEYS[3] dlock.fence:{tag}:L     STRING  the greatest fence that a quorum has agreed on, as far as this master knows
 -- KEYS[4] dlock.log:{tag}:L       LIST    the last ends that this master saw, newest first
--- and, named from these, dlock.spent:{tag}:L:<token> STRING. L, fence, log and spent are those of a single server; the
+-- KEYS[5] dlock.stat:{tag}:L      HASH    totals, as this master saw it; the fields of a single server
+-- and, named from these, dlock.spent:{tag}:L:<token> STRING. L, fence, log, totals and spent are those of a single server; the
 -- holder's record has a name of its own, so that neither arrangement takes the other's for its own.
 --
 -- Every reply begins: what, now us, run id. The run id tells whether two of the masters are one.
@@ -15,8 +17,11 @@
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 local ms = math.floor(us / 1000)
-local L, HOLD, FENCE, LOG = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local L, HOLD, FENCE, LOG, STAT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local rest = string.sub(HOLD, #'dlock.quorum:' + 1)
+
+-- Greater than every attempt: what an attempt that failed takes back is not this.
+local NO_ATTEMPT = 9007199254740991
 
 local lock, lock_until, hold, foreign_type
 
@@ -53,10 +58,12 @@ local function write_first() redis.call('PEXPIRE', HOLD, HISTORY_KEPT) end
 -- `caller` is the token on whose behalf the script runs, if there is one.
 local function load(caller)
   local value = redis.pcall('GET', L)
-  local h = redis.call('HMGET', HOLD, 'token', 'fence', 'since', 'until', 'cool', 'confirmed', 'forced', 'attempt', 'owner')
+  local h = redis.call('HMGET', HOLD, 'token', 'fence', 'since', 'until', 'cool', 'confirmed', 'forced', 'attempt', 'waited',
+    'owner', 'asked')
   if h[1] then
     hold = { token = h[1], fence = h[2], since = h[3], ['until'] = tonumber(h[4]), cool = tonumber(h[5]),
-      confirmed = h[6] == '1', forced = h[7] == '1', attempt = tonumber(h[8]), owner = h[9] }
+      confirmed = h[6] == '1', forced = h[7] == '1', attempt = tonumber(h[8]), waited = h[9],
+      owner = h[10], asked = h[11] }
   end
   if not value then
     lock = 'free'
@@ -68,7 +75,8 @@ local function load(caller)
     -- The lock key is the truth (I12): that the record was evicted or deleted does not end the caller's hold.
     lock, lock_until = 'held', ms + math.max(redis.call('PTTL', L), 1)
     hold = { token = caller, fence = redis.call('GET', FENCE) or int(us), since = int(us), ['until'] = lock_until,
-      cool = 0, confirmed = true, forced = false, attempt = 0, owner = '{}' }
+      cool = 0, confirmed = true, forced = false, attempt = NO_ATTEMPT, waited = '0', owner = '{}',
+      asked = '' }
   else
     local marker, due = string.match(value, '^dlock/(%l+):(%d+)$')
     if (marker == 'cooling' or marker == 'revoked') and #due < 16 then
@@ -97,10 +105,36 @@ local function forget_hold()
   hold = nil
 end
 
+local function ended_at(outcome)
+  if outcome == 'expired' then return math.min(ms, hold['until']) end
+  return ms
+end
+
 local function entry(outcome, job, by)
-  local ended = ms
-  if outcome == 'expired' then ended = math.min(ms, hold['until']) end
-  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended), '0', job or '', by or '' })
+  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended_at(outcome)), hold.waited, job or '',
+    by or hold.asked })
+end
+
+-- The bucket of a span, as the end of a field's name: the first whose bound is not below it.
+local function bucket(span_ms)
+  for i, bound in ipairs(BOUNDS) do
+    if span_ms <= bound then return int(i - 1) end
+  end
+  return int(#BOUNDS)
+end
+
+-- Adds to the totals. If somebody made something else of their key, they are not counted; nothing else depends on them.
+local function tally(counts)
+  for field, n in pairs(counts) do redis.pcall('HINCRBY', STAT, field, int(n)) end
+  redis.call('PEXPIRE', STAT, HISTORY_KEPT)
+end
+
+local function tally_end(outcome, job)
+  local held = math.max(ended_at(outcome) - math.floor(hold.since / 1000), 0)
+  local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
+  if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
+  tally(counts)
+  redis.pcall('HSET', STAT, 'last.' .. outcome, int(ended_at(outcome)))
 end
 
 local function finish(outcome, job, by)
@@ -110,6 +144,7 @@ local function finish(outcome, job, by)
       redis.call('LTRIM', LOG, 0, LOG_KEPT - 1)
       redis.call('PEXPIRE', LOG, HISTORY_KEPT)
     end
+    tally_end(outcome, job)
   end
   forget_hold()
 end
@@ -146,21 +181,21 @@ local function save_hold()
   put(hold.token, 'held', math.max(hold['until'], hold.cool))
   redis.call('HSET', HOLD, 'token', hold.token, 'fence', hold.fence, 'since', hold.since, 'until', int(hold['until']),
     'cool', int(hold.cool), 'confirmed', hold.confirmed and '1' or '0', 'forced', hold.forced and '1' or '0',
-    'attempt', int(hold.attempt), 'owner', hold.owner)
+    'attempt', int(hold.attempt), 'waited', hold.waited, 'owner', hold.owner, 'asked', hold.asked)
   redis.call('PEXPIRE', HOLD, HISTORY_KEPT)
 end
 
 -- What stands in the way of a grant: state, left ms, token (of a foreign holder: type), owner, fence, since us,
--- until ms, confirmed.
+-- until ms, confirmed, who asked it to end.
 local function blocker()
-  if lock == 'free' then return { 'free', '', '', '', '', '', '', '' } end
+  if lock == 'free' then return { 'free', '', '', '', '', '', '', '', '' } end
   if lock == 'foreign' then
     local ttl = redis.call('PTTL', L)
-    return { 'foreign', ttl >= 0 and int(ttl) or '', foreign_type, '', '', '', '', '' }
+    return { 'foreign', ttl >= 0 and int(ttl) or '', foreign_type, '', '', '', '', '', '' }
   end
   local state = lock
   if lock == 'held' and ms >= hold['until'] then state = 'cooling' end
-  if state == 'cooling' or not hold then return { state, int(left(lock_until)), '', '', '', '', '', '' } end
+  if state == 'cooling' or not hold then return { state, int(left(lock_until)), '', '', '', '', '', '', '' } end
   return { state, int(left(lock_until)), hold.token, hold.owner, hold.fence, hold.since, int(hold['until']),
-    hold.confirmed and '1' or '0' }
+    hold.confirmed and '1' or '0', hold.asked }
 end

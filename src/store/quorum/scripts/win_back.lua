@@ -14,7 +14,7 @@ if why then return why end
 if lock == 'free' and redis.call('EXISTS', spent_key(token)) == 0 and last_fence() <= tonumber(fence) then
   lock = 'held'
   hold = { token = token, fence = fence, since = since, cool = cooling > 0 and ms + cooling or 0, confirmed = true,
-    forced = false, attempt = 0, owner = owner }
+    forced = false, attempt = NO_ATTEMPT, waited = '0', owner = owner, asked = '' }
 elseif not is_held_by(token) then
   return answer('not-held')
 end
