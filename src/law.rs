@@ -434,6 +434,8 @@ impl Book {
             let event = match (before, &record.lock) {
                 (Some(before), _) => before.silent.left(now),
                 (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
+                // One that admits may lack a slot in common with the others.
+                (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
                 (None, _) if record.admits(ask.mode) => HEARTBEAT,
                 (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
             };

@@ -65,7 +65,8 @@ local function place(locks)
       next = math.min(next, left(tonumber(redis.call('HGET', waiter_key(lock, before), 'silent') or 0)))
     elseif lock.kind == 'foreign' then
       next = math.min(next, FOREIGN_LOOK)
-    elseif not admits(lock, mode) then
+    -- One that admits may lack a slot in common with the others.
+    elseif lock.slots or not admits(lock, mode) then
       next = math.min(next, tonumber(blocker(lock, mode)[3]))
     end
   end
