@@ -208,7 +208,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --max-lease --grace --on-lost --busy-exit-code --tree --report --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --replicas --help"
+            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --max-lease --grace --on-lost --busy-exit-code --tree --report --replicas --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -279,6 +279,10 @@ _dlock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o filenames
                     fi
+                    return 0
+                    ;;
+                --replicas)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --reason)
@@ -364,10 +368,6 @@ _dlock() {
                     return 0
                     ;;
                 -n)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --replicas)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

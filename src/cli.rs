@@ -2,7 +2,7 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, Ttl};
+use crate::lock::{Key, Replicas, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -184,6 +184,13 @@ pub struct Run {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
+    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    ///
+    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
+    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -234,10 +241,6 @@ pub struct Hidden {
     /// A later version's shared mode
     #[arg(short = 's', long, hide = true)]
     pub shared: bool,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub replicas: Option<Option<String>>,
 }
 
 const STATUS_AFTER: &str = "\
@@ -363,8 +366,11 @@ pub struct Completions {
 pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
-    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+quorum://HOST,HOST,HOST for a
-    /// majority of independent masters, or file:/DIR for locks between the processes of this machine only. Better not write a password here: every user of this machine can see it.
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
+    /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of
+    /// this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

@@ -80,13 +80,14 @@ fn usage_is_64() {
         (&["run", "-k", "k", "--on-lost", "panic", "--", "touch", "ran"], &["stop", "warn"]),
         (&["run", "-k", "k", "--log-format", "xml", "--", "touch", "ran"], &["text", "json"]),
         (&["run", "-k", "k", "--color", "blue", "--", "touch", "ran"], &["auto"]),
+        (&["run", "-k", "k", "--replicas", "some", "--", "touch", "ran"], &["all"]),
+        (&["run", "-k", "k", "--replicas", "-1", "--", "touch", "ran"], &[]),
         // Other tools' habits.
         (&["run", "-k", "k", "--timeout", "5", "--", "touch", "ran"], &["waiting is -w", "--max-run"]),
         (&["run", "-k", "k", "-n", "--", "touch", "ran"], &["not waiting is the default"]),
         // What comes with a later version.
         (&["run", "-k", "k", "-s", "--", "touch", "ran"], &["later"]),
         (&["run", "-k", "k", "-n", "3", "--", "touch", "ran"], &["later"]),
-        (&["run", "-k", "k", "--replicas", "1", "--", "touch", "ran"], &["later"]),
         (&["run", "-k", "k", "-k", "l", "--", "touch", "ran"], &["later"]),
         (&["release", "k"], &["later"]),
         (&["release"], &[]),

@@ -16,6 +16,9 @@
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - quorum: several masters hold one lock, and some of them are lost
 //! - status, release: the other commands
+//! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
+//! - tls: who is trusted, who is not, and what is said about it
+//! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -30,6 +33,8 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod acl;
+mod cluster;
 mod config;
 mod contention;
 mod generated;
@@ -44,7 +49,9 @@ mod passwords;
 mod quorum;
 mod readme;
 mod release;
+mod replicas;
 mod report;
+mod sentinel;
 mod server_states;
 mod signals;
 mod soak;
@@ -53,6 +60,7 @@ mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
 mod walls;

@@ -394,6 +394,7 @@ fn store_within(ports: &[u16], max_lease: Duration, timeout: Duration) -> Quorum
         database: 0,
         username: None,
         password: None,
+        tls: None,
         shown: format!("redis://127.0.0.1:{port}"),
         connect_timeout: timeout,
         op_timeout: timeout,

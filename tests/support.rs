@@ -1,12 +1,17 @@
 //! What the scenarios are told with: a world with a store, dlock as a program, jobs, a network that misbehaves, a
 //! terminal. Scenarios are elsewhere.
 
+pub mod certificates;
+pub mod cluster;
 pub mod dlock;
+pub mod hole;
 pub mod job;
 pub mod masters;
 pub mod proc;
 pub mod proxy;
 pub mod pty;
 pub mod redis;
+pub mod replicated;
+pub mod sentinel;
 pub mod wait;
 pub mod world;

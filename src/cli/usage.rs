@@ -81,9 +81,6 @@ fn check_run(run: &Run) -> Result<(), String> {
     if hidden.shared {
         return Err(later("--shared", "every lock is exclusive"));
     }
-    if hidden.replicas.is_some() {
-        return Err(later("--replicas", "only the server that was asked acknowledges"));
-    }
     let Some(first) = run.key.first() else {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
     };
@@ -262,7 +259,7 @@ mod tests {
             &["run", "-k", "a", "--tree=yes", "--", "true"],
             &["run", "-k", "a", "--report", "--", "true"],
             &["run", "-k", "a", "--report=", "--", "true"],
-            &["run", "-k", "a", "--replicas", "all", "--", "true"],
+            &["run", "-k", "a", "--replicas", "some", "--", "true"],
             &["run", "-k", "a", "--min-hold", "1", "-w", "--", "true"],
             &["run", "-k", "a", "--nonblock", "-w", "1", "--", "true"],
             &["run", "-k", "a", "--wiat", "--", "true"],

@@ -5,7 +5,7 @@
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
 use super::owner::{command_line, owner};
-use super::{holdable, located, name, open_for, settle};
+use super::{HoldOn, holdable, located, name, open_for_hold, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -60,7 +60,8 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited =
         job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
-    let mut store = open_for(settings, run.max_lease).map_err(unstarted)?;
+    let hold = HoldOn { replicas: run.replicas, max_lease: run.max_lease };
+    let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
     let wait = waits(run);

@@ -5,6 +5,7 @@
 use super::{Set, Source, choice, invalid};
 use crate::cli::{self, Color, LogFormat, OnLost};
 use crate::error::Error;
+use crate::lock::Replicas;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,8 @@ pub enum Value {
     Span(Duration),
     /// An exit status.
     Status(u8),
+    /// A number of replicas.
+    Replicas(Replicas),
 }
 
 /// What a key wants.
@@ -43,13 +46,15 @@ enum Kind {
     /// A span, or true for ever.
     Wait,
     Status,
+    /// A number, or `all`.
+    Replicas,
     OnLost,
     LogFormat,
     Color,
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 23] = [
+const KEYS: [(&str, Kind); 24] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -69,6 +74,7 @@ const KEYS: [(&str, Kind); 23] = [
     ("grace", Kind::Span),
     ("on-lost", Kind::OnLost),
     ("busy-exit-code", Kind::Status),
+    ("replicas", Kind::Replicas),
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
@@ -76,7 +82,7 @@ const KEYS: [(&str, Kind); 23] = [
 ];
 
 /// Keys that later versions bring.
-const LATER: [&str; 3] = ["shared", "slots", "replicas"];
+const LATER: [&str; 2] = ["shared", "slots"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
@@ -208,6 +214,14 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
             }
             _ => Err("must be a number from 0 to 255".into()),
         },
+        Kind::Replicas => {
+            let text = match value {
+                DeValue::String(text) => text.to_string(),
+                DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+                _ => return Err("must be a number, or \"all\"".into()),
+            };
+            Replicas::parse(&text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
+        }
         Kind::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
         Kind::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
         Kind::Color => word(|text| choice::<Color>(text).map(|_| ())),

@@ -1,7 +1,8 @@
-//! How does a single Redis server hold locks? One server, its scripts, and the two connections of a waiter.
+//! How does a Redis server hold locks? Its scripts, what is asked of its replicas, and the two connections of a waiter.
+//! Which server that is, is asked of the route.
 //!
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
-//! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
+//! law. Here is only what surrounds them: in what time, and what the answer means.
 
 use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
@@ -10,26 +11,37 @@ use crate::law::{
     Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
     Waiting, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
-use connect::Link;
-use redis::{Cmd, Value, cmd};
+use acknowledge::Acknowledge;
+use cluster::Nodes;
+use redis::{Cmd, ServerError, Value, cmd};
 use reply::{Reply, garbled, owner_from};
+use route::{Arrangement, Line, Route, Server, Whom};
 use script::Code;
+use sentinel::Sentinels;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
+pub use tls::{Files, Tls};
 
+mod acknowledge;
+mod cluster;
 pub(super) mod connect;
 mod ear;
 pub(super) mod reply;
+mod route;
 pub(super) mod script;
+mod sentinel;
+mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;
+/// How long at least a sentinel's answer is waited for after the master's.
+const HEARD_OUT: Duration = Duration::from_millis(1);
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 
@@ -44,6 +56,8 @@ pub struct Target {
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<String>,
+    /// Set where it is spoken to over TLS; over TCP only.
+    pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
     /// How long connecting may take.
@@ -78,10 +92,16 @@ impl Target {
     }
 }
 
-/// Locks on one Redis server.
+/// Locks on a Redis server.
 pub struct RedisStore {
-    target: Target,
-    control: Option<Link>,
+    route: Route,
+    /// How messages name the store.
+    shown: String,
+    connect_timeout: Duration,
+    op_timeout: Duration,
+    acknowledge: Acknowledge,
+    /// The last grant or renewal was not acknowledged as it has to be.
+    unacknowledged: bool,
     ear: Option<Ear>,
     /// Names the wake list of the current ear. A server may still have the blocked client of an ear that broke, and
     /// that one must not swallow the wake meant for its successor.
@@ -95,17 +115,52 @@ pub struct RedisStore {
 
 /// The connection on which a waiter sleeps.
 struct Ear {
-    link: Link,
+    line: Line,
     /// Whether a blocking pop is under way on it.
     listening: bool,
 }
 
 impl RedisStore {
-    /// A store that connects when it is first used.
-    pub const fn new(target: Target) -> Self {
-        Self { target, control: None, ear: None, ear_number: 0, asked: false, doubt: false }
+    /// One server. It connects when it is first used, as do the others.
+    pub fn new(target: Target) -> Self {
+        Self::over(Box::new(Server(target.clone())), target)
     }
 
+    /// The master that sentinels name `service`. How to get into it says `master`, whose address does not count.
+    pub fn sentinel(sentinels: Vec<Target>, service: String, master: Target) -> Self {
+        Self::over(Box::new(Sentinels::new(sentinels, service, master.clone())), master)
+    }
+
+    /// A cluster of which `seeds` are known. How to get into each of its nodes says `node`, whose address does not
+    /// count.
+    pub fn cluster(seeds: Vec<Address>, node: Target) -> Self {
+        Self::over(Box::new(Nodes::new(seeds, node.clone())), node)
+    }
+
+    fn over(arrangement: Box<dyn Arrangement>, target: Target) -> Self {
+        Self {
+            route: Route::new(arrangement, target.connect_timeout, target.op_timeout),
+            shown: target.shown,
+            connect_timeout: target.connect_timeout,
+            op_timeout: target.op_timeout,
+            acknowledge: Acknowledge::new(Replicas::None),
+            unacknowledged: false,
+            ear: None,
+            ear_number: 0,
+            asked: false,
+            doubt: false,
+        }
+    }
+
+    /// Has replicas acknowledge every grant and every renewal.
+    pub fn acknowledged_by(mut self, replicas: Replicas) -> Self {
+        self.acknowledge = Acknowledge::new(replicas);
+        // A WAIT behind a script that the server turns out not to know would wait in vain, and too long.
+        self.doubt = replicas != Replicas::None;
+        self
+    }
+
+    /// Runs a script for a lock.
     fn run(
         &mut self,
         code: &Code,
@@ -113,24 +168,70 @@ impl RedisStore {
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
+        self.call(code, names, args, by, Replicas::None).map(|(what, reply, _)| (what, reply))
+    }
+
+    /// Runs a script that grants or renews: besides, it is asked who the master is, and the replicas acknowledge. A
+    /// server that is not the master any more has not answered, whatever it said.
+    fn rely(
+        &mut self,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        by: Moment,
+    ) -> Result<(String, Reply), Error> {
+        let began = Moment::now();
+        let replicas = self.acknowledge.replicas();
+        self.route.ask_beside();
+        let mut said = self.call(code, names, args, by, replicas)?;
+        // The question was sent first: who has not answered it by as long again, is heard the next time.
+        let answered = Moment::now();
+        let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
+        if self.route.is_superseded(until) {
+            said = self.call(code, names, args, by, replicas)?;
+        }
+        let (what, reply, acknowledged) = said;
+        if ["granted", "renewed", "asked"].contains(&what.as_str()) {
+            self.unacknowledged = acknowledged.is_err();
+            acknowledged?;
+        }
+        Ok((what, reply))
+    }
+
+    fn call(
+        &mut self,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        by: Moment,
+        replicas: Replicas,
+    ) -> Result<(String, Reply, Result<(), Error>), Error> {
+        let Some(first) = names.first() else {
+            return Err(Error::Unfit("there is no lock to ask for".into()));
+        };
         let keys: Vec<String> = names.iter().flat_map(keys).collect();
-        let target = &self.target;
         let doubt = std::mem::replace(&mut self.doubt, true);
-        let value = with_link(&mut self.control, target, by, |link, by| {
+        let acknowledge = &mut self.acknowledge;
+        let (value, acknowledged) = self.route.exchange(Whom::Lock(first), by, |line, by| {
             let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
-            let value = link.ask(target, &first, by)?;
-            if matches!(value, Value::ServerError(_)) {
-                link.ask(target, &code.by_text(&keys, args), by)
-            } else {
-                Ok(value)
+            let mut said = acknowledge.ask(line, first, replicas, by)?;
+            if matches!(&said.0, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+                said = acknowledge.ask(line, code.by_text(&keys, args), replicas, by)?;
+            }
+            match &said.0 {
+                Value::ServerError(error) if script::lacks_right(error) => {
+                    Err(lacking(&line.target().shown, code, error))
+                }
+                _ => Ok(said),
             }
         })?;
         self.doubt = false;
-        Reply::open(value, &self.target.shown)
+        let (what, reply) = Reply::open(value, &self.shown)?;
+        Ok((what, reply, acknowledged))
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
-    fn scan(&mut self, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
+    fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
         let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
         loop {
             let mut scan = cmd("SCAN");
@@ -138,11 +239,11 @@ impl RedisStore {
             if only_strings {
                 scan.arg("TYPE").arg("string");
             }
-            let target = &self.target;
-            let by = Moment::now().after(target.connect_timeout + target.op_timeout);
-            let value = with_link(&mut self.control, target, by, |link, by| link.ask(target, &scan, by))?;
+            let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+            let ask = |line: &mut Line, by| Ok((line.ask(scan.clone(), by)?, ()));
+            let (value, ()) = self.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
-                .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
+                .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
             found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
             if next == "0" {
                 return Ok(found);
@@ -159,6 +260,9 @@ impl Store for RedisStore {
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        if let Some(why) = self.route.part(names.as_slice()) {
+            return Err(Error::Unfit(format!("{}: {why}", self.shown)));
+        }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let ear = self.ear_number.to_string();
@@ -166,7 +270,13 @@ impl Store for RedisStore {
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let (what, mut reply) = self.run(&script::ACQUIRE, names.as_slice(), &args, by)?;
+        let said = self.rely(&script::ACQUIRE, names.as_slice(), &args, by);
+        if said.is_err() && std::mem::take(&mut self.unacknowledged) {
+            // In time, or the guard does it.
+            let end = End { ran: Ran::No, job: None };
+            let _ = self.leave(names, &ask.token, &end, Moment::now().after(self.op_timeout));
+        }
+        let (what, mut reply) = said?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -187,7 +297,7 @@ impl Store for RedisStore {
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let ttl = law::millis(ttl).to_string();
-        let (what, reply) = self.run(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
+        let (what, reply) = self.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
@@ -251,8 +361,12 @@ impl Store for RedisStore {
             Listener::Holder => "holder",
             Listener::Watcher => "watch",
         };
-        let lists = names.iter().map(|name| wake_key(name, token, whose)).collect();
-        Ok(Box::new(ear::Ear::new(self.target.clone(), lists)))
+        // One pop is for lists of one slot.
+        let lists = match self.route.part(names) {
+            None => names.iter().map(|name| wake_key(name, token, whose)).collect(),
+            Some(_) => Vec::new(),
+        };
+        Ok(Box::new(ear::Ear::new(self.route.whereabouts(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -302,13 +416,16 @@ impl Store for RedisStore {
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
         let mut names = BTreeSet::new();
         let escaped = escape_glob(prefix);
-        for key in self.scan(&format!("dlock.fence:{{*}}:{escaped}*"), false)? {
-            let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
-            names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
-        }
-        if !prefix.is_empty() {
-            let strings = self.scan(&format!("{escaped}*"), true)?;
-            names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+        let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+        for server in self.route.masters(by)? {
+            for key in self.scan(&server, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
+                let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
+                names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
+            }
+            if !prefix.is_empty() {
+                let strings = self.scan(&server, &format!("{escaped}*"), true)?;
+                names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+            }
         }
         Ok(names.into_iter().collect())
     }
@@ -316,14 +433,13 @@ impl Store for RedisStore {
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
         let heard = self.hear(names.first(), token, until);
         if heard.is_err() {
-            self.ear = None;
-            self.ear_number += 1;
+            self.lose_ear();
         }
         heard
     }
 
     fn reset(&mut self) {
-        self.control = None;
+        self.route.reset();
     }
 }
 
@@ -331,53 +447,66 @@ impl RedisStore {
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
     fn hear(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
-        let target = &self.target;
-        let by = || Moment::now().after(target.op_timeout);
+        let whom = Whom::Lock(name);
+        let op_timeout = self.op_timeout;
+        let by = || Moment::now().after(op_timeout);
+        if self.ear.as_ref().is_some_and(|ear| !self.route.leads_to(&ear.line, whom)) {
+            // The next heartbeat, at once, says where it will listen from now on.
+            self.lose_ear();
+            return Ok(());
+        }
         let mut ear = match self.ear.take() {
             Some(ear) => ear,
             None => {
-                let link = match self.control.take() {
-                    Some(link) => link,
-                    None => Link::dial(target, Moment::now().after(target.connect_timeout))?,
-                };
-                Ear { link, listening: false }
+                let line = self.route.give(whom, by().after(self.connect_timeout))?;
+                Ear { line, listening: false }
             }
         };
         if !ear.listening {
             let mut pop = cmd("BLPOP");
             pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
-            ear.link.send(target, &pop, by())?;
+            ear.line.send(vec![pop], by())?;
             ear.listening = true;
         }
-        if ear.link.listen(target, until)? {
-            ear.link.answer(target, by())?;
-            ear.listening = false;
-            if self.control.is_none() {
-                self.control = Some(ear.link);
-                return Ok(());
+        if !ear.line.listen(until)? {
+            self.ear = Some(ear);
+            return Ok(());
+        }
+        match ear.line.answer(by())? {
+            // The slot has moved, or the server is no master any more: whoever was asleep there is told.
+            value @ Value::ServerError(_) => {
+                self.route.learn(&mut ear.line, &value);
+                self.lose_ear();
+                let error = ear.line.refused(value);
+                if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(()) }
+            }
+            _ => {
+                ear.listening = false;
+                self.ear = self.route.take_back(ear.line).map(|line| Ear { line, listening: false });
+                Ok(())
             }
         }
-        self.ear = Some(ear);
-        Ok(())
+    }
+
+    /// The next ear gets a name of its own.
+    fn lose_ear(&mut self) {
+        self.ear = None;
+        self.ear_number += 1;
     }
 }
 
-/// Uses the connection there is, or a new one; one that failed is dropped.
-fn with_link<T>(
-    slot: &mut Option<Link>,
-    target: &Target,
-    by: Moment,
-    exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut link = match slot.take().filter(Link::is_good) {
-        Some(link) => link,
-        None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
+/// The error for a right that was missing inside of a script.
+pub(super) fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
+    let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
+    let on = if error.details().is_some_and(|text| text.contains("access")) {
+        " on the keys ~dlock.*"
+    } else {
+        ""
     };
-    let result = exchange(&mut link, by.min(Moment::now().after(target.op_timeout)));
-    if result.is_ok() {
-        *slot = Some(link);
-    }
-    result
+    Error::Denied(format!(
+        "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the whole \
+         ACL line"
+    ))
 }
 
 fn owner_to(owner: &Owner) -> Result<String, Error> {

@@ -23,7 +23,8 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`.
+    /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`. `{port}` in an
+    /// option is the port.
     pub fn start(home: &Path, options: &[&str]) -> Self {
         Self::start_within(home, options, Vec::new())
     }
@@ -50,9 +51,12 @@ impl Redis {
         self.home.join("redis.sock")
     }
 
-    /// The store URL for dlock.
+    /// The store URL for dlock. A server with TLS has a certificate of the authority whose own is `ca.pem`.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        match self.options.iter().any(|option| option == "--tls-port") {
+            true => format!("rediss://localhost:{}?ca={}/ca.pem", self.port, self.home.display()),
+            false => format!("redis://127.0.0.1:{}", self.port),
+        }
     }
 
     /// A connection, made through the unix socket and as the default user.
@@ -159,7 +163,8 @@ fn launch(
     command.arg("--unixsocket").arg(home.join("redis.sock"));
     // The title would overwrite the environment, by which whatever outlives the suite is found.
     command.args(["--save", "", "--appendonly", "no", "--set-proc-title", "no"]);
-    command.args(["--enable-debug-command", "yes", "--daemonize", "no"]).args(options);
+    command.args(["--enable-debug-command", "yes", "--daemonize", "no"]);
+    command.args(options.iter().map(|option| option.replace("{port}", &port.to_string())));
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command

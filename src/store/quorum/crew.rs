@@ -8,9 +8,9 @@
 use super::scripts::Script;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::redis::Target;
-use crate::store::redis::connect::Link;
+use crate::store::redis::connect::{Link, refusal};
 use crate::store::redis::reply::Reply;
+use crate::store::redis::{Target, lacking, script};
 use redis::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -266,7 +266,7 @@ impl Node {
             return Err(Error::Unreachable(format!("cannot reach {}: no answer in time", target.shown)));
         }
         let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
-        let mut link = match self.link.take().filter(Link::is_good) {
+        let mut link = match self.link.take().and_then(Link::if_good) {
             Some(link) => link,
             None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
         };
@@ -274,9 +274,19 @@ impl Node {
         let text = || call.code.by_text(&call.keys, &args);
         let doubt = std::mem::replace(&mut self.doubt, true);
         let first = if doubt { text() } else { call.code.by_hash(&call.keys, &args) };
-        let mut value = link.ask(target, &first, by)?;
-        if matches!(value, Value::ServerError(_)) {
-            value = link.ask(target, &text(), by)?;
+        let mut ask = |command| {
+            link.send(target, &[command], by)?;
+            link.answer(target, by)
+        };
+        let mut value = ask(first)?;
+        if matches!(&value, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+            value = ask(text())?;
+        }
+        if let Value::ServerError(error) = &value {
+            return Err(match script::lacks_right(error) {
+                true => lacking(&target.shown, call.code, error),
+                false => refusal(target, error.code(), error.details()),
+            });
         }
         (self.doubt, self.link) = (false, Some(link));
         let (what, mut rest) = Reply::open(value, &target.shown)?;

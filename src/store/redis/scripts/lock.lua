@@ -83,6 +83,8 @@ end
 -- What the lock key says. `caller` is the token on whose behalf the script runs, if there is one.
 local function load(lock, caller)
   local value = redis.pcall('GET', lock.L)
+  -- Only a value of another type is somebody else's; a right that is missing must not pass for it.
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', lock.L) end
   lock.holds = {}
   if not value then
     lock.kind = 'free'
