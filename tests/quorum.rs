@@ -1,6 +1,7 @@
 //! Several independent masters: the loss of a few of them at any moment disturbs nothing, the loss of most of them ends
 //! the job in time, and neither a clock nor a server that forgets makes two of one.
 
+use crate::support::certificates::Authority;
 use crate::support::masters::{Masters, url};
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
@@ -265,6 +266,12 @@ fn a_master_that_restarted_is_not_counted() {
     assert!(refused > 0, "somebody has tried");
     drop(holder);
     // Later it counts again.
+    masters.world().write("lease.toml", "max-lease = '1h'");
+    let look = masters.dlock(&["status", "-v", "--config", "lease.toml", "k"]).any_stdout();
+    look.stderr_like(
+        "(dlock: redis://.* has restarted and may have forgotten locks; it counts again in .*\n){3}",
+    )
+    .run();
     masters.at_mut(1).kill();
     masters.wait_until_counted(&lease);
 }
@@ -359,6 +366,46 @@ fn status_and_release_ask_all_masters() {
     failed.stderr_like("dlock: 1 of the 3 masters of .* can be counted and 2 are needed: .*\n").run();
     let failed = masters.dlock(&["release", "k", "--force"]).status(69);
     failed.stderr_like("dlock: 1 of the 3 masters .*those that answered have let go of the lock.*\n").run();
+}
+
+/// The rights of a single server, and INFO, are enough. Without INFO nobody knows how old a master is.
+#[test]
+fn tls_and_the_least_rights() {
+    let masters = Masters::aged_with_tls(3, &Authority::new("ca"));
+    let hosts: Vec<_> = masters.ports().iter().map(|port| format!("localhost:{port}")).collect();
+    let ca = masters.world().path("master0/ca.pem");
+    let store = format!("rediss+quorum://{}?ca={}", hosts.join(","), ca.display());
+    let grant = |words: &[String]| {
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        (0..3).for_each(|at| masters.at(at).ask::<()>(&words));
+    };
+    let login = [("DLOCK_STORE", store.as_str()), ("DLOCK_USERNAME", "dlock"), ("DLOCK_PASSWORD", "hush")];
+    let run = |options: &[&str], script: &str| {
+        let run = masters.run("k", options, script);
+        login.iter().fold(run, |run, (name, value)| run.env(name, value))
+    };
+    let dlock = |words: &[&str]| {
+        let dlock = masters.dlock(words).any_stdout().any_stderr();
+        login.iter().fold(dlock, |dlock, (name, value)| dlock.env(name, value))
+    };
+    let mut line = crate::acl::line();
+    grant(&line);
+    let refused = run(&[], "echo ran >> log").status(77);
+    refused.stderr_like("dlock: k: .*does not tell this user how long it has been up \\(INFO\\).*\n").run();
+    line.push("+info".into());
+    grant(&line);
+    run(&["--min-hold", "1ms"], ALONE).run();
+    let holder = run(&["-t", "1s"], STEADY).status(79).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    run(&[], "echo ran >> log").status(75).any_stderr().run();
+    run(&["-w", "300ms"], "echo ran >> log").status(75).any_stderr().run();
+    masters.at(0).after_renewal("dlock:k");
+    masters.at(1).ask::<()>(&["DEL", "dlock:k"]);
+    wait_until("it is won back", || masters.at(1).get("dlock:k").is_some());
+    assert!(dlock(&["status"]).run().stdout.contains("held"));
+    dlock(&["release", "k", "--force"]).run();
+    holder.finish();
+    assert_eq!(masters.world().lines("ran"), 0);
 }
 
 #[test]

@@ -131,16 +131,22 @@ impl QuorumStore {
 
     /// Says what is new about a master.
     fn listen(&mut self, answers: &Answers) {
-        for (at, trouble) in self.troubles.iter_mut().enumerate() {
-            let Some(answer) = &answers.0[at] else { continue };
-            let now = self.crew.why_uncounted(at, answer);
-            match (&now, &trouble) {
-                (Some(why), None) => (self.tell)(why),
-                (None, Some(_)) => (self.tell)(&format!("{} is back", self.crew.targets()[at].shown)),
-                _ => {}
+        for at in 0..self.crew.len() {
+            match &answers.0[at] {
+                Some(Ok(answer)) if answer.what == "seen" => {}
+                Some(answer) => self.note(at, self.crew.why_uncounted(at, answer)),
+                None => {}
             }
-            *trouble = now;
         }
+    }
+
+    fn note(&mut self, at: usize, now: Option<String>) {
+        match (&now, &self.troubles[at]) {
+            (Some(why), None) => (self.tell)(why),
+            (None, Some(_)) => (self.tell)(&format!("{} is back", self.crew.targets()[at].shown)),
+            _ => {}
+        }
+        self.troubles[at] = now;
     }
 
     fn patience(&self) -> Duration {
@@ -350,13 +356,13 @@ impl Store for QuorumStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let inspect = call(&scripts::INSPECT, name, &[]);
+        let inspect = call(&scripts::INSPECT, name, &[&self.longest()]);
         let mut answers = self.look(&inspect, by);
         if answers.count("seen") < self.crew.majority() {
             return Err(self.short(&answers));
         }
         let (mut seen, mut clocks, mut fences) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut log, mut stats) = (Vec::new(), Vec::new());
+        let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
         for (at, target) in self.crew.targets().iter().enumerate() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             clocks.push(reply.now());
@@ -367,6 +373,10 @@ impl Store for QuorumStore {
                 log.extend(ends.logged_end()?);
             }
             stats.push(reply.stat()?);
+            whys.push((at, reply.text()?, reply.span()?));
+        }
+        for (at, why, counts_in) in whys {
+            self.note(at, self.crew.why_unfit(at, &why, counts_in));
         }
         let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
         let joined = Joined::of(&all, self.crew.len());

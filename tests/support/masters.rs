@@ -1,9 +1,10 @@
 //! Several real redis-servers that know nothing of each other, for one test; and dlock on all of them together.
 
+use super::certificates::Authority;
 use super::dlock::Dlock;
 use super::redis::Redis;
 use super::wait::wait_until;
-use super::world::World;
+use super::world::{World, certify};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::fs;
@@ -26,24 +27,29 @@ impl Masters {
     /// Masters that have been up for longer than any lease: their clocks are ahead, each by another hour. Also after a
     /// restart they count at once.
     pub fn aged(count: usize) -> Self {
-        Self::start(count, |at| {
-            let ahead = AHEAD_US * (1 + i64::try_from(at).expect("a few"));
-            let shim = steered_clock().as_os_str().to_owned();
-            vec![("LD_PRELOAD", shim), ("STEERED_OFFSET", ahead.to_string().into())]
-        })
+        Self::start(count, |_| Vec::new(), ahead)
+    }
+
+    /// The same, over TLS.
+    pub fn aged_with_tls(count: usize, authority: &Authority) -> Self {
+        Self::start(count, |home| certify(authority, home), ahead)
     }
 
     /// Masters that have just been started.
     pub fn fresh(count: usize) -> Self {
-        Self::start(count, |_| Vec::new())
+        Self::start(count, |_| Vec::new(), |_| Vec::new())
     }
 
-    fn start(count: usize, environment: impl Fn(usize) -> Vec<(&'static str, OsString)>) -> Self {
+    fn start(
+        count: usize,
+        options: impl Fn(&Path) -> Vec<&'static str>,
+        environment: impl Fn(usize) -> Vec<(&'static str, OsString)>,
+    ) -> Self {
         let world = World::without_redis();
         let masters = (0..count).map(|at| {
             let home = world.path(&format!("master{at}"));
             fs::create_dir(&home).expect("a directory for a master");
-            Redis::start_within(&home, &[], environment(at))
+            Redis::start_within(&home, &options(&home), environment(at))
         });
         Self { masters: masters.collect(), world }
     }
@@ -113,6 +119,13 @@ impl Masters {
 pub fn url(ports: &[u16]) -> String {
     let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     format!("redis+quorum://{}", hosts.join(","))
+}
+
+/// What sets a master's clock ahead.
+fn ahead(at: usize) -> Vec<(&'static str, OsString)> {
+    let ahead = AHEAD_US * (1 + i64::try_from(at).expect("a few"));
+    let shim = steered_clock().as_os_str().to_owned();
+    vec![("LD_PRELOAD", shim), ("STEERED_OFFSET", ahead.to_string().into())]
 }
 
 /// The library behind `steered_clock.c`.

@@ -149,23 +149,26 @@ impl Crew {
 
     /// Why that master cannot be counted, if so.
     pub fn why_uncounted(&self, at: usize, answer: &Result<Answer, Error>) -> Option<String> {
-        let shown = &self.targets[at].shown;
         match answer {
             Err(error) => Some(error.to_string()),
-            Ok(answer) => match answer.what.as_str() {
-                "replica" => Some(format!("{shown} is a replica")),
-                "young" => {
-                    let left = Duration::from_secs(answer.counts_in.as_secs() + 1);
-                    let left = humantime::format_duration(left);
-                    Some(format!(
-                        "{shown} has restarted and may have forgotten locks; it counts again in {left}"
-                    ))
-                }
-                "ageless" => Some(format!(
-                    "{shown} does not tell this user how long it has been up (INFO), so it may have forgotten locks"
-                )),
-                _ => None,
-            },
+            Ok(answer) => self.why_unfit(at, &answer.what, answer.counts_in),
+        }
+    }
+
+    /// The same of what a script says of its master.
+    pub fn why_unfit(&self, at: usize, what: &str, counts_in: Duration) -> Option<String> {
+        let shown = &self.targets[at].shown;
+        match what {
+            "replica" => Some(format!("{shown} is a replica")),
+            "young" => {
+                let left = Duration::from_secs(counts_in.as_secs() + 1);
+                let left = humantime::format_duration(left);
+                Some(format!("{shown} has restarted and may have forgotten locks; it counts again in {left}"))
+            }
+            "ageless" => Some(format!(
+                "{shown} does not tell this user how long it has been up (INFO), so it may have forgotten locks"
+            )),
+            _ => None,
         }
     }
 

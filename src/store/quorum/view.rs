@@ -205,3 +205,91 @@ fn join_histograms(all: &mut Histogram, one: &Histogram) {
     }
     all.sum = one.sum.max(all.sum);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Owner;
+
+    fn hold(token: &str, fence: u64, left: u64, confirmed: bool) -> Seen {
+        let holder = Holder {
+            owner: Owner::default(),
+            fence: Fence(fence),
+            since: 0,
+            held: Duration::ZERO,
+            lease: Duration::from_secs(left),
+            slot: None,
+            asked: None,
+            confirmed,
+        };
+        let left = Some(Duration::from_secs(left));
+        Seen { state: State::Held, left, token: token.into(), holder: Some(holder), foreign: None }
+    }
+
+    fn cooling() -> Seen {
+        Seen { state: State::Cooling, left: Some(Duration::from_secs(9)), ..Seen::FREE }
+    }
+
+    fn joined(seen: &[Seen]) -> (State, Firmness, String, Option<u64>) {
+        let Joined { seen, firmness } = Joined::of(seen, 3);
+        (seen.state, firmness, seen.token, seen.left.map(|left| left.as_secs()))
+    }
+
+    #[test]
+    fn a_majority_that_is_free_is_free_whatever_one_remembers() {
+        let free = (State::Free, Firmness::Split, String::new(), None);
+        assert_eq!(joined(&[Seen::FREE, Seen::FREE, hold("a", 1, 5, true)]), free);
+        assert_eq!(joined(&[Seen::FREE, Seen::FREE]), free);
+    }
+
+    #[test]
+    fn a_hold_ends_when_its_majority_does() {
+        let held = |left| (State::Held, Firmness::Firm, "a".into(), Some(left));
+        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), hold("a", 1, 6, true)]), held(6));
+        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), Seen::FREE]), held(5));
+        // With a master away, one that was confirmed may still have its majority.
+        assert_eq!(joined(&[hold("a", 1, 7, true), Seen::FREE]), held(7));
+    }
+
+    #[test]
+    fn of_two_that_were_confirmed_the_later_is_meant() {
+        let seen = [hold("a", 1, 7, true), hold("b", 2, 5, true), hold("b", 2, 5, true)];
+        assert_eq!(joined(&seen), (State::Held, Firmness::Firm, "b".into(), Some(5)));
+    }
+
+    #[test]
+    fn nobody_has_what_several_are_trying_to_get() {
+        let seen = [hold("a", 1, 7, false), hold("b", 2, 5, false), hold("c", 2, 5, false)];
+        assert_eq!(joined(&seen).1, Firmness::Split);
+        assert_eq!(joined(&[hold("a", 1, 7, false), hold("b", 2, 5, false), cooling()]).1, Firmness::Split);
+        assert_eq!(joined(&[hold("a", 1, 7, false), hold("a", 2, 5, false), cooling()]).1, Firmness::Firm);
+    }
+
+    #[test]
+    fn a_majority_that_cools_is_in_the_way() {
+        let kept = (State::Cooling, Firmness::Firm, String::new(), Some(9));
+        assert_eq!(joined(&[cooling(), cooling(), hold("a", 1, 7, false)]), kept);
+        assert_eq!(joined(&[cooling(), Seen::FREE, Seen::FREE]).0, State::Free);
+    }
+
+    #[test]
+    fn of_one_end_the_best_informed_tells() {
+        let end = |fence, outcome| LoggedEnd {
+            outcome,
+            owner: Owner::default(),
+            fence: Fence(fence),
+            since: 0,
+            ended: 0,
+            waited: 0,
+            job: None,
+            by: None,
+        };
+        let logs = [
+            end(1, Outcome::Expired),
+            end(2, Outcome::Lost),
+            end(1, Outcome::Released),
+            end(2, Outcome::Lost),
+        ];
+        assert_eq!(join_logs(logs), [end(2, Outcome::Lost), end(1, Outcome::Released)]);
+    }
+}
