@@ -214,10 +214,11 @@ impl Answers {
         self.get(at).is_some_and(|answer| answer.what == what)
     }
 
-    /// How many said this. Two that are one server count once.
+    /// How many said this. Two that are one server count once; one that does not say which it is, is trusted only where
+    /// nothing depends on that.
     pub fn count(&self, what: &str) -> usize {
-        let said = (0..self.0.len()).filter_map(|at| self.get(at)).filter(|answer| answer.what == what);
-        said.map(|answer| &answer.run_id).collect::<BTreeSet<_>>().len()
+        let said = (0..self.0.len()).filter(|at| self.says(*at, what));
+        said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
     }
 
     /// The server behind that master, if it said who it is.
