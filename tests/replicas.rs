@@ -50,7 +50,8 @@ fn too_few_acknowledgements_give_the_lock_back() {
         [&["--replicas", "2"][..], &["--replicas", "all"], &["--config", "file"], &["-w", "--replicas", "2"]]
     {
         let run = world.run("k", options, "touch ran").status(69);
-        let output = run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*did not run\n").run();
+        let output =
+            run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n").run();
         assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
         assert_eq!(world.state("k"), "free", "{options:?}");
     }

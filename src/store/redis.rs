@@ -13,22 +13,22 @@ use crate::law::{
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
-use acknowledge::Acknowledge;
+use call::Caller;
 use cluster::Nodes;
-use redis::{Cmd, ServerError, Value, cmd};
-use reply::{Reply, garbled, owner_from};
-use route::{Arrangement, Line, Route, Server, Whom};
-use script::Code;
+use redis::{Value, cmd};
+use reply::{garbled, owner_from};
+use route::{Arrangement, Line, Server, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
+pub use target::Target;
 pub use tls::{Files, Tls};
 
 mod acknowledge;
+pub(super) mod call;
 mod cluster;
 pub(super) mod connect;
 mod ear;
@@ -36,81 +36,26 @@ pub(super) mod reply;
 mod route;
 pub(super) mod script;
 mod sentinel;
+mod target;
 mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;
-/// How long at least a sentinel's answer is waited for after the master's.
-const HEARD_OUT: Duration = Duration::from_millis(1);
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 
-/// A server and how to get in.
-#[derive(Clone)]
-pub struct Target {
-    /// Where it listens.
-    pub address: Address,
-    /// The database; 0 needs no SELECT.
-    pub database: u32,
-    /// For AUTH.
-    pub username: Option<String>,
-    /// For AUTH. Never shown.
-    pub password: Option<String>,
-    /// Set where it is spoken to over TLS; over TCP only.
-    pub tls: Option<Tls>,
-    /// How messages name it: the URL without its secret.
-    pub shown: String,
-    /// How long connecting may take.
-    pub connect_timeout: Duration,
-    /// How long one operation may take.
-    pub op_timeout: Duration,
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
-    }
-}
-
-impl Target {
-    fn greeting(&self) -> Vec<Cmd> {
-        let mut greeting = Vec::new();
-        if let Some(password) = &self.password {
-            let mut auth = cmd("AUTH");
-            if let Some(username) = &self.username {
-                auth.arg(username);
-            }
-            auth.arg(password);
-            greeting.push(auth);
-        }
-        if self.database != 0 {
-            let mut select = cmd("SELECT");
-            select.arg(self.database);
-            greeting.push(select);
-        }
-        greeting
-    }
-}
-
 /// Locks on a Redis server.
 pub struct RedisStore {
-    route: Route,
+    caller: Caller,
     /// How messages name the store.
     shown: String,
     connect_timeout: Duration,
     op_timeout: Duration,
-    acknowledge: Acknowledge,
-    /// The last grant or renewal was not acknowledged as it has to be.
-    unacknowledged: bool,
     ear: Option<Ear>,
     /// Names the wake list of the current ear. A server may still have the blocked client of an ear that broke, and
     /// that one must not swallow the wake meant for its successor.
     ear_number: u64,
     asked: bool,
-    /// The last request may still be on its way, so the next one brings its script along: if the answer comes too late
-    /// for us, there is nobody to send the text after a NOSCRIPT. So a server that was stopped finds, behind the
-    /// acquire that nobody waits for any more, a leave that it can execute.
-    doubt: bool,
 }
 
 /// The connection on which a waiter sleeps.
@@ -139,95 +84,25 @@ impl RedisStore {
 
     fn over(arrangement: Box<dyn Arrangement>, target: Target) -> Self {
         Self {
-            route: Route::new(arrangement, target.connect_timeout, target.op_timeout),
+            caller: Caller::new(arrangement, &target),
             shown: target.shown,
             connect_timeout: target.connect_timeout,
             op_timeout: target.op_timeout,
-            acknowledge: Acknowledge::new(Replicas::None),
-            unacknowledged: false,
             ear: None,
             ear_number: 0,
             asked: false,
-            doubt: false,
         }
     }
 
     /// Has replicas acknowledge every grant and every renewal.
     pub fn acknowledged_by(mut self, replicas: Replicas) -> Self {
-        self.acknowledge = Acknowledge::new(replicas);
-        // A WAIT behind a script that the server turns out not to know would wait in vain, and too long.
-        self.doubt = replicas != Replicas::None;
+        self.caller.acknowledged_by(replicas);
         self
     }
 
-    /// Runs a script for a lock.
-    fn run(
-        &mut self,
-        code: &Code,
-        names: &[Name],
-        args: &[&str],
-        by: Moment,
-    ) -> Result<(String, Reply), Error> {
-        self.call(code, names, args, by, Replicas::None).map(|(what, reply, _)| (what, reply))
-    }
-
-    /// Runs a script that grants or renews: besides, it is asked who the master is, and the replicas acknowledge. A
-    /// server that is not the master any more has not answered, whatever it said.
-    fn rely(
-        &mut self,
-        code: &Code,
-        names: &[Name],
-        args: &[&str],
-        by: Moment,
-    ) -> Result<(String, Reply), Error> {
-        let began = Moment::now();
-        let replicas = self.acknowledge.replicas();
-        self.route.ask_beside();
-        let mut said = self.call(code, names, args, by, replicas)?;
-        // The question was sent first: who has not answered it by as long again, is heard the next time.
-        let answered = Moment::now();
-        let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
-        if self.route.is_superseded(until) {
-            said = self.call(code, names, args, by, replicas)?;
-        }
-        let (what, reply, acknowledged) = said;
-        if ["granted", "renewed", "asked"].contains(&what.as_str()) {
-            self.unacknowledged = acknowledged.is_err();
-            acknowledged?;
-        }
-        Ok((what, reply))
-    }
-
-    fn call(
-        &mut self,
-        code: &Code,
-        names: &[Name],
-        args: &[&str],
-        by: Moment,
-        replicas: Replicas,
-    ) -> Result<(String, Reply, Result<(), Error>), Error> {
-        let Some(first) = names.first() else {
-            return Err(Error::Unfit("there is no lock to ask for".into()));
-        };
-        let keys: Vec<String> = names.iter().flat_map(keys).collect();
-        let doubt = std::mem::replace(&mut self.doubt, true);
-        let acknowledge = &mut self.acknowledge;
-        let (value, acknowledged) = self.route.exchange(Whom::Lock(first), by, |line, by| {
-            let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
-            let mut said = acknowledge.ask(line, first, replicas, by)?;
-            if matches!(&said.0, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                said = acknowledge.ask(line, code.by_text(&keys, args), replicas, by)?;
-            }
-            match &said.0 {
-                Value::ServerError(error) if script::lacks_right(error) => {
-                    Err(lacking(&line.target().shown, code, error))
-                }
-                _ => Ok(said),
-            }
-        })?;
-        self.doubt = false;
-        let (what, reply) = Reply::open(value, &self.shown)?;
-        Ok((what, reply, acknowledged))
+    /// Every server that holds locks, now: one, or each master of a cluster.
+    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        self.caller.route.masters(by)
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
@@ -241,7 +116,7 @@ impl RedisStore {
             }
             let by = Moment::now().after(self.connect_timeout + self.op_timeout);
             let ask = |line: &mut Line, by| Ok((line.ask(scan.clone(), by)?, ()));
-            let (value, ()) = self.route.exchange(Whom::Server(server), by, ask)?;
+            let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
             found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
@@ -260,7 +135,7 @@ impl Store for RedisStore {
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
-        if let Some(why) = self.route.part(names.as_slice()) {
+        if let Some(why) = self.caller.route.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.shown)));
         }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
@@ -270,13 +145,19 @@ impl Store for RedisStore {
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let said = self.rely(&script::ACQUIRE, names.as_slice(), &args, by);
-        if said.is_err() && std::mem::take(&mut self.unacknowledged) {
-            // In time, or the guard does it.
-            let end = End { ran: Ran::No, job: None };
-            let _ = self.leave(names, &ask.token, &end, Moment::now().after(self.op_timeout));
-        }
-        let (what, mut reply) = said?;
+        let said = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by);
+        let (what, mut reply) = match said {
+            Err(error) if self.caller.is_unacknowledged() => {
+                let end = End { ran: Ran::No, job: None };
+                let left = self.leave(names, &ask.token, &end, Moment::now().after(self.op_timeout));
+                // What is not given back in time, the guard gives back.
+                return Err(match left {
+                    Ok(_) => error.map(|text| format!("{text}; the lock is given back")),
+                    Err(_) => error,
+                });
+            }
+            said => said?,
+        };
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -297,7 +178,8 @@ impl Store for RedisStore {
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let ttl = law::millis(ttl).to_string();
-        let (what, reply) = self.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
+        let (what, reply) =
+            self.caller.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
@@ -314,7 +196,7 @@ impl Store for RedisStore {
             None => String::new(),
         };
         let (what, mut reply) =
-            self.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
+            self.caller.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),
@@ -325,7 +207,7 @@ impl Store for RedisStore {
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let (what, mut reply) = self.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
+        let (what, mut reply) = self.caller.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
         match what.as_str() {
             "held" => {
                 let mode = reply.mode()?.ok_or_else(|| reply.unknown())?;
@@ -339,7 +221,7 @@ impl Store for RedisStore {
 
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
         let args = [&*fence.to_string(), &owner_to(who)?];
-        let (what, reply) = self.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
+        let (what, reply) = self.caller.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "asked" => Ok(Requested::Asked),
             "gone" => Ok(Requested::Gone),
@@ -348,7 +230,7 @@ impl Store for RedisStore {
     }
 
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
-        self.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+        self.caller.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
     }
 
     fn ear(
@@ -362,17 +244,17 @@ impl Store for RedisStore {
             Listener::Watcher => "watch",
         };
         // One pop is for lists of one slot.
-        let lists = match self.route.part(names) {
+        let lists = match self.caller.route.part(names) {
             None => names.iter().map(|name| wake_key(name, token, whose)).collect(),
             Some(_) => Vec::new(),
         };
-        Ok(Box::new(ear::Ear::new(self.route.whereabouts(), lists)))
+        Ok(Box::new(ear::Ear::new(self.caller.route.whereabouts(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let args = [when, &owner_to(&revoke.by)?];
-        let (what, mut reply) = self.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
+        let (what, mut reply) = self.caller.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "free" => Ok(Revoked::Free),
             "cooling" => Ok(Revoked::Cooling),
@@ -388,7 +270,7 @@ impl Store for RedisStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let (_, mut reply) = self.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
+        let (_, mut reply) = self.caller.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
         let now = reply.now();
         let (state, is_foreign) = reply.state()?;
         let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
@@ -417,13 +299,13 @@ impl Store for RedisStore {
         let mut names = BTreeSet::new();
         let escaped = escape_glob(prefix);
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-        for server in self.route.masters(by)? {
-            for key in self.scan(&server, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
+        for server in self.masters(by)? {
+            for key in self.scan(&server.address, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
                 let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
                 names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
             }
             if !prefix.is_empty() {
-                let strings = self.scan(&server, &format!("{escaped}*"), true)?;
+                let strings = self.scan(&server.address, &format!("{escaped}*"), true)?;
                 names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
             }
         }
@@ -439,7 +321,7 @@ impl Store for RedisStore {
     }
 
     fn reset(&mut self) {
-        self.route.reset();
+        self.caller.route.reset();
     }
 }
 
@@ -450,7 +332,7 @@ impl RedisStore {
         let whom = Whom::Lock(name);
         let op_timeout = self.op_timeout;
         let by = || Moment::now().after(op_timeout);
-        if self.ear.as_ref().is_some_and(|ear| !self.route.leads_to(&ear.line, whom)) {
+        if self.ear.as_ref().is_some_and(|ear| !self.caller.route.leads_to(&ear.line, whom)) {
             // The next heartbeat, at once, says where it will listen from now on.
             self.lose_ear();
             return Ok(());
@@ -458,7 +340,7 @@ impl RedisStore {
         let mut ear = match self.ear.take() {
             Some(ear) => ear,
             None => {
-                let line = self.route.give(whom, by().after(self.connect_timeout))?;
+                let line = self.caller.route.give(whom, by().after(self.connect_timeout))?;
                 Ear { line, listening: false }
             }
         };
@@ -475,14 +357,14 @@ impl RedisStore {
         match ear.line.answer(by())? {
             // The slot has moved, or the server is no master any more: whoever was asleep there is told.
             value @ Value::ServerError(_) => {
-                self.route.learn(&mut ear.line, &value);
+                self.caller.route.learn(&mut ear.line, &value);
                 self.lose_ear();
                 let error = ear.line.refused(value);
                 if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(()) }
             }
             _ => {
                 ear.listening = false;
-                self.ear = self.route.take_back(ear.line).map(|line| Ear { line, listening: false });
+                self.ear = self.caller.route.take_back(ear.line).map(|line| Ear { line, listening: false });
                 Ok(())
             }
         }
@@ -495,20 +377,6 @@ impl RedisStore {
     }
 }
 
-/// The error for a right that was missing inside of a script.
-pub(super) fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
-    let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
-    let on = if error.details().is_some_and(|text| text.contains("access")) {
-        " on the keys ~dlock.*"
-    } else {
-        ""
-    };
-    Error::Denied(format!(
-        "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the whole \
-         ACL line"
-    ))
-}
-
 fn owner_to(owner: &Owner) -> Result<String, Error> {
     serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
 }
@@ -519,13 +387,6 @@ fn mode_to(mode: Mode) -> String {
         Mode::Shared => "shared".into(),
         Mode::Slots(slots) => format!("slots/{slots}"),
     }
-}
-
-fn keys(name: &Name) -> [String; 9] {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let [hold, due, kept, queue, fence, log, stat, watch] =
-        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
-    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
 }
 
 fn wake_key(name: &Name, token: &Token, ear: &str) -> String {

@@ -8,9 +8,10 @@
 use super::scripts::Script;
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::redis::call::lacking;
 use crate::store::redis::connect::{Link, refusal};
 use crate::store::redis::reply::Reply;
-use crate::store::redis::{Target, lacking, script};
+use crate::store::redis::{Target, script};
 use redis::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -203,7 +203,7 @@ impl Arrangement for Nodes {
         self.moved.clear();
     }
 
-    fn masters(&mut self, by: Moment) -> Result<Vec<Address>, Error> {
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         self.begin();
         while self.map.is_empty() {
             let stage = self.guide(by)?;
@@ -234,7 +234,7 @@ impl Arrangement for Nodes {
                 seen.push(master.clone());
             }
         }
-        Ok(seen)
+        Ok(seen.iter().map(|address| self.stage(address, by, Asking::No).target).collect())
     }
 
     fn part(&self, names: &[Name]) -> Option<String> {

@@ -96,7 +96,7 @@ pub trait Arrangement: Send {
     }
 
     /// Every master of the arrangement.
-    fn masters(&mut self, by: Moment) -> Result<Vec<Address>, Error>;
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
     /// Why these locks cannot be taken together here, if they cannot.
     fn part(&self, _names: &[Name]) -> Option<String> {
@@ -347,7 +347,7 @@ impl Route {
     }
 
     /// Every master of the arrangement.
-    pub fn masters(&mut self, by: Moment) -> Result<Vec<Address>, Error> {
+    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         self.arrangement.masters(by)
     }
 
@@ -391,7 +391,7 @@ impl Arrangement for Server {
         Some(self.0.address.clone())
     }
 
-    fn masters(&mut self, _: Moment) -> Result<Vec<Address>, Error> {
-        Ok(vec![self.0.address.clone()])
+    fn masters(&mut self, _: Moment) -> Result<Vec<Target>, Error> {
+        Ok(vec![self.0.clone()])
     }
 }

@@ -317,12 +317,12 @@ impl Arrangement for Sentinels {
         superseded
     }
 
-    fn masters(&mut self, by: Moment) -> Result<Vec<Address>, Error> {
-        if let Some(found) = &self.found {
-            return Ok(vec![found.address.clone()]);
-        }
-        self.begin();
-        self.discover(by).map(|address| vec![address])
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        let address = match &self.found {
+            Some(found) => found.address.clone(),
+            None => self.discover(by)?,
+        };
+        Ok(vec![self.target(&address)])
     }
 }
 
