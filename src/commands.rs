@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub mod completions;
+pub mod held;
 mod owner;
 pub mod release;
 pub mod run;
@@ -179,6 +180,13 @@ fn located(settings: &Settings, error: store::Error) -> Error {
 /// The full name of a lock.
 fn name(settings: &Settings, key: &Key) -> Result<Name, Error> {
     Name::new(&settings.prefix, key).map_err(Error::Usage)
+}
+
+/// The full names of locks that one hold takes together.
+fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
+    let mut names = keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?.into_iter();
+    let first = names.next().ok_or_else(|| Error::Usage("a key is needed".into()))?;
+    Ok(Names::new(first, names))
 }
 
 /// This process, as others see it in the store.

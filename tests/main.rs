@@ -7,6 +7,9 @@
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
+//! - waiting_line: what one who waits sees there
+//! - shared, slots, several: the modes, and several locks at once
+//! - nesting: a run inside of a job that holds what it asks for
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
@@ -44,6 +47,7 @@ mod interop;
 mod lease;
 mod lost_replies;
 mod min_hold;
+mod nesting;
 mod oversell;
 mod passwords;
 mod quorum;
@@ -53,7 +57,10 @@ mod replicas;
 mod report;
 mod sentinel;
 mod server_states;
+mod several;
+mod shared;
 mod signals;
+mod slots;
 mod soak;
 mod status;
 mod status_codes;
@@ -63,4 +70,5 @@ mod terminal;
 mod tls;
 mod tree;
 mod twin;
+mod waiting_line;
 mod walls;

@@ -2,6 +2,7 @@
 //! the job in time, and neither a clock nor a server that forgets makes two of one.
 
 use crate::support::certificates::Authority;
+use crate::support::dlock::BINARY;
 use crate::support::masters::{Masters, url};
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
@@ -136,6 +137,27 @@ fn a_killed_dlock_leaves_no_master_behind() {
     holder.signal(Signal::KILL);
     holder.finish();
     wait_until("the guard gives it back", || (0..3).all(|at| masters.at(at).get("dlock:k").is_none()));
+}
+
+/// Inside of a job that holds the lock it is not taken a second time; what independent masters cannot do is refused.
+#[test]
+fn a_run_inside_of_a_job_and_what_is_refused() {
+    let mut masters = Masters::aged(3);
+    masters.at_mut(1).kill();
+    let inner = format!("'{BINARY}' run -k k -- sh -c 'echo inside >> log'");
+    masters.run("k", &[], &inner).any_stderr().run();
+    assert_eq!(masters.world().lines("inside"), 1);
+    for (options, why) in [
+        (&["-k", "other"][..], "takes one key at a time"),
+        (&["-s"], "has no shared locks"),
+        (&["-n", "2"], "has no slots"),
+    ] {
+        let run = masters.run("k", options, "echo ran >> log").status(64);
+        run.stderr_like(&format!("dlock: redis\\+quorum:// {why}: .*\n")).run();
+    }
+    let run = masters.run("k", &["--replicas", "1"], "echo ran >> log").status(78);
+    run.stderr_like("dlock: --replicas: .* has no replicas.*\n").run();
+    assert_eq!(masters.world().lines("ran"), 0);
 }
 
 /// All of them are away for half a lease.
@@ -334,8 +356,6 @@ fn a_lease_that_could_be_forgotten_is_refused() {
         64,
         "--ttl is longer than max-lease \\(both.toml line 2\\)",
     );
-    // Several keys, slots and sharing are not for independent masters.
-    masters.run("k", &["-k", "other"], "echo ran >> log").status(64).any_stderr().run();
 }
 
 #[test]

@@ -13,5 +13,6 @@ pub mod pty;
 pub mod redis;
 pub mod replicated;
 pub mod sentinel;
+pub mod storm;
 pub mod wait;
 pub mod world;

@@ -5,7 +5,7 @@
 use super::{Set, Source, choice, invalid};
 use crate::cli::{self, Color, LogFormat, OnLost};
 use crate::error::Error;
-use crate::lock::Replicas;
+use crate::lock::{Replicas, SLOTS_MAX};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,6 +28,8 @@ pub enum Value {
     Status(u8),
     /// A number of replicas.
     Replicas(Replicas),
+    /// A number of slots.
+    Slots(u32),
 }
 
 /// What a key wants.
@@ -45,6 +47,7 @@ enum Kind {
     Ttl,
     /// A span, or true for ever.
     Wait,
+    Slots,
     Status,
     /// A number, or `all`.
     Replicas,
@@ -54,7 +57,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 24] = [
+const KEYS: [(&str, Kind); 26] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -78,11 +81,10 @@ const KEYS: [(&str, Kind); 24] = [
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
+    ("shared", Kind::Flag),
+    ("slots", Kind::Slots),
     ("tree", Kind::Flag),
 ];
-
-/// Keys that later versions bring.
-const LATER: [&str; 2] = ["shared", "slots"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
@@ -208,6 +210,12 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
             DeValue::Boolean(_) => flag(),
             _ => span(cli::duration::parse),
         },
+        Kind::Slots => match value {
+            DeValue::Integer(number) if number.radix() == 10 => cli::slots(number.as_str())
+                .map(Value::Slots)
+                .map_err(|_| format!("must be from 1 to {SLOTS_MAX}")),
+            _ => Err(format!("must be a number from 1 to {SLOTS_MAX}")),
+        },
         Kind::Status => match value {
             DeValue::Integer(number) if number.radix() == 10 => {
                 number.as_str().parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
@@ -230,9 +238,6 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
 
 /// What to say about a key that is not known.
 fn unknown(key: &str) -> String {
-    if LATER.contains(&key) {
-        return format!("{key} comes with a later version");
-    }
     if key == "report" {
         // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
         return "a report is asked for on the command line: --report FILE".into();
