@@ -16,8 +16,11 @@ use crate::store::{self, Store};
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub mod complete;
 pub mod completions;
+pub mod doctor;
 pub mod held;
+pub mod history;
 mod owner;
 pub mod release;
 pub mod run;
@@ -28,6 +31,9 @@ pub fn main() -> ExitCode {
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Complete(question)) => {
+            (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));
@@ -55,6 +61,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Status(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)
+        }
+        Command::History(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            history::history(&settings, flags)
+        }
+        Command::Doctor(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            doctor::doctor(&settings, flags)
         }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
@@ -122,7 +136,7 @@ fn open_for_hold(settings: &Settings, hold: HoldOn) -> Result<Box<dyn Store>, Er
                 database: 0,
                 username: login.and_then(|login| login.username.clone()),
                 password: login.map(|login| login.password.expose().to_owned()),
-                shown: format!("the sentinel {host} of {shown}"),
+                shown: format!("the sentinel {host}"),
                 ..place.clone()
             };
             let sentinels = sentinels.iter().map(sentinel).collect();
@@ -163,6 +177,27 @@ fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error>
         }
         _ => Ok(()),
     }
+}
+
+/// One server, and how to get in.
+fn server(
+    settings: &Settings,
+    address: Address,
+    database: u16,
+    tls: Option<&url::Tls>,
+) -> Result<Target, Error> {
+    let shown = settings.store.to_string();
+    let credentials = settings.store.credentials.as_ref();
+    Ok(Target {
+        address,
+        database: u32::from(database),
+        username: credentials.and_then(|credentials| credentials.username.clone()),
+        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
+        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
+        shown,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    })
 }
 
 /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before

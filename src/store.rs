@@ -17,6 +17,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub mod file;
+pub mod probe;
 pub mod quorum;
 pub mod redis;
 

@@ -18,7 +18,9 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - quorum: several masters hold one lock, and some of them are lost
-//! - status, release: the other commands
+//! - status, status_watch, history, release, doctor: the other commands
+//! - completions: what TAB offers in real shells
+//! - schema: JSON against docs/dlock.schema.json
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
@@ -38,10 +40,13 @@
 
 mod acl;
 mod cluster;
+mod completions;
 mod config;
 mod contention;
+mod doctor;
 mod generated;
 mod guard;
+mod history;
 mod input;
 mod interop;
 mod lease;
@@ -55,6 +60,7 @@ mod readme;
 mod release;
 mod replicas;
 mod report;
+mod schema;
 mod sentinel;
 mod server_states;
 mod several;
@@ -64,6 +70,7 @@ mod slots;
 mod soak;
 mod status;
 mod status_codes;
+mod status_watch;
 mod support;
 mod surroundings;
 mod terminal;

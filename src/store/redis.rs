@@ -32,6 +32,7 @@ pub(super) mod call;
 mod cluster;
 pub(super) mod connect;
 mod ear;
+pub mod probe;
 pub(super) mod reply;
 mod route;
 pub(super) mod script;

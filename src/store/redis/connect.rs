@@ -132,6 +132,12 @@ impl Link {
         }
     }
 
+    /// Sends a command and waits for its reply until `by`.
+    pub fn ask(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<Value, Error> {
+        self.send(target, std::slice::from_ref(command), by)?;
+        self.answer(target, by)
+    }
+
     /// Sends commands in one write, preceded by what sets the connection up if they are the first.
     pub fn send(&mut self, target: &Target, commands: &[Cmd], by: Moment) -> Result<(), Error> {
         let greeting = std::mem::take(&mut self.greeting);

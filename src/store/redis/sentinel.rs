@@ -7,7 +7,7 @@
 //! asked on a thread that may be left behind; at most one for each sentinel. With the connection there, it is asked
 //! directly. The connections are kept, since a holder asks for as long as it holds.
 
-use super::connect::Link;
+use super::connect::{Link, refusal};
 use super::route::{Arrangement, Asking, Line, Next, Stage, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
@@ -195,9 +195,9 @@ impl Sentinels {
         let shown = &self.master.shown;
         Err(match worst {
             Some(Error::Unreachable(text)) => {
-                Error::Unreachable(format!("no sentinel of {shown} answers; the last one: {text}"))
+                Error::Unreachable(format!("{shown}: no sentinel answers; {text}"))
             }
-            Some(error) => error,
+            Some(error) => error.map(|text| format!("{shown}: {text}")),
             None => Error::Unreachable(format!("cannot reach {shown}: no sentinel answers in time")),
         })
     }
@@ -335,7 +335,12 @@ fn question(service: &str) -> Cmd {
 /// The sentinel's answer to [`question`].
 fn answer(link: &mut Link, sentinel: &Target, service: &str, by: Moment) -> Result<Address, Error> {
     let shown = &sentinel.shown;
-    match link.answer(sentinel, by)? {
+    match link.read(sentinel, by)? {
+        Value::ServerError(error) if error.code() == "NOAUTH" => Err(Error::Denied(format!(
+            "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
+             sentinel-username=U"
+        ))),
+        Value::ServerError(error) => Err(refusal(sentinel, error.code(), error.details())),
         Value::Nil => Err(Error::Unfit(format!(
             "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
         ))),
