@@ -38,6 +38,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop CMD [default: 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with CMD when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"

@@ -198,6 +198,13 @@ pub struct Run {
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 
+    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    ///
+    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
+    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub max_lease: Option<Duration>,
+
     /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
     ///
     /// While a lease runs out it is cut to a fifth of the ttl.
@@ -424,9 +431,10 @@ pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
-    /// redis+cluster://HOST,HOST, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS:
-    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Better not
-    /// write a password here: every user of this machine can see it.
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
+    /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of
+    /// this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

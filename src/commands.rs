@@ -7,12 +7,14 @@ use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Names, Owner, Replicas};
+use crate::lock::{Key, Mode, Name, Names, Owner, Replicas};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
+use crate::store::quorum::QuorumStore;
 use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use std::process::ExitCode;
+use std::time::Duration;
 
 pub mod complete;
 pub mod completions;
@@ -92,13 +94,22 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
 /// What stands for an address that others will name.
 const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
 
-/// The store that the settings name. A server is not spoken to yet.
-fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    open_for_hold(settings, Replicas::None)
+/// What a command that holds a lock asks of the store.
+#[derive(Clone, Copy)]
+struct HoldOn {
+    /// How many replicas acknowledge it.
+    replicas: Replicas,
+    /// The longest lease on independent masters.
+    max_lease: Duration,
 }
 
-/// The store, where a lock is to be held that this many replicas acknowledge.
-fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Store>, Error> {
+/// The store that the settings name. A server is not spoken to yet.
+fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
+    open_for_hold(settings, HoldOn { replicas: Replicas::None, max_lease: settings.max_lease() })
+}
+
+/// The store, where a lock is to be held.
+fn open_for_hold(settings: &Settings, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
     let store = &settings.store;
     let shown = store.to_string();
     let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
@@ -135,19 +146,37 @@ fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Stor
             let place = server(NOWHERE, 0, certificates(tls)?);
             RedisStore::cluster(nodes.iter().map(tcp).collect(), place)
         }
-        Place::File { .. } if replicas != Replicas::None => {
+        Place::File { .. } | Place::Quorum { .. } if hold.replicas != Replicas::None => {
             return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
         }
         Place::File { dir } => {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
-        Place::Quorum { .. } => {
-            let origin = settings.store.origin();
-            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
+        Place::Quorum { nodes, db, tls } => {
+            let place = server(NOWHERE, *db, certificates(tls)?);
+            let master = |host: &Host| Target {
+                address: tcp(host),
+                shown: Place::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
+                ..place.clone()
+            };
+            let masters = nodes.iter().map(master).collect();
+            let printer = Printer::new(settings);
+            let tell = move |what: &str| printer.say(Kind::Detail, what);
+            return Ok(Box::new(QuorumStore::new(masters, shown, hold.max_lease, tell)));
         }
     };
-    Ok(Box::new(redis.acknowledged_by(replicas)))
+    Ok(Box::new(redis.acknowledged_by(hold.replicas)))
+}
+
+/// Whether the store that the settings name can hold such a lock at all.
+fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error> {
+    match settings.store.place {
+        Place::Quorum { .. } => {
+            QuorumStore::refusal(names, mode).map_or(Ok(()), |why| Err(Error::Usage(why)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// One server, and how to get in.

@@ -17,6 +17,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
+//! - quorum: several masters hold one lock, and some of them are lost
 //! - status, status_watch, history, release, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
@@ -54,6 +55,7 @@ mod min_hold;
 mod nesting;
 mod oversell;
 mod passwords;
+mod quorum;
 mod readme;
 mod release;
 mod replicas;

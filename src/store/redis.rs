@@ -28,14 +28,14 @@ pub use target::Target;
 pub use tls::{Files, Tls};
 
 mod acknowledge;
-mod call;
+pub(super) mod call;
 mod cluster;
-mod connect;
+pub(super) mod connect;
 mod ear;
 pub mod probe;
-mod reply;
+pub(super) mod reply;
 mod route;
-mod script;
+pub(super) mod script;
 mod sentinel;
 mod target;
 mod tls;
