@@ -2,19 +2,15 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::config::url::{self, Host, Place};
 use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Mode, Name, Names, Owner, Replicas};
+use crate::lock::{Key, Name, Names, Owner};
 use crate::output::{self, Kind, Printer};
-use crate::store::file::FileStore;
-use crate::store::quorum::QuorumStore;
-use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
-use crate::store::{self, Store};
+use crate::store;
 use std::process::ExitCode;
-use std::time::Duration;
+use stores::open;
 
 pub mod complete;
 pub mod completions;
@@ -25,6 +21,7 @@ mod owner;
 pub mod release;
 pub mod run;
 pub mod status;
+mod stores;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -89,122 +86,6 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
         printer.say(Kind::Detail, remark);
     }
     Ok((settings, printer))
-}
-
-/// What stands for an address that others will name.
-const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
-
-/// What a command that holds a lock asks of the store.
-#[derive(Clone, Copy)]
-struct HoldOn {
-    /// How many replicas acknowledge it.
-    replicas: Replicas,
-    /// The longest lease on independent masters.
-    max_lease: Duration,
-}
-
-/// The store that the settings name. A server is not spoken to yet.
-fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    open_for_hold(settings, HoldOn { replicas: Replicas::None, max_lease: settings.max_lease() })
-}
-
-/// The store, where a lock is to be held.
-fn open_for_hold(settings: &Settings, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
-    let store = &settings.store;
-    let shown = store.to_string();
-    let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
-    let certificates =
-        |tls: &Option<url::Tls>| tls.as_ref().map(|tls| certificates(settings, tls, &shown)).transpose();
-    let server = |address: Address, database: u16, tls: Option<Tls>| Target {
-        address,
-        database: u32::from(database),
-        username: store.credentials.as_ref().and_then(|login| login.username.clone()),
-        password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
-        tls,
-        shown: shown.clone(),
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    };
-    let redis = match &store.place {
-        Place::Tcp { host, db, tls } => RedisStore::new(server(tcp(host), *db, certificates(tls)?)),
-        Place::Unix { path, db } => RedisStore::new(server(Address::Unix(path.clone()), *db, None)),
-        Place::Sentinel { sentinels, master, db, tls } => {
-            let place = server(NOWHERE, *db, certificates(tls)?);
-            let login = store.sentinel_credentials.as_ref();
-            let sentinel = |host: &Host| Target {
-                address: tcp(host),
-                database: 0,
-                username: login.and_then(|login| login.username.clone()),
-                password: login.map(|login| login.password.expose().to_owned()),
-                shown: format!("the sentinel {host}"),
-                ..place.clone()
-            };
-            let sentinels = sentinels.iter().map(sentinel).collect();
-            RedisStore::sentinel(sentinels, master.clone(), place)
-        }
-        Place::Cluster { nodes, tls } => {
-            let place = server(NOWHERE, 0, certificates(tls)?);
-            RedisStore::cluster(nodes.iter().map(tcp).collect(), place)
-        }
-        Place::File { .. } | Place::Quorum { .. } if hold.replicas != Replicas::None => {
-            return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
-        }
-        Place::File { dir } => {
-            let store = FileStore::open(dir, &shown);
-            return Ok(Box::new(store.map_err(|error| located(settings, error))?));
-        }
-        Place::Quorum { nodes, db, tls } => {
-            let place = server(NOWHERE, *db, certificates(tls)?);
-            let master = |host: &Host| Target {
-                address: tcp(host),
-                shown: Place::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
-                ..place.clone()
-            };
-            let masters = nodes.iter().map(master).collect();
-            let printer = Printer::new(settings);
-            let tell = move |what: &str| printer.say(Kind::Detail, what);
-            return Ok(Box::new(QuorumStore::new(masters, shown, hold.max_lease, tell)));
-        }
-    };
-    Ok(Box::new(redis.acknowledged_by(hold.replicas)))
-}
-
-/// Whether the store that the settings name can hold such a lock at all.
-fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error> {
-    match settings.store.place {
-        Place::Quorum { .. } => {
-            QuorumStore::refusal(names, mode).map_or(Ok(()), |why| Err(Error::Usage(why)))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// One server, and how to get in.
-fn server(
-    settings: &Settings,
-    address: Address,
-    database: u16,
-    tls: Option<&url::Tls>,
-) -> Result<Target, Error> {
-    let shown = settings.store.to_string();
-    let credentials = settings.store.credentials.as_ref();
-    Ok(Target {
-        address,
-        database: u32::from(database),
-        username: credentials.and_then(|credentials| credentials.username.clone()),
-        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
-        shown,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    })
-}
-
-/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
-/// anything is asked for.
-fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
-    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.

@@ -6,7 +6,8 @@
 
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
-use super::{HoldOn, holdable, located, names, open_for_hold, settle};
+use super::stores::{HoldOn, holdable, open_for_hold};
+use super::{located, names, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;

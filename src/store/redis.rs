@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub use cluster::apart;
 pub use connect::Address;
 pub use target::Target;
 pub use tls::{Files, Tls};

@@ -3,7 +3,8 @@
 //! else the run goes as if it were alone.
 
 use super::super::held::{Held, Holds};
-use super::super::{HoldOn, located, names, open_for_hold};
+use super::super::stores::{HoldOn, open_for_hold};
+use super::super::{located, names};
 use super::account::Account;
 use super::surroundings::environment_under;
 use super::words::{Right, Words};
