@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub mod duration;
+pub mod metrics;
 pub mod usage;
+pub mod watch;
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -52,6 +54,14 @@ pub enum Command {
     Status(Status),
     /// Give back a lock, or take it away from whoever holds it
     Release(Release),
+    /// Print what happens to locks, as it happens
+    ///
+    /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
+    Watch(watch::Watch),
+    /// Print what was counted of locks, for Prometheus
+    ///
+    /// Grants, refusals, ends, how long was waited and held. Without KEY: every lock under the prefix.
+    Metrics(metrics::Metrics),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -62,7 +72,7 @@ impl Command {
         match self {
             Self::Run(run) => run.key.first(),
             Self::Release(release) => Some(&release.key),
-            Self::Status(_) | Self::Completions(_) => None,
+            Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Completions(_) => None,
         }
     }
 
@@ -72,6 +82,8 @@ impl Command {
             Self::Run(run) => &run.common,
             Self::Status(status) => &status.common,
             Self::Release(release) => &release.common,
+            Self::Watch(watch) => &watch.common,
+            Self::Metrics(metrics) => &metrics.common,
             Self::Completions(completions) => &completions.common,
         }
     }

@@ -15,10 +15,12 @@ use crate::store::{self, Store};
 use std::process::ExitCode;
 
 pub mod completions;
+pub mod metrics;
 mod owner;
 pub mod release;
 pub mod run;
 pub mod status;
+pub mod watch;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -56,6 +58,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
+        }
+        Command::Watch(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            watch::watch(&settings, flags, &printer)
+        }
+        Command::Metrics(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            metrics::metrics(&settings, flags, &printer)
         }
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
     }

@@ -16,9 +16,11 @@ use std::fmt::Write as _;
 pub mod busy;
 pub mod json;
 pub mod live;
+pub mod metrics;
 pub mod report;
 pub mod table;
 pub mod time;
+pub mod watch;
 
 /// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
 const LONGEST: usize = 4096;

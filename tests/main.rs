@@ -14,7 +14,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, release: the other commands
+//! - status, release, watch, metrics: the other commands
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -37,6 +37,7 @@ mod input;
 mod interop;
 mod lease;
 mod lost_replies;
+mod metrics;
 mod min_hold;
 mod oversell;
 mod passwords;
@@ -54,3 +55,4 @@ mod terminal;
 mod tree;
 mod twin;
 mod walls;
+mod watch;

@@ -17,10 +17,10 @@ pub enum Parsed {
 }
 
 /// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 8] = ["acquire", "renew", "check", "wait", "history", "watch", "metrics", "doctor"];
+const LATER: [&str; 6] = ["acquire", "renew", "check", "wait", "history", "doctor"];
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, release, completions";
+const COMMANDS: &str = "run, status, release, watch, metrics, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -36,7 +36,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
-                Command::Status(_) | Command::Completions(_) => {}
+                Command::Status(_) | Command::Watch(_) | Command::Metrics(_) | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }

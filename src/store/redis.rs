@@ -251,7 +251,7 @@ impl Store for RedisStore {
             Listener::Holder => "holder",
             Listener::Watcher => "watch",
         };
-        let lists = names.iter().map(|name| wake_key(name, token, whose)).collect();
+        let lists = names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect();
         Ok(Box::new(ear::Ear::new(self.target.clone(), lists)))
     }
 
