@@ -2,19 +2,20 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::config::url::Place;
+use crate::config::url::{self, Place};
 use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Owner};
+use crate::lock::{Key, Name, Names, Owner};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
-use crate::store::redis::{Address, RedisStore, Target};
+use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use std::process::ExitCode;
 
 pub mod completions;
+pub mod held;
 pub mod metrics;
 mod owner;
 pub mod release;
@@ -87,12 +88,18 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
 /// The store that the settings name. A server is not spoken to yet.
 fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
     let shown = settings.store.to_string();
-    let (address, database) = match &settings.store.place {
-        Place::Tcp { host, port, db } => (Address::Tcp { host: host.clone(), port: *port }, *db),
-        Place::Unix { path, db } => (Address::Unix(path.clone()), *db),
+    let (address, database, tls) = match &settings.store.place {
+        Place::Tcp { host, db, tls } => {
+            (Address::Tcp { host: host.name.clone(), port: host.port }, *db, tls.as_ref())
+        }
+        Place::Unix { path, db } => (Address::Unix(path.clone()), *db, None),
         Place::File { dir } => {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
+        }
+        Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
+            let origin = settings.store.origin();
+            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
     let credentials = settings.store.credentials.as_ref();
@@ -101,10 +108,18 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
         database: u32::from(database),
         username: credentials.and_then(|credentials| credentials.username.clone()),
         password: credentials.map(|credentials| credentials.password.expose().to_owned()),
+        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
         shown,
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
     })))
+}
+
+/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
+/// anything is asked for.
+fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
+    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
+    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.
@@ -115,6 +130,13 @@ fn located(settings: &Settings, error: store::Error) -> Error {
 /// The full name of a lock.
 fn name(settings: &Settings, key: &Key) -> Result<Name, Error> {
     Name::new(&settings.prefix, key).map_err(Error::Usage)
+}
+
+/// The full names of locks that one hold takes together.
+fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
+    let mut names = keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?.into_iter();
+    let first = names.next().ok_or_else(|| Error::Usage("a key is needed".into()))?;
+    Ok(Names::new(first, names))
 }
 
 /// This process, as others see it in the store.

@@ -131,6 +131,8 @@ pub struct Store {
     pub place: Place,
     /// What to log in with.
     pub credentials: Option<Credentials>,
+    /// What to log in to sentinels with; null where they ask for nothing.
+    pub sentinel_credentials: Option<Credentials>,
     /// Who named it.
     pub source: Source,
 }
@@ -209,8 +211,21 @@ impl Settings {
             );
         }
         let credentials = match url.value.place {
-            Place::Tcp { .. } | Place::Unix { .. } => layers.credentials(flags, &file, &files, &url)?,
             Place::File { .. } => None,
+            Place::Tcp { .. }
+            | Place::Unix { .. }
+            | Place::Sentinel { .. }
+            | Place::Cluster { .. }
+            | Place::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
+        };
+        let sentinel_credentials = match &url.value.sentinel {
+            None => None,
+            Some(login) => Some(Credentials {
+                username: login.username.clone(),
+                password: password_in(&login.password_file)
+                    .map(Secret::new)
+                    .map_err(|why| invalid(&url.source, &why))?,
+            }),
         };
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
@@ -244,7 +259,7 @@ impl Settings {
             verbosity: verbosity(flags, &file)?,
             log_format: log_format.or_else(|| file.choice("log-format")).unwrap_or(LogFormat::Text),
             color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
-            store: Store { place: url.value.place, credentials, source: url.source },
+            store: Store { place: url.value.place, credentials, sentinel_credentials, source: url.source },
             prefix: prefix.value,
             warnings,
             remarks,

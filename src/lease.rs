@@ -271,8 +271,10 @@ impl Keeper {
                     let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
                     let blocker = waiting.blocker.clone();
                     self.report(Report::Waiting(waiting));
-                    if !self.sleep(next) {
-                        return self.give_up(blocker);
+                    match self.sleep(next) {
+                        Ok(true) => {}
+                        Ok(false) => return self.give_up(Report::Busy(blocker)),
+                        Err(error) => return self.give_up(Report::Failed(error)),
                     }
                 }
                 Err(error) if queued && error.is_transient() => {
@@ -303,25 +305,28 @@ impl Keeper {
         matches!(self.request.wait, Wait::Until(end) if end.passed())
     }
 
-    /// Sleeps until woken or `next`; false if the wait is over.
-    fn sleep(&self, next: Moment) -> bool {
+    /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
+    fn sleep(&self, next: Moment) -> Result<bool, Error> {
         let next = match self.request.wait {
             Wait::Until(end) => next.min(end),
             Wait::No | Wait::Forever => next,
         };
         let slept = self.shared.store().sleep(&self.request.names, &self.request.ask.token, next);
-        if slept.is_err() {
+        match slept {
+            Ok(()) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
-            thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
+            Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
+            Err(error) => return Err(error),
         }
-        !self.is_over()
+        Ok(!self.is_over())
     }
 
-    fn give_up(&self, blocker: Blocker) -> Option<Moment> {
+    /// Leaves the queue, and says why.
+    fn give_up(&self, why: Report) -> Option<Moment> {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None };
         match give_back(&mut **self.shared.store(), &self.request.names, &self.request.ask.token, &end, by) {
-            Ok(_) => self.report(Report::Busy(blocker)),
+            Ok(_) => self.report(why),
             Err(error) => self.report(Report::Failed(error)),
         }
         None

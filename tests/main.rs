@@ -7,6 +7,9 @@
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
+//! - waiting_line: what one who waits sees there
+//! - shared, slots, several: the modes, and several locks at once
+//! - nesting: a run inside of a job that holds what it asks for
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
@@ -15,6 +18,8 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - status, release, watch, metrics: the other commands
+//! - tls: who is trusted, who is not, and what is said about it
+//! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -29,6 +34,7 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod acl;
 mod config;
 mod contention;
 mod generated;
@@ -39,20 +45,26 @@ mod lease;
 mod lost_replies;
 mod metrics;
 mod min_hold;
+mod nesting;
 mod oversell;
 mod passwords;
 mod readme;
 mod release;
 mod report;
 mod server_states;
+mod several;
+mod shared;
 mod signals;
+mod slots;
 mod soak;
 mod status;
 mod status_codes;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
+mod waiting_line;
 mod walls;
 mod watch;

@@ -1,11 +1,13 @@
 //! What the scenarios are told with: a world with a store, dlock as a program, jobs, a network that misbehaves, a
 //! terminal. Scenarios are elsewhere.
 
+pub mod certificates;
 pub mod dlock;
 pub mod job;
 pub mod proc;
 pub mod proxy;
 pub mod pty;
 pub mod redis;
+pub mod storm;
 pub mod wait;
 pub mod world;

@@ -107,7 +107,7 @@ impl World {
     }
 
     fn ask(asker: &Asker, patience: Patience, ttl: u64, min_hold: u64) -> Ask {
-        let owner = crate::lock::Owner { pid: asker.id, ..crate::lock::Owner::default() };
+        let owner = Owner { pid: asker.id, ..Owner::default() };
         Ask {
             token: asker.token.clone(),
             mode: asker.mode,
@@ -226,7 +226,7 @@ impl World {
             }
             Step::Revoke { lock, when } => {
                 let lock = name(LOCKS[lock]);
-                let revoke = Revoke { when, by: crate::lock::Owner::default() };
+                let revoke = Revoke { when, by: Owner::default() };
                 let (answer, _) = self.run(&lock.clone().into(), |book| book.revoke(now, &lock, &revoke))?;
                 self.observer.revoked(now, lock.as_str(), when, &answer)?;
             }
@@ -306,8 +306,8 @@ impl World {
 
 #[test]
 fn the_law_holds_in_random_histories() -> Result<(), String> {
-    let cases = if std::env::var_os("DLOCK_SOAK").is_some() { 50_000 } else { 400 };
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    // The number of cases is proptest's own, or that of PROPTEST_CASES.
+    let config = Config { failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&(wishes(), steps()), |(wishes, steps)| {
         let mut world = World::new(&wishes);
         for step in &steps {

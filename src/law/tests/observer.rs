@@ -5,9 +5,8 @@
 use super::super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::result;
 
-pub(super) type Check = result::Result<(), TestCaseError>;
+pub(super) type Check = Result<(), TestCaseError>;
 
 /// What a holder was told of one of its locks.
 #[derive(Debug, Clone)]
