@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 on_every_store!(
     every_kind_of_event,
     a_crashed_holder,
+    holders_side_by_side,
     all_locks_and_new_ones,
     lines_for_people,
     signals_end_it,
@@ -118,7 +119,7 @@ fn every_kind_of_event(backend: Backend) {
         assert_eq!(event["key"], "k");
         assert!(event["at"].as_str().is_some_and(|at| at.ends_with('Z') && at.contains('T')), "{event}");
     }
-    assert_eq!((&events[0]["reason"], &events[0]["mode"]), (&json!("why"), &json!("exclusive")));
+    assert_eq!((&events[0]["reason"], &events[4]["mode"]), (&json!("why"), &json!("exclusive")));
     assert_eq!((&events[1]["exit_status"], &events[1]["signal"]), (&json!(0), &Value::Null));
     assert_eq!((&events[3]["exit_status"], &events[3]["signal"]), (&Value::Null, &json!(15)));
     assert_eq!(events[0]["fence"], events[1]["fence"]);
@@ -146,6 +147,33 @@ fn a_crashed_holder(backend: Backend) {
     world.run("k", &[], "exit 0").run();
     wait_for_events(&watch, 4);
     assert_eq!(words(&end(watch)), ["granted", "expired", "granted", "released"]);
+}
+
+fn holders_side_by_side(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["k", "--json"]);
+    let holders: Vec<_> = (1..=2)
+        .map(|number| {
+            let holder = world.run("k", &["-n", "2"], HOLD).spawn();
+            world.wait_for_lines("up", number);
+            holder
+        })
+        .collect();
+    wait_for_events(&watch, 2);
+    let waiter = world.run("k", &["-n", "2", "-w"], HOLD).any_stderr().spawn();
+    wait_for_events(&watch, 3);
+    world.write("go", "");
+    holders.into_iter().for_each(|holder| drop(holder.finish()));
+    waiter.finish();
+    wait_for_events(&watch, 7);
+    let told = end(watch);
+    for event in &told[..2] {
+        assert_eq!((&event["mode"], &event["slots"]), (&json!("slots"), &json!(2)), "{event}");
+    }
+    assert_eq!((&told[0]["slot"], &told[1]["slot"]), (&json!(0), &json!(1)));
+    assert_eq!((&told[2]["event"], &told[2]["mode"]), (&json!("waiting"), &json!("slots")));
+    let count = |word: &str| told.iter().filter(|event| event["event"] == word).count();
+    assert_eq!((count("granted"), count("released"), told.len()), (3, 3, 7), "{told:#?}");
 }
 
 fn all_locks_and_new_ones(backend: Backend) {
