@@ -14,8 +14,11 @@ use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use std::process::ExitCode;
 
+pub mod complete;
 pub mod completions;
+pub mod doctor;
 pub mod held;
+pub mod history;
 pub mod metrics;
 mod owner;
 pub mod release;
@@ -28,6 +31,9 @@ pub fn main() -> ExitCode {
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Complete(question)) => {
+            (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));
@@ -55,6 +61,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Status(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)
+        }
+        Command::History(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            history::history(&settings, flags)
+        }
+        Command::Doctor(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            doctor::doctor(&settings, flags)
         }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
@@ -102,8 +116,19 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
             return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
         }
     };
+    Ok(Box::new(RedisStore::new(server(settings, address, database, tls)?)))
+}
+
+/// One server, and how to get in.
+fn server(
+    settings: &Settings,
+    address: Address,
+    database: u16,
+    tls: Option<&url::Tls>,
+) -> Result<Target, Error> {
+    let shown = settings.store.to_string();
     let credentials = settings.store.credentials.as_ref();
-    Ok(Box::new(RedisStore::new(Target {
+    Ok(Target {
         address,
         database: u32::from(database),
         username: credentials.and_then(|credentials| credentials.username.clone()),
@@ -112,7 +137,7 @@ fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
         shown,
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
-    })))
+    })
 }
 
 /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-mod bell;
+pub mod bell;
 
 /// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
 const EAR_AFTER: Duration = Duration::from_secs(1);

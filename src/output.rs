@@ -14,10 +14,14 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 pub mod busy;
+pub mod doctor;
+pub mod history;
 pub mod json;
 pub mod live;
+pub mod locale;
 pub mod metrics;
 pub mod report;
+pub mod screen;
 pub mod table;
 pub mod time;
 pub mod watch;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 pub mod events;
 pub mod file;
+pub mod probe;
 pub mod redis;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and

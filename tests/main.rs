@@ -17,7 +17,9 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, release, watch, metrics: the other commands
+//! - status, status_watch, history, release, watch, metrics, doctor: the other commands
+//! - completions: what TAB offers in real shells
+//! - schema: JSON against docs/dlock.schema.json
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
@@ -35,10 +37,13 @@
 )]
 
 mod acl;
+mod completions;
 mod config;
 mod contention;
+mod doctor;
 mod generated;
 mod guard;
+mod history;
 mod input;
 mod interop;
 mod lease;
@@ -51,6 +56,7 @@ mod passwords;
 mod readme;
 mod release;
 mod report;
+mod schema;
 mod server_states;
 mod several;
 mod shared;
@@ -59,6 +65,7 @@ mod slots;
 mod soak;
 mod status;
 mod status_codes;
+mod status_watch;
 mod support;
 mod surroundings;
 mod terminal;

@@ -1,6 +1,7 @@
 //! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
+use super::complete::Question;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -12,15 +13,17 @@ use std::time::Duration;
 pub enum Parsed {
     /// To run a command.
     Command(Command),
+    /// To say which keys can be typed next.
+    Complete(Question),
     /// To print this (help or version) on stdout.
     Print(String),
 }
 
 /// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 6] = ["acquire", "renew", "check", "wait", "history", "doctor"];
+const LATER: [&str; 4] = ["acquire", "renew", "check", "wait"];
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, release, watch, metrics, completions";
+const COMMANDS: &str = "run, status, history, release, watch, metrics, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -30,13 +33,23 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
         arguments.truncate(2);
         arguments.push("--help".into());
     }
+    if arguments.get(1).is_some_and(|word| word == Question::WORD)
+        && let Some(question) = Question::read(&arguments[2..])
+    {
+        return Ok(Parsed::Complete(question));
+    }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     match Cli::try_parse_from(&arguments) {
         Ok(cli) => {
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
-                Command::Status(_) | Command::Watch(_) | Command::Metrics(_) | Command::Completions(_) => {}
+                Command::Status(_)
+                | Command::History(_)
+                | Command::Watch(_)
+                | Command::Metrics(_)
+                | Command::Doctor(_)
+                | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }

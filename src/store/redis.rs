@@ -26,6 +26,7 @@ pub use tls::{Files, Tls};
 
 mod connect;
 mod ear;
+pub mod probe;
 mod reply;
 mod script;
 mod tls;
