@@ -177,6 +177,31 @@ fn promtool_finds_nothing_wrong(backend: Backend) {
     holder.finish();
 }
 
+/// The alerts of docs/recipes.md: rules that Prometheus takes, about metrics that there are.
+#[test]
+fn the_recipes_alerts_are_rules() {
+    let Some(promtool) = promtool() else {
+        eprintln!("skipped: promtool could not be installed here");
+        return;
+    };
+    let world = World::without_redis();
+    let recipes = include_str!("../docs/recipes.md");
+    let (_, rules) = recipes.split_once("```yaml\n").expect("alerts");
+    let (rules, _) = rules.split_once("```").expect("the block ends");
+    world.write("rules.yml", rules);
+    let output = Command::new(promtool).args(["check", "rules"]).arg(world.path("rules.yml")).output();
+    let output = output.expect("promtool runs");
+    assert!(output.status.success(), "{output:?}");
+    world.run("nightly-report", &[], "exit 0").run();
+    let known = metrics(&world, &[]);
+    let names = rules.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    let names: Vec<_> = names.filter(|word| word.starts_with("dlock_")).collect();
+    assert!(names.len() > 3, "{names:?}");
+    for name in names {
+        assert!(known.contains(&format!("\n{name}{{")), "{name}");
+    }
+}
+
 /// `./test` fetches it, and leaves a note where it could not.
 fn promtool() -> Option<PathBuf> {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
