@@ -20,6 +20,7 @@
 //! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
+//! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
@@ -37,6 +38,7 @@
 )]
 
 mod acl;
+mod cluster;
 mod completions;
 mod config;
 mod contention;
@@ -55,8 +57,10 @@ mod oversell;
 mod passwords;
 mod readme;
 mod release;
+mod replicas;
 mod report;
 mod schema;
+mod sentinel;
 mod server_states;
 mod several;
 mod shared;

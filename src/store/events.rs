@@ -105,9 +105,24 @@ pub fn unused(name: Name) -> View {
     }
 }
 
-/// What happened between two looks at the same lock. The later view becomes the earlier one of the next call, so that
-/// nothing is told twice.
-pub fn between(old: &View, new: &View) -> Vec<Event> {
+/// What happened since the lock was `seen`, which becomes what is seen `now`, so that nothing is told twice.
+pub fn advance(seen: &mut View, mut now: View) -> Vec<Event> {
+    let events = between(seen, &now);
+    // One that was granted the lock and has not heard of it stands where it stood, or its wait would be forgotten.
+    for holder in now.holders.iter().filter(|holder| !holder.confirmed) {
+        let is_same = |waiter: &&Waiter| waiter.owner == holder.owner;
+        if let Some(waiter) = seen.waiters.iter().find(is_same)
+            && !now.waiters.iter().any(|waiter| is_same(&waiter))
+        {
+            let waiting = Duration::from_millis(now.now.saturating_sub(since(seen, waiter)));
+            now.waiters.push(Waiter { waiting, ..waiter.clone() });
+        }
+    }
+    *seen = now;
+    events
+}
+
+fn between(old: &View, new: &View) -> Vec<Event> {
     let mut events: Vec<Event> = ends(old, new).collect();
     events.extend(vanished(old, new));
     let mut stood = standing(old);
@@ -216,7 +231,8 @@ fn standing(view: &View) -> Vec<Standing<'_>> {
         mode: Some(waiter.mode),
         since: Some(since(view, waiter)),
     });
-    let unaware = view.holders.iter().filter(|holder| !holder.confirmed);
+    let waits = |holder: &&Holder| view.waiters.iter().any(|waiter| waiter.owner == holder.owner);
+    let unaware = view.holders.iter().filter(|holder| !holder.confirmed).filter(move |holder| !waits(holder));
     waiters
         .chain(unaware.map(|holder| Standing { owner: &holder.owner, mode: view.mode, since: None }))
         .collect()

@@ -23,10 +23,8 @@ const LIST_EVERY: Duration = Duration::from_secs(2);
 const LIST_SHARE: u32 = 10;
 /// A lease is over when its last millisecond is.
 const AFTER_LEASE: Duration = Duration::from_millis(5);
-/// News that come within this time of each other are looked at together.
-const TOGETHER: Duration = Duration::from_millis(5);
-/// No news waits for others longer than this.
-const TOGETHER_MOST: Duration = Duration::from_millis(100);
+/// An ear has at least so long, or it could not even connect over a long way; what is due may be looked at so late.
+const LISTEN_AT_LEAST: Duration = Duration::from_millis(250);
 /// How long to pause before a store that is gone is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -213,16 +211,16 @@ impl Look {
             watched.look_at = watch_next;
             return Ok(());
         };
+        watched.look_at = when_to_look(&view);
+        let now = view.now;
         let mut text = String::new();
-        for event in events::between(&watched.view, &view) {
+        for event in events::advance(&mut watched.view, view) {
             text += &match self.form {
-                Form::Text(colours) => output::watch::line(name.key(), &event, view.now, colours),
+                Form::Text(colours) => output::watch::line(name.key(), &event, now, colours),
                 Form::Json => output::watch::object(name.key(), &event)
                     .map_err(|error| Stopped::Output(Error::Internal(error.to_string())))?,
             };
         }
-        watched.look_at = when_to_look(&view);
-        watched.view = view;
         output::print(&text).map_err(Stopped::Output)
     }
 
@@ -239,25 +237,16 @@ impl Look {
             self.ear = Some(self.store.ear(&names, &self.token, Listener::Watcher)?);
         }
         let Some(ear) = &mut self.ear else { return Ok(()) };
-        let mut news = Vec::new();
-        let latest = Moment::now().after(TOGETHER_MOST);
-        let mut heard = ear.sleep(until);
-        while let Ok(true) = heard {
-            news.push(ear.about().cloned());
-            if latest.passed() && news.len() > 1 {
-                break;
+        match ear.sleep(until.max(Moment::now().after(LISTEN_AT_LEAST))) {
+            Ok(true) => {
+                let now = Moment::now();
+                match ear.about().and_then(|name| self.watched.get_mut(name)) {
+                    Some(watched) => watched.look_at = now,
+                    None => self.watched.values_mut().for_each(|watched| watched.look_at = now),
+                }
+                Ok(())
             }
-            heard = ear.sleep(Moment::now().after(TOGETHER));
-        }
-        let now = Moment::now();
-        for about in &news {
-            match about.as_ref().and_then(|name| self.watched.get_mut(name)) {
-                Some(watched) => watched.look_at = now,
-                None => self.watched.values_mut().for_each(|watched| watched.look_at = now),
-            }
-        }
-        match heard {
-            Ok(_) => Ok(()),
+            Ok(false) => Ok(()),
             // What was said to the store may be lost with the connection. The ear rests before it tries again, and
             // whether the store is gone the looks tell.
             Err(error) if error.is_transient() => {

@@ -136,6 +136,21 @@ fn holds_between_two_looks_are_told_in_their_order() {
 }
 
 #[test]
+fn a_wait_is_remembered_until_its_grant_is_told() {
+    let mut seen = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
+    assert_eq!(advance(&mut seen, view(31, 30).held(&[30]).unaware()).len(), 1);
+    assert_eq!(advance(&mut seen, view(32, 30).held(&[30]).unaware()), []);
+    let told = advance(&mut seen, view(33, 30).held(&[30]));
+    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, Kind::Granted, Some(ms(15))));
+    assert_eq!(advance(&mut seen, view(34, 30).held(&[30])), []);
+    // And of one that never comes, until it is told that it left.
+    let mut seen = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
+    advance(&mut seen, view(31, 30).held(&[30]).unaware());
+    let told = advance(&mut seen, view(99, 30));
+    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, Kind::Left, Some(ms(84))));
+}
+
+#[test]
 fn a_grant_is_told_when_its_holder_knows() {
     let waiting = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
     let log = [(10, 30, Outcome::Released)];
