@@ -30,6 +30,8 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take the lock,
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds what, who waits, and for how long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show how the last runs under a lock went'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, or take it away from whoever holds it'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "watch" -d 'Print what happens to locks, as it happens'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print what was counted of locks, for Prometheus'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether the store is fit to hold locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -120,6 +122,38 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one JSON object a line'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Give time series of their own to at most N locks, the first by name' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease to judge by [default: that of the configuration files, else 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -162,3 +196,5 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -r -f -a "(
 complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -f -a "(__dlock_keys)"

@@ -12,7 +12,9 @@ pub mod complete;
 pub mod doctor;
 pub mod duration;
 pub mod history;
+pub mod metrics;
 pub mod usage;
+pub mod watch;
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -59,6 +61,14 @@ pub enum Command {
     History(history::History),
     /// Give back a lock, or take it away from whoever holds it
     Release(Release),
+    /// Print what happens to locks, as it happens
+    ///
+    /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
+    Watch(watch::Watch),
+    /// Print what was counted of locks, for Prometheus
+    ///
+    /// Grants, refusals, ends, how long was waited and held. Without KEY: every lock under the prefix.
+    Metrics(metrics::Metrics),
     /// Say whether the store is fit to hold locks
     ///
     /// Looks at every server that the store is made of, and at the settings that lead to it.
@@ -74,7 +84,9 @@ impl Command {
             Self::Run(run) => run.key.first(),
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
-            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
+            Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
+                None
+            }
         }
     }
 
@@ -85,6 +97,8 @@ impl Command {
             Self::Status(status) => &status.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Watch(watch) => &watch.common,
+            Self::Metrics(metrics) => &metrics.common,
             Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }

@@ -17,11 +17,13 @@ pub mod completions;
 pub mod doctor;
 pub mod held;
 pub mod history;
+pub mod metrics;
 mod owner;
 pub mod release;
 pub mod run;
 pub mod status;
 mod stores;
+pub mod watch;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -70,6 +72,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
+        }
+        Command::Watch(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            watch::watch(&settings, flags, &printer)
+        }
+        Command::Metrics(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            metrics::metrics(&settings, flags, &printer)
         }
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
     }

@@ -18,7 +18,7 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - quorum: several masters hold one lock, and some of them are lost
-//! - status, status_watch, history, release, doctor: the other commands
+//! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
@@ -51,6 +51,7 @@ mod input;
 mod interop;
 mod lease;
 mod lost_replies;
+mod metrics;
 mod min_hold;
 mod nesting;
 mod oversell;
@@ -79,3 +80,4 @@ mod tree;
 mod twin;
 mod waiting_line;
 mod walls;
+mod watch;

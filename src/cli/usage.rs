@@ -20,10 +20,10 @@ pub enum Parsed {
 }
 
 /// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 6] = ["acquire", "renew", "check", "wait", "watch", "metrics"];
+const LATER: [&str; 4] = ["acquire", "renew", "check", "wait"];
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, history, release, doctor, completions";
+const COMMANDS: &str = "run, status, history, release, watch, metrics, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -44,7 +44,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
-                Command::Status(_) | Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
+                Command::Status(_)
+                | Command::History(_)
+                | Command::Watch(_)
+                | Command::Metrics(_)
+                | Command::Doctor(_)
+                | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }

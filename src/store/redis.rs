@@ -247,7 +247,7 @@ impl Store for RedisStore {
         };
         // One pop is for lists of one slot.
         let lists = match self.caller.route.part(names) {
-            None => names.iter().map(|name| wake_key(name, token, whose)).collect(),
+            None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
         Ok(Box::new(ear::Ear::new(self.caller.route.whereabouts(), lists)))
