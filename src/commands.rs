@@ -15,6 +15,7 @@ use crate::store::{self, Store};
 use std::process::ExitCode;
 
 pub mod completions;
+pub mod held;
 mod owner;
 pub mod release;
 pub mod run;

@@ -16,7 +16,7 @@ use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, JobEnd, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
-use crate::lock::{Mode, Name, Names, Token};
+use crate::lock::{Mode, Names, Token};
 use crate::output::Printer;
 use account::{Account, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -90,7 +90,7 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         keep,
     };
     let words = Words::new(settings, name.key(), printer);
-    if run.wait != Wait::No && is_inside_of(settings, &name) {
+    if run.wait != Wait::No && is_inside_of(settings, &run.key) {
         words.waits_for_itself();
     }
     let guard =
@@ -115,7 +115,6 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let session = Session {
         settings,
         run,
-        name,
         token,
         inherited,
         group,
@@ -134,7 +133,6 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
 struct Session<'a> {
     settings: &'a Settings,
     run: &'a Run,
-    name: Name,
     token: Token,
     inherited: Inherited,
     group: Group,
@@ -238,7 +236,7 @@ impl Session<'_> {
                 self.words.granted(grant);
                 let limits =
                     Limits { term_at: self.schedule.term_at(sent), kill_at: self.schedule.kill_at(sent) };
-                let env = environment(self.settings, &self.name, &self.token, grant.fence);
+                let env = environment(self.settings, &self.run.key, &self.token, grant.fence);
                 if let Err(error) = self.guard.start(&env, limits) {
                     // Ends without a goodbye, so the guard gives the lock back.
                     return Err(internal("cannot start the command", &error));

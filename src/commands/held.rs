@@ -1,0 +1,225 @@
+//! Which locks does the job around this process hold? DLOCK_HELD lists them: it is read here, and written for the jobs
+//! that this process starts. What it says is a claim. It may be stale, forged or garbage, so nothing may follow from it
+//! before the store has been asked ([`Store::prove`](crate::store::Store::prove)); that is not done here.
+
+use crate::config::Settings;
+use crate::lock::{Fence, Key, Name, Names, Token};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fmt;
+
+/// The variable.
+pub const VARIABLE: &str = "DLOCK_HELD";
+
+/// Who took a hold, and so who gives it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// `dlock run`: it ends with the job.
+    #[default]
+    Run,
+    /// `dlock acquire`: a script gives it back.
+    Acquire,
+}
+
+/// A hold, as DLOCK_HELD claims it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The store's URL in its one spelling, without a secret.
+    pub store: String,
+    /// The prefix of the locks' names.
+    pub prefix: String,
+    /// The keys, in the order in which they were given, each once; at least one.
+    pub keys: Vec<Key>,
+    /// What proves the hold.
+    pub token: Token,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// Who took it.
+    pub by: By,
+}
+
+/// An entry of the list, as it is written.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    store: String,
+    prefix: String,
+    keys: Vec<String>,
+    token: String,
+    fence: u64,
+    #[serde(default)]
+    by: By,
+}
+
+impl Held {
+    /// A hold of these keys in the store and under the prefix that the settings name.
+    pub fn new(settings: &Settings, keys: Vec<Key>, token: Token, fence: Fence, by: By) -> Self {
+        Self { store: settings.store.to_string(), prefix: settings.prefix.clone(), keys, token, fence, by }
+    }
+
+    /// Whether the hold is in the store and under the prefix that the settings name.
+    pub fn is_here(&self, settings: &Settings) -> bool {
+        self.prefix == settings.prefix && self.store == settings.store.to_string()
+    }
+
+    /// Whether the key is one of its.
+    pub fn has(&self, key: &Key) -> bool {
+        self.keys.contains(key)
+    }
+
+    /// The full names of its locks. The error says which key cannot be one.
+    pub fn names(&self) -> Result<Names, String> {
+        let names = self.keys.iter().map(|key| Name::new(&self.prefix, key));
+        let mut names = names.collect::<Result<Vec<_>, _>>()?.into_iter();
+        let first = names.next().ok_or("a hold has a key")?;
+        Ok(Names::new(first, names))
+    }
+
+    /// Reads an entry; nothing if any part of it is not what dlock writes.
+    fn read(entry: Value) -> Option<Self> {
+        let Entry { store, prefix, keys, token, fence, by } = serde_json::from_value(entry).ok()?;
+        let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
+        let held = Self { store, prefix, keys, token: Token::parse(&token).ok()?, fence: Fence(fence), by };
+        held.names().ok().map(|_| held)
+    }
+
+    fn entry(&self) -> Entry {
+        Entry {
+            store: self.store.clone(),
+            prefix: self.prefix.clone(),
+            keys: self.keys.iter().map(ToString::to_string).collect(),
+            token: self.token.secret().into(),
+            fence: self.fence.0,
+            by: self.by,
+        }
+    }
+}
+
+/// Every hold of this process tree, as DLOCK_HELD claims them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Holds {
+    /// The outermost first.
+    holds: Vec<Held>,
+}
+
+impl Holds {
+    /// Those of the environment of this process. Without the variable, or if it is garbage: none.
+    pub fn of_process() -> Self {
+        std::env::var(VARIABLE).map(|text| Self::parse(&text)).unwrap_or_default()
+    }
+
+    /// Reads the variable's text. What is no list holds nothing; what in the list is no hold is left out, and does not
+    /// hide the others.
+    pub fn parse(text: &str) -> Self {
+        let entries: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+        Self { holds: entries.into_iter().filter_map(Held::read).collect() }
+    }
+
+    /// All of them, the innermost first.
+    pub fn inside_out(&self) -> impl Iterator<Item = &Held> {
+        self.holds.iter().rev()
+    }
+
+    /// Those in the store and under the prefix that the settings name, the innermost first.
+    pub fn here<'a>(&'a self, settings: &'a Settings) -> impl Iterator<Item = &'a Held> {
+        self.inside_out().filter(|held| held.is_here(settings))
+    }
+
+    /// Those in the store and under the prefix that the settings name that have this key, the innermost first.
+    pub fn of_key<'a>(&'a self, settings: &'a Settings, key: &'a Key) -> impl Iterator<Item = &'a Held> {
+        self.here(settings).filter(|held| held.has(key))
+    }
+
+    /// The list with one more, the innermost. An older entry of the same hold goes.
+    pub fn with(mut self, held: Held) -> Self {
+        self.holds.retain(|other| other.token != held.token);
+        self.holds.push(held);
+        self
+    }
+
+    /// The list without the hold of this token.
+    pub fn without(mut self, token: &Token) -> Self {
+        self.holds.retain(|held| held.token != *token);
+        self
+    }
+}
+
+/// The variable's text: JSON in one line.
+impl fmt::Display for Holds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries: Vec<Entry> = self.holds.iter().map(Held::entry).collect();
+        f.write_str(&serde_json::to_string(&entries).map_err(|_| fmt::Error)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+    fn entry(change: &str, to: &str) -> String {
+        let entry = format!(
+            r#"{{"store":"file:/d","prefix":"dlock:","keys":["a","b"],"token":"{TOKEN}","fence":7,"by":"run"}}"#
+        );
+        entry.replace(change, to)
+    }
+
+    fn parse(entries: &[String]) -> Holds {
+        Holds::parse(&format!("[{}]", entries.join(",")))
+    }
+
+    #[test]
+    fn what_is_written_is_read() -> Result<(), String> {
+        let other = entry("0123", "ffff");
+        let holds = parse(&[entry("", ""), other.clone()]);
+        assert_eq!(Holds::parse(&holds.to_string()), holds);
+        let innermost = holds.inside_out().next().ok_or("two holds")?;
+        assert!(innermost.token.secret().starts_with("ffff") && innermost.has(&Key::new("b")?));
+        assert_eq!(innermost.fence, Fence(7));
+        assert_eq!(innermost.names()?.as_slice().len(), 2);
+        let token = innermost.token.clone();
+        assert_eq!(holds.without(&token), parse(&[entry("", "")]));
+        assert_eq!(parse(&[entry(r#","by":"run""#, "")]), parse(&[entry("", "")]));
+        Ok(())
+    }
+
+    #[test]
+    fn garbage_holds_nothing() {
+        for text in ["", "x", "{}", "null", "[", "[[]]", "[7]", "[{}]", &entry("", ""), "\u{0}", "[null]"] {
+            assert_eq!(Holds::parse(text), Holds::default(), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_bad_entry_does_not_hide_the_others() {
+        for (change, to) in [
+            (TOKEN, "0123"),
+            (TOKEN, ""),
+            ("0123", "ABCD"),
+            (r#"["a","b"]"#, "[]"),
+            (r#""a""#, r#""""#),
+            (r#""a""#, r#""a\n""#),
+            (r#""a""#, r#""}""#),
+            (r#""a""#, "7"),
+            (":7", ":-7"),
+            (":7", ":\"7\""),
+            (r#""by":"run""#, r#""by":"him""#),
+            (r#""store":"file:/d","#, ""),
+        ] {
+            let bad = entry(change, to);
+            assert_ne!(bad, entry("", ""), "{change}");
+            assert_eq!(parse(&[bad.clone(), entry("", "")]), parse(&[entry("", "")]), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_hold_is_listed_once() -> Result<(), String> {
+        let holds = parse(&[entry("", ""), entry("0123", "ffff")]);
+        let outermost = holds.inside_out().last().cloned().ok_or("two holds")?;
+        let again = holds.with(outermost.clone());
+        assert_eq!(again.inside_out().next(), Some(&outermost));
+        assert_eq!(again.inside_out().count(), 2);
+        Ok(())
+    }
+}
