@@ -208,7 +208,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -t -E -x -c -q -v -n -s -h --key --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --report --reason --label --exclusive --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --slots --shared --replicas --help"
+            opts="-k -s -x -n -w -t -E -c -q -v -h --key --shared --exclusive --slots --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --report --reason --label --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --replicas --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -219,6 +219,14 @@ _dlock() {
                     return 0
                     ;;
                 -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -n)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -352,14 +360,6 @@ _dlock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --slots)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -n)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

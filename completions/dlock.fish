@@ -30,7 +30,8 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take the lock,
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds what, who waits, and for how long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, or take it away from whoever holds it'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
@@ -56,14 +57,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'When to us
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambiguous word' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'flock\'s --nonblock, and a later version\'s number of slots' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'A later version\'s' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time; what dlock does anyway'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'A later version\'s shared mode'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r

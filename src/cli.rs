@@ -2,7 +2,7 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, Ttl};
+use crate::lock::{Key, SLOTS_MAX, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -91,9 +91,23 @@ Examples:
   # Busy is no error: exit 0 if another machine has it:
   dlock run -k nightly-report -E 0 -- /usr/local/bin/report
 
-The command gets DLOCK_KEY, DLOCK_TOKEN and DLOCK_FENCE in its environment.
-The fence is a number that grows with every grant of the key; a database that
-refuses a smaller one is safe from a job that was thought dead.
+  # Many read, one writes:
+  dlock run -k index -s -w -- ./search
+  dlock run -k index -w -- ./rebuild
+
+  # Three at a time over all machines, each on a shard of its own:
+  dlock run -k import -n 3 -w -c './import --shard \"$DLOCK_SLOT\"'
+
+  # Two locks or none:
+  dlock run -k stock -k orders -w -- ./settle
+
+The command gets DLOCK_KEY, DLOCK_KEYS, DLOCK_TOKEN, DLOCK_FENCE, with --slots
+DLOCK_SLOT, and DLOCK_HELD in its environment. The fence is a number that grows
+with every grant of the key; a database that refuses a smaller one is safe from
+a job that was thought dead.
+
+A dlock run inside the job, also through scripts, does not wait for a lock that
+the job holds: it runs its command at once, under that hold.
 
 EXIT STATUS
   The command's own status if it ran; if it died of a signal, dlock dies of the
@@ -119,9 +133,30 @@ EXIT STATUS
     after_long_help = RUN_AFTER
 )]
 pub struct Run {
-    /// The lock's name: 1 to 512 bytes of UTF-8
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    ///
+    /// Nothing is held while the rest is waited for, so that runs which name the same keys in another order cannot
+    /// lock each other out. The same key twice is one.
     #[arg(short, long, value_name = "KEY", value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
+
+    /// Share the lock with others that share it
+    ///
+    /// Any number of shared holders, or one exclusive one. Who waits for the exclusive lock holds back whoever comes
+    /// later to share it.
+    #[arg(short, long)]
+    pub shared: bool,
+
+    /// One holder at a time [default]
+    #[arg(short = 'x', long, short_alias = 'e')]
+    pub exclusive: bool,
+
+    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
+    ///
+    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All who use a key must name the same N;
+    /// while it is held another one, or another mode, is busy.
+    #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots)]
+    pub slots: Option<Option<u32>>,
 
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
     ///
@@ -188,10 +223,6 @@ pub struct Run {
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub label: Option<String>,
 
-    /// One holder at a time; what dlock does anyway
-    #[arg(short = 'x', long, short_alias = 'e')]
-    pub exclusive: bool,
-
     /// Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`
     #[arg(short = 'c', long = "command", value_name = "STRING")]
     pub shell: Option<OsString>,
@@ -209,6 +240,19 @@ pub struct Run {
     pub hidden: Hidden,
 }
 
+impl Run {
+    /// The keys in the order given, each once.
+    pub fn keys(&self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for key in &self.key {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
+        keys
+    }
+}
+
 /// What `run` understands without showing it: habits of other tools, and what a later version brings.
 #[derive(Debug, Args)]
 pub struct Hidden {
@@ -219,14 +263,6 @@ pub struct Hidden {
     /// An ambiguous word
     #[arg(long, hide = true, num_args = 0..=1)]
     pub timeout: Option<Option<String>>,
-
-    /// flock's --nonblock, and a later version's number of slots
-    #[arg(short = 'n', long, hide = true, num_args = 0..=1)]
-    pub slots: Option<Option<String>>,
-
-    /// A later version's shared mode
-    #[arg(short = 's', long, hide = true)]
-    pub shared: bool,
 
     /// A later version's
     #[arg(long, hide = true, num_args = 0..=1)]
@@ -453,6 +489,12 @@ fn ttl(text: &str) -> Result<Ttl, String> {
 /// The value of a timeout: a duration that is not zero.
 fn timeout(text: &str) -> Result<Duration, String> {
     duration::parse_positive(text)
+}
+
+/// The value of `--slots`.
+pub fn slots(text: &str) -> Result<u32, String> {
+    let slots = text.parse().ok().filter(|slots| (1..=SLOTS_MAX).contains(slots));
+    slots.ok_or_else(|| format!("a number of slots is from 1 to {SLOTS_MAX}"))
 }
 
 /// The value of `--busy-exit-code`.

@@ -7,7 +7,7 @@ use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::lock::{Key, Name, Owner};
+use crate::lock::{Key, Name, Names, Owner};
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
 use crate::store::redis::{Address, RedisStore, Target};
@@ -106,6 +106,13 @@ fn located(settings: &Settings, error: store::Error) -> Error {
 /// The full name of a lock.
 fn name(settings: &Settings, key: &Key) -> Result<Name, Error> {
     Name::new(&settings.prefix, key).map_err(Error::Usage)
+}
+
+/// The full names of locks that one hold takes together.
+fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
+    let mut names = keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?.into_iter();
+    let first = names.next().ok_or_else(|| Error::Usage("a key is needed".into()))?;
+    Ok(Names::new(first, names))
 }
 
 /// This process, as others see it in the store.

@@ -7,6 +7,9 @@
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
+//! - waiting_line: what one who waits sees there
+//! - shared, slots, several: the modes, and several locks at once
+//! - nesting: a run inside of a job that holds what it asks for
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
@@ -38,13 +41,17 @@ mod interop;
 mod lease;
 mod lost_replies;
 mod min_hold;
+mod nesting;
 mod oversell;
 mod passwords;
 mod readme;
 mod release;
 mod report;
 mod server_states;
+mod several;
+mod shared;
 mod signals;
+mod slots;
 mod soak;
 mod status;
 mod status_codes;
@@ -53,4 +60,5 @@ mod surroundings;
 mod terminal;
 mod tree;
 mod twin;
+mod waiting_line;
 mod walls;

@@ -2,6 +2,7 @@
 //! DLOCK_SOAK=1, as `./test --soak` sets it; otherwise these tests say that they did nothing.
 
 use crate::support::dlock::{End, Running};
+use crate::support::storm::Dice;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
@@ -78,16 +79,4 @@ fn one_run(world: &World, dice: &mut Dice) {
     let output = running.output();
     let expected = [End::Status(0), End::Status(75), End::Status(79), End::Signal(2), End::Signal(9)];
     assert!(expected.contains(&output.end()), "fate {fate}, {patience:?}: {output:?}");
-}
-
-/// Reproducible chance: xorshift.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
 }

@@ -7,5 +7,6 @@ pub mod proc;
 pub mod proxy;
 pub mod pty;
 pub mod redis;
+pub mod storm;
 pub mod wait;
 pub mod world;

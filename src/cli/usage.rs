@@ -69,26 +69,21 @@ fn check_run(run: &Run) -> Result<(), String> {
     if hidden.timeout.is_some() {
         return Err("run has no --timeout: waiting is -w, a limit for CMD is --max-run".into());
     }
-    match &hidden.slots {
-        Some(None) => {
-            return Err("-n without a number: not waiting is the default, leave it out \
-                 (with a number it means slots, which come with a later version)"
-                .into());
-        }
-        Some(Some(_)) => return Err(later("--slots", "a lock has one holder")),
-        None => {}
+    if run.slots == Some(None) {
+        return Err("-n without a number: not waiting is the default, leave it out \
+             (with a number it means slots: -n 3, up to three holders)"
+            .into());
     }
-    if hidden.shared {
-        return Err(later("--shared", "every lock is exclusive"));
+    let modes = [("--shared", run.shared), ("--exclusive", run.exclusive), ("--slots", run.slots.is_some())];
+    let mut given = modes.into_iter().filter_map(|(name, given)| given.then_some(name));
+    if let (Some(one), Some(other)) = (given.next(), given.next()) {
+        return Err(format!("{one} and {other} exclude each other; leave one out"));
     }
     if hidden.replicas.is_some() {
         return Err(later("--replicas", "only the server that was asked acknowledges"));
     }
-    let Some(first) = run.key.first() else {
+    if run.key.is_empty() {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
-    };
-    if run.key.iter().any(|key| key != first) {
-        return Err(later("several keys (a second -k)", "one command takes one lock"));
     }
     if waits(run) && hidden.nonblock {
         return Err("--wait and --nonblock contradict each other; leave one out".into());
@@ -208,6 +203,7 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::Key;
     use clap::CommandFactory;
 
     fn refused(line: &[&str]) -> String {
@@ -245,7 +241,6 @@ mod tests {
             &["run", "-k", ""],
             &["run", "-k", "a\nb", "--", "true"],
             &["run", "-k", &long, "--", "true"],
-            &["run", "-k", "a", "-k", "b", "--", "true"],
             &["run", "-k", "a", "true"],
             &["run", "a", "--", "true"],
             &["run", "-k", "a", "--"],
@@ -257,8 +252,15 @@ mod tests {
             &["run", "-k", "a", "--on-lost", "ignore", "--", "true"],
             &["run", "-k", "a", "--timeout", "5", "--", "true"],
             &["run", "-k", "a", "-n", "--", "true"],
-            &["run", "-k", "a", "-n", "3", "--", "true"],
-            &["run", "-k", "a", "-s", "--", "true"],
+            &["run", "-k", "a", "-n", "-x", "--", "true"],
+            &["run", "-n", "-k", "a", "--", "true"],
+            &["run", "-k", "a", "-n", "0", "--", "true"],
+            &["run", "-k", "a", "-n", "1001", "--", "true"],
+            &["run", "-k", "a", "-n", "-1", "--", "true"],
+            &["run", "-k", "a", "-n", "true", "--", "true"],
+            &["run", "-k", "a", "-s", "-x", "--", "true"],
+            &["run", "-k", "a", "-s", "-n", "3", "--", "true"],
+            &["run", "-k", "a", "-n3", "-e", "--", "true"],
             &["run", "-k", "a", "--tree=yes", "--", "true"],
             &["run", "-k", "a", "--report", "--", "true"],
             &["run", "-k", "a", "--report=", "--", "true"],
@@ -292,6 +294,10 @@ mod tests {
         assert!(said.contains("waiting is -w, a limit for CMD is --max-run"), "{said}");
         let said = refused(&["run", "-k", "a", "-n", "--", "true"]);
         assert!(said.contains("not waiting is the default"), "{said}");
+        let said = refused(&["run", "-k", "a", "-n", "-e", "--", "true"]);
+        assert!(said.contains("not waiting is the default"), "{said}");
+        let said = refused(&["run", "-k", "a", "-s", "-n", "3", "--", "true"]);
+        assert!(said.contains("--shared and --slots exclude each other"), "{said}");
         let said = refused(&["run", "-k", "a", "echo", "hi"]);
         assert!(said.contains("after --"), "{said}");
         let said = refused(&["release", "a"]);
@@ -303,6 +309,11 @@ mod tests {
         assert_eq!(run(&["-k", "a", "--conflict-exit-code", "9", "--", "x"]).busy_exit_code, Some(9));
         assert!(run(&["-k", "a", "-e", "--", "x"]).exclusive);
         assert!(run(&["-k", "a", "-x", "--", "x"]).exclusive);
+        assert!(run(&["-k", "a", "-s", "--", "x"]).shared);
+        assert_eq!(run(&["-k", "a", "-n3", "--", "x"]).slots, Some(Some(3)));
+        assert_eq!(run(&["-k", "a", "-n", "1000", "-n", "2", "--", "x"]).slots, Some(Some(2)));
+        let keys = run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).keys();
+        assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["b", "a"]);
         assert!(run(&["-k", "a", "--nonblock", "--", "x"]).hidden.nonblock);
         assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).hidden.nonblock);
         assert_eq!(run(&["-k", "a", "-k", "a", "--", "x", "-k", "b"]).command, ["x", "-k", "b"]);

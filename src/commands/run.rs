@@ -4,30 +4,35 @@
 //! The order is the safety: the guard is forked before any thread and before anything is asked for (I7), the job starts
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
+use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
-use super::{located, name, open, settle};
+use super::{located, names, open, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::config::run::{KeepFor, Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan, Reached};
+use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, JobEnd, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
-use crate::lock::{Mode, Names, Token};
+use crate::lock::{Key, Token};
 use crate::output::Printer;
 use account::{Account, Place};
+use nested::Around;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
+use std::os::fd::RawFd;
 use std::time::Duration;
-use surroundings::{environment, is_inside_of};
-use words::Words;
+use surroundings::environment;
+use words::{Right, Words};
 
 mod account;
 mod alone;
+mod nested;
+mod relay;
 mod surroundings;
 mod words;
 
@@ -54,11 +59,17 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
 
 /// A run whose settings are known.
 fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
-    let name = name(settings, &run.key)?;
-    let names = Names::from(name.clone());
+    let holds = Holds::of_process();
+    let Around { rest, under } = nested::look_around(settings, run, &holds)?;
+    account.nested = under.is_some();
+    let min_hold = match under {
+        Some(under) if rest.is_empty() => return nested::run_under(settings, run, &under, printer, account),
+        Some(_) => Duration::ZERO,
+        None => run.min_hold,
+    };
+    let names = names(settings, &rest)?;
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
-    let inherited =
-        job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))?;
+    let inherited = prepare()?;
     let mut store = open(settings).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
@@ -66,14 +77,41 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
         token: token.clone(),
-        mode: Mode::Exclusive,
+        mode: run.mode,
         ttl: run.ttl.get(),
-        min_hold: run.min_hold,
+        min_hold,
         owner: owner(label, run.reason.clone()),
         patience: wait.patience(),
     };
-    let group = job::group();
-    let plan = Plan {
+    let words = Words::new(settings, &rest, run.mode, Right::Own, printer);
+    let plan = plan(run, job::group(), token.secret().into(), keep);
+    let group = plan.group;
+    let guard =
+        Guard::fork(plan, &inherited, alone::alone(&mut *store, &names, &token, settings, run, &words))
+            .map_err(|error| internal("cannot make the guard", &error))?;
+
+    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
+    let request = Request {
+        names,
+        ask,
+        wait,
+        schedule,
+        connect_timeout: settings.connect_timeout,
+        op_timeout: settings.op_timeout,
+    };
+    let limits = guard.limits();
+    let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
+    account.asked = Some(Moment::now());
+    let lease =
+        Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
+    let own = Own { keys: rest, holds, token, schedule, lease };
+    let runs = Runs::Command;
+    Session { settings, run, inherited, group, runs, guard, words, limits, account }.go(&own)
+}
+
+/// What the guard is to do.
+fn plan(run: &Run, group: Group, mark: String, keep: Vec<RawFd>) -> Plan {
+    Plan {
         argv: run.argv.clone(),
         group,
         grace: run.grace,
@@ -86,63 +124,37 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
             KeepFor::Command => Leftovers::Leave,
             KeepFor::Tree => Leftovers::Await,
         },
-        mark: token.secret().into(),
+        mark,
         keep,
-    };
-    let words = Words::new(settings, name.key(), printer);
-    if run.wait != Wait::No && is_inside_of(settings, &run.key) {
-        words.waits_for_itself();
     }
-    let guard =
-        Guard::fork(plan, &inherited, alone::alone(&mut *store, &names, &token, settings, run, &words))
-            .map_err(|error| internal("cannot make the guard", &error))?;
-
-    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
-    let request = Request {
-        names: names.clone(),
-        ask,
-        wait,
-        schedule,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    };
-    let limits = guard.limits();
-    let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
-    let lease =
-        Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
-    account.asked = Some(Moment::now());
-    let runs = Runs::Command;
-    let session = Session {
-        settings,
-        run,
-        token,
-        inherited,
-        group,
-        runs,
-        schedule,
-        guard,
-        lease,
-        words,
-        limits,
-        account,
-    };
-    session.go()
 }
 
-/// One run, from the request to the end.
+fn prepare() -> anyhow::Result<Inherited> {
+    job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))
+}
+
+/// One run, from the guard's birth to the end.
 struct Session<'a> {
     settings: &'a Settings,
     run: &'a Run,
-    token: Token,
     inherited: Inherited,
     group: Group,
     runs: Runs,
-    schedule: Schedule,
     guard: Guard,
-    lease: Lease,
     words: Words<'a>,
     limits: job::LimitsSender,
     account: &'a mut Account,
+}
+
+/// The hold that this run asks for, keeps and gives back.
+struct Own {
+    /// Its keys, in the order given.
+    keys: Vec<Key>,
+    /// Those of the job around.
+    holds: Holds,
+    token: Token,
+    schedule: Schedule,
+    lease: Lease,
 }
 
 /// What there is of the job.
@@ -171,11 +183,11 @@ enum News {
 }
 
 impl Session<'_> {
-    fn go(mut self) -> anyhow::Result<Exit> {
-        match self.obtain()? {
+    fn go(mut self, own: &Own) -> anyhow::Result<Exit> {
+        match self.obtain(own)? {
             Obtained::Lock => {
-                let over = self.supervise()?;
-                Ok(self.give_back(over))
+                let over = self.supervise(Some(&own.lease))?;
+                Ok(self.give_back(own, over))
             }
             Obtained::Busy => {
                 self.guard.done();
@@ -192,12 +204,11 @@ impl Session<'_> {
     }
 
     /// Waits for the lock; the job has been started when this answers [`Obtained::Lock`].
-    fn obtain(&mut self) -> anyhow::Result<Obtained> {
-        let mut queued = None;
+    fn obtain(&mut self, own: &Own) -> anyhow::Result<Obtained> {
         loop {
             // The line on a terminal moves on although nothing is heard.
-            let until = queued.as_ref().map(|_| self.words.next());
-            match self.news(until).map_err(|error| internal("cannot watch", &error))? {
+            let until = self.words.next();
+            match self.news(Some(&own.lease), until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
@@ -205,18 +216,16 @@ impl Session<'_> {
                     self.words.hush();
                     job::stop_by(libc::SIGTSTP);
                 }
+                News::Signal(received) if received.signal == libc::SIGWINCH => self.words.resized(),
                 News::Signal(_) => {}
-                News::Nothing => queued.iter().for_each(|waiting| self.words.waiting(waiting)),
+                News::Nothing => self.words.still_waiting(),
                 News::Job(Event::Died) => {
                     return Err(Error::Internal(self.words.guard_died_before_start()).into());
                 }
                 News::Job(_) => {}
-                News::Lease(Report::Waiting(waiting)) => {
-                    self.words.waiting(&waiting);
-                    queued = Some(waiting);
-                }
+                News::Lease(Report::Waiting(waiting)) => self.words.waiting(waiting),
                 News::Lease(report) => {
-                    if let Some(obtained) = self.hear(report)? {
+                    if let Some(obtained) = self.hear(own, report)? {
                         return Ok(obtained);
                     }
                 }
@@ -229,14 +238,17 @@ impl Session<'_> {
     }
 
     /// A report that comes before the job runs; what follows from it, if anything does.
-    fn hear(&mut self, report: Report) -> anyhow::Result<Option<Obtained>> {
+    fn hear(&mut self, own: &Own, report: Report) -> anyhow::Result<Option<Obtained>> {
         match report {
             Report::Granted { grant, sent } => {
                 self.account.granted = Some((Moment::now(), grant.fence));
+                self.account.slot = grant.slot;
                 self.words.granted(grant);
                 let limits =
-                    Limits { term_at: self.schedule.term_at(sent), kill_at: self.schedule.kill_at(sent) };
-                let env = environment(self.settings, &self.run.key, &self.token, grant.fence);
+                    Limits { term_at: own.schedule.term_at(sent), kill_at: own.schedule.kill_at(sent) };
+                let held =
+                    Held::new(self.settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
+                let env = environment(&self.run.keys, &held, grant.slot, own.holds.clone());
                 if let Err(error) = self.guard.start(&env, limits) {
                     // Ends without a goodbye, so the guard gives the lock back.
                     return Err(internal("cannot start the command", &error));
@@ -266,9 +278,9 @@ impl Session<'_> {
     }
 
     /// Relays and watches until the job is over.
-    fn supervise(&mut self) -> anyhow::Result<Over> {
+    fn supervise(&mut self, lease: Option<&Lease>) -> anyhow::Result<Over> {
         loop {
-            match self.news(None).map_err(|error| internal_while_running(&error))? {
+            match self.news(lease, None).map_err(|error| internal_while_running(&error))? {
                 News::Nothing => {}
                 News::Signal(received) => {
                     self.relay(received);
@@ -348,10 +360,10 @@ impl Session<'_> {
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8).
-    fn give_back(self, over: Over) -> Exit {
+    fn give_back(self, own: &Own, over: Over) -> Exit {
         let answer = match self.account.lost {
             Some(lease::Loss::NotHeld) => Ok(Left::NotHeld),
-            _ => self.lease.give_back(&over.end),
+            _ => own.lease.give_back(&over.end),
         };
         match answer {
             Ok(left) => {
@@ -367,44 +379,8 @@ impl Session<'_> {
         over.exit
     }
 
-    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already. What is left when
-    /// CMD has ended is mostly out of the terminal's reach, and only dlock is there to interrupt.
-    fn relay(&mut self, received: job::Received) {
-        let from_terminal = received.from == job::Sender::Kernel && self.group == Group::Caller;
-        let from_guard = received.from == job::Sender::Process(self.guard.pid().cast_unsigned());
-        let stops_reading = [libc::SIGTTIN, libc::SIGTTOU].contains(&received.signal);
-        let interrupts = [libc::SIGINT, libc::SIGQUIT].contains(&received.signal);
-        if from_guard || stops_reading {
-            return;
-        }
-        if !from_terminal {
-            self.guard.relay(received.signal, Reached::Nobody);
-        } else if self.runs == Runs::Rest && interrupts {
-            self.guard.relay(received.signal, Reached::CallerGroup);
-        }
-    }
-
-    /// ^Z when CMD, which dlock otherwise follows, has ended.
-    fn stop_without_command(&self, received: job::Received) {
-        if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
-            self.stop_too(libc::SIGTSTP);
-        }
-    }
-
-    /// The job was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
-    fn stop_too(&self, signal: i32) {
-        if self.group == Group::Caller {
-            self.words.stopped(self.limits_left(), self.run.on_lost);
-            job::stop_by(signal);
-        }
-    }
-
-    fn limits_left(&self) -> Duration {
-        self.limits.get().term_at.left()
-    }
-
     /// Waits for a signal, news of the job or of the lease, at most until `until`.
-    fn news(&mut self, until: Option<Moment>) -> io::Result<News> {
+    fn news(&mut self, lease: Option<&Lease>, until: Option<Moment>) -> io::Result<News> {
         loop {
             // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
             if let Some(received) = self.inherited.next_signal()? {
@@ -413,7 +389,7 @@ impl Session<'_> {
             if let Some(event) = self.guard.next_event()? {
                 return Ok(News::Job(event));
             }
-            if let Some(report) = self.lease.next_report() {
+            if let Some(report) = lease.and_then(Lease::next_report) {
                 return Ok(News::Lease(report));
             }
             if until.is_some_and(Moment::passed) {
@@ -422,7 +398,7 @@ impl Session<'_> {
             // What is too far away for the kernel is never.
             let left = until.and_then(|until| Timespec::try_from(until.left()).ok());
             let [guard, timer] = self.guard.fds();
-            let mut fds = [self.inherited.fd(), guard, timer, self.lease.fd()]
+            let mut fds = [self.inherited.fd(), guard, timer, lease.map_or(timer, Lease::fd)]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}

@@ -5,6 +5,7 @@
 use super::{Set, Source, choice, invalid};
 use crate::cli::{self, Color, LogFormat, OnLost};
 use crate::error::Error;
+use crate::lock::SLOTS_MAX;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,8 @@ pub enum Value {
     Span(Duration),
     /// An exit status.
     Status(u8),
+    /// A number of slots.
+    Slots(u32),
 }
 
 /// What a key wants.
@@ -42,6 +45,7 @@ enum Kind {
     Ttl,
     /// A span, or true for ever.
     Wait,
+    Slots,
     Status,
     OnLost,
     LogFormat,
@@ -49,7 +53,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 22] = [
+const KEYS: [(&str, Kind); 24] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -71,11 +75,13 @@ const KEYS: [(&str, Kind); 22] = [
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
+    ("shared", Kind::Flag),
+    ("slots", Kind::Slots),
     ("tree", Kind::Flag),
 ];
 
 /// Keys that later versions bring.
-const LATER: [&str; 3] = ["shared", "slots", "replicas"];
+const LATER: [&str; 1] = ["replicas"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
@@ -200,6 +206,12 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
         Kind::Wait => match value {
             DeValue::Boolean(_) => flag(),
             _ => span(cli::duration::parse),
+        },
+        Kind::Slots => match value {
+            DeValue::Integer(number) if number.radix() == 10 => cli::slots(number.as_str())
+                .map(Value::Slots)
+                .map_err(|_| format!("must be from 1 to {SLOTS_MAX}")),
+            _ => Err(format!("must be a number from 1 to {SLOTS_MAX}")),
         },
         Kind::Status => match value {
             DeValue::Integer(number) if number.radix() == 10 => {

@@ -1,12 +1,12 @@
 //! What is `run` to do, once flags and configuration files are joined? Plain values for one run; every default of
 //! `run` stands here. Whether the command exists, and whether the lock is to be had, is not asked.
 
-use super::file::Value;
+use super::file::{File, Value};
 use super::{Settings, Source};
 use crate::cli::{self, OnLost};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Key, Ttl};
+use crate::lock::{Key, Mode, Ttl};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -33,8 +33,10 @@ pub enum KeepFor {
 /// One run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The lock.
-    pub key: Key,
+    /// The keys in the order given, each once; at least one.
+    pub keys: Vec<Key>,
+    /// With whom the lock is shared.
+    pub mode: Mode,
     /// The lease.
     pub ttl: Ttl,
     /// How long to wait.
@@ -63,7 +65,10 @@ impl Settings {
     /// Joins the flags of `run` with the configuration files.
     pub fn run(&self, flags: &cli::Run) -> Result<Run, Error> {
         let file = &self.file;
-        let key = flags.key.first().cloned().ok_or_else(|| Error::Usage("run needs a key".into()))?;
+        let keys = flags.keys();
+        if keys.is_empty() {
+            return Err(Error::Usage("run needs a key".into()));
+        }
         let ttl = match flags.ttl {
             Some(ttl) => ttl,
             None => Ttl::new(file.span("ttl").unwrap_or(Duration::from_secs(30))).map_err(Error::Config)?,
@@ -100,7 +105,8 @@ impl Settings {
             _ => Exit::BUSY,
         };
         Ok(Run {
-            key,
+            keys,
+            mode: mode(flags, file)?,
             ttl,
             wait,
             min_hold,
@@ -114,6 +120,33 @@ impl Settings {
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })
+    }
+}
+
+/// How many may hold the lock together. A flag sets aside whatever the files say.
+fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
+    match (flags.shared, flags.exclusive, flags.slots.flatten()) {
+        (true, _, _) => return Ok(Mode::Shared),
+        (_, true, _) => return Ok(Mode::Exclusive),
+        (_, _, Some(slots)) => return Ok(Mode::Slots(slots)),
+        (false, false, None) => {}
+    }
+    let said = ["shared", "exclusive", "slots"].into_iter().filter_map(|key| {
+        let set = file.get(key)?;
+        let mode = match set.value {
+            Value::Flag(true) if key == "shared" => Mode::Shared,
+            Value::Flag(true) => Mode::Exclusive,
+            Value::Slots(slots) => Mode::Slots(slots),
+            _ => return None,
+        };
+        Some((key, mode, &set.source))
+    });
+    match said.collect::<Vec<_>>()[..] {
+        [] => Ok(Mode::Exclusive),
+        [(_, mode, _)] => Ok(mode),
+        [(one, _, first), (other, _, second), ..] => Err(Error::Config(format!(
+            "{one} ({first}) and {other} ({second}) exclude each other; -x, -s or -n N sets both aside"
+        ))),
     }
 }
 

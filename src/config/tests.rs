@@ -3,6 +3,7 @@
 use super::run::Wait;
 use super::*;
 use crate::cli::{Command, OnLost, usage};
+use crate::lock::Mode;
 use tempfile::TempDir;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -191,7 +192,13 @@ fn files_that_make_no_sense() -> Outcome {
     for (text, parts) in [
         ("\nstor = 'redis://h'", &["line 2", "'store'"][..]),
         ("tll = 3", &["line 1", "'ttl'"]),
-        ("slots = 3", &["later version"]),
+        ("replicas = 1", &["later version"]),
+        ("slots = 0", &["1 to 1000"]),
+        ("slots = 1001", &["1 to 1000"]),
+        ("slots = '3'", &["1 to 1000"]),
+        ("shared = 1", &["true or false"]),
+        ("shared = true\nslots = 3", &["line 1", "line 2", "exclude each other"]),
+        ("exclusive = true\nshared = true", &["line 1", "line 2", "exclude each other"]),
         ("report = 'f'", &["line 1", "--report FILE"]),
         ("tree = 'yes'", &["true or false"]),
         ("store = 3", &["must be a string"]),
@@ -225,6 +232,29 @@ fn files_that_make_no_sense() -> Outcome {
     }
     let machine = Machine::new()?.machine_file("wait = true")?;
     assert!(machine.refused(&["--min-hold", "5"]).contains("--min-hold"));
+    Ok(())
+}
+
+#[test]
+fn a_mode_from_a_file_is_set_aside_by_a_flag() -> Outcome {
+    let mode = |machine: &Machine, flags: &[&str]| machine.run(flags).map(|(_, run)| run.mode);
+    let machine = Machine::new()?;
+    assert_eq!(mode(&machine, &[])?, Mode::Exclusive);
+    for (text, of_file) in [
+        ("shared = true", Mode::Shared),
+        ("slots = 4", Mode::Slots(4)),
+        ("shared = false\nslots = 4", Mode::Slots(4)),
+        ("exclusive = true", Mode::Exclusive),
+        ("exclusive = false\nshared = false", Mode::Exclusive),
+    ] {
+        let machine = Machine::new()?.machine_file(text)?;
+        assert_eq!(mode(&machine, &[])?, of_file, "{text}");
+        assert_eq!(mode(&machine, &["-x"])?, Mode::Exclusive, "{text}");
+        assert_eq!(mode(&machine, &["-s"])?, Mode::Shared, "{text}");
+        assert_eq!(mode(&machine, &["-n", "2"])?, Mode::Slots(2), "{text}");
+    }
+    let machine = Machine::new()?.machine_file("shared = true\nslots = 3")?;
+    assert_eq!(mode(&machine, &["-x"])?, Mode::Exclusive);
     Ok(())
 }
 

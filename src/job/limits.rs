@@ -17,6 +17,12 @@ pub struct Limits {
     pub kill_at: Moment,
 }
 
+impl Limits {
+    /// Those of a job that may run for as long as it likes.
+    pub const NEVER: Self =
+        Self { term_at: Moment::from_boot(Duration::MAX), kill_at: Moment::from_boot(Duration::MAX) };
+}
+
 /// Where the limits are put. May be handed to another thread; setting them never blocks and needs no system call.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsSender {

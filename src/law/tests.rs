@@ -1,1 +1,408 @@
-//! What the law must never do, and must do in the end, over random histories of several locks in every mode.
+//! What must the law never do, and do in the end? Here the rules one by one; random histories are next door.
+
+use super::*;
+use crate::lock::{Key, Owner};
+
+mod histories;
+mod observer;
+
+fn name(key: &str) -> Name {
+    let name = Key::new(key).and_then(|key| Name::new("", &key));
+    name.unwrap_or_else(|why| unreachable!("{key:?} is a good name: {why}"))
+}
+
+fn token(number: u32) -> Token {
+    let token = Token::parse(&format!("{number:032x}"));
+    token.unwrap_or_else(|why| unreachable!("32 hex digits: {why}"))
+}
+
+const TTL: Duration = Duration::from_secs(30);
+const X: Mode = Mode::Exclusive;
+const S: Mode = Mode::Shared;
+const RAN: End = End { ran: Ran::Yes, job: None };
+
+/// A book at a time. Each number is an asker; locks are named by one letter each.
+struct Scene {
+    book: Book,
+    now: Time,
+    ttl: Duration,
+    min_hold: Duration,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let now = Time(1_800_000_000_000_000);
+        Self { book: Book::default(), now, ttl: TTL, min_hold: Duration::ZERO }
+    }
+
+    fn names(locks: &str) -> Names {
+        let mut names = locks.chars().map(|lock| name(&lock.to_string()));
+        names.next().map_or_else(|| unreachable!("no lock is named"), |first| Names::new(first, names))
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now = Time(self.now.0 + ms * 1000);
+    }
+
+    fn acquire(&mut self, who: u32, locks: &str, mode: Mode, patience: Patience) -> Acquired {
+        self.now = Time(self.now.0 + 1);
+        let (ttl, min_hold) = (self.ttl, self.min_hold);
+        let owner = Owner { pid: who, ..Owner::default() };
+        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience };
+        self.book.acquire(self.now, &Self::names(locks), &ask)
+    }
+
+    /// Asks and queues up; whether it was granted.
+    fn queue(&mut self, who: u32, locks: &str, mode: Mode) -> bool {
+        matches!(self.acquire(who, locks, mode, Patience::Queue), Acquired::Granted(_))
+    }
+
+    /// Asks without waiting; whether it was granted.
+    fn ask(&mut self, who: u32, locks: &str, mode: Mode) -> bool {
+        matches!(self.acquire(who, locks, mode, Patience::None), Acquired::Granted(_))
+    }
+
+    fn slot(&mut self, who: u32, locks: &str, slots: u32) -> Option<u32> {
+        match self.acquire(who, locks, Mode::Slots(slots), Patience::Queue) {
+            Acquired::Granted(grant) => grant.slot,
+            _ => None,
+        }
+    }
+
+    fn next(&mut self, who: u32, locks: &str, mode: Mode) -> Option<Duration> {
+        match self.acquire(who, locks, mode, Patience::Queue) {
+            Acquired::Waiting(waiting) => Some(waiting.next),
+            _ => None,
+        }
+    }
+
+    fn renew(&mut self, who: u32, locks: &str) -> Renewal {
+        self.book.renew(self.now, &Self::names(locks), &token(who), self.ttl)
+    }
+
+    fn leave(&mut self, who: u32, locks: &str) -> Left {
+        self.book.leave(self.now, &Self::names(locks), &token(who), &RAN)
+    }
+
+    fn revoke(&mut self, lock: &str, when: When) -> Revoked {
+        self.book.revoke(self.now, &name(lock), &Revoke { when, by: Owner::default() })
+    }
+
+    fn record(&mut self, lock: &str) -> &mut Record {
+        self.book.records.entry(lock.into()).or_default()
+    }
+}
+
+const GONE: Left = Left::Released { cooling: Duration::ZERO };
+
+#[test]
+fn readers_share_and_a_queued_writer_holds_back_later_ones() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", S) && scene.queue(2, "a", S));
+    assert!(!scene.queue(3, "a", X));
+    assert!(!scene.queue(4, "a", S) && !scene.ask(5, "a", S));
+    assert_eq!((scene.leave(1, "a"), scene.leave(2, "a")), (GONE, GONE));
+    assert!(scene.queue(3, "a", X) && !scene.queue(4, "a", S));
+    assert_eq!(scene.leave(3, "a"), GONE);
+    assert!(scene.queue(4, "a", S));
+}
+
+#[test]
+fn all_readers_at_the_head_are_granted_in_one_step() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X));
+    for (who, mode) in [(2, S), (3, S), (4, X), (5, S)] {
+        assert!(!scene.queue(who, "a", mode));
+    }
+    scene.leave(1, "a");
+    let seen = scene.record("a").clone().inspect(scene.now);
+    assert_eq!(seen.holders.iter().map(|holder| holder.owner.pid).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(seen.waiters.len(), 2);
+}
+
+#[test]
+fn a_crashed_reader_ends_alone() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", S));
+    scene.pass(20_000);
+    assert!(scene.queue(2, "a", S) && !scene.queue(3, "a", X));
+    scene.pass(10_001);
+    assert_eq!((scene.renew(1, "a"), scene.renew(2, "a")), (Renewal::NotHeld, Renewal::Renewed));
+    assert!(!scene.queue(3, "a", X));
+}
+
+#[test]
+fn the_lowest_free_slot_is_given() {
+    let mut scene = Scene::new();
+    assert_eq!(
+        (1..=4).map(|who| scene.slot(who, "a", 3)).collect::<Vec<_>>(),
+        [Some(0), Some(1), Some(2), None]
+    );
+    scene.leave(2, "a");
+    assert_eq!(scene.slot(4, "a", 3), Some(1));
+}
+
+#[test]
+fn several_locks_have_one_slot_number_in_common() {
+    let mut scene = Scene::new();
+    assert_eq!(
+        (scene.slot(1, "a", 3), scene.slot(2, "b", 3), scene.slot(3, "b", 3)),
+        (Some(0), Some(0), Some(1))
+    );
+    assert_eq!(scene.slot(4, "ab", 3), Some(2));
+    assert_eq!(scene.slot(5, "ab", 3), None);
+    scene.leave(3, "b");
+    assert_eq!(scene.slot(5, "ab", 3), Some(1));
+}
+
+#[test]
+fn another_mode_or_another_number_of_slots_waits() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.slot(1, "a", 2), Some(0));
+    for mode in [Mode::Slots(3), S, X] {
+        assert!(!scene.ask(2, "a", mode));
+    }
+    assert_eq!(scene.slot(3, "a", 3), None);
+    assert_eq!(scene.slot(4, "a", 2), None, "the one with other slots came first");
+    scene.leave(1, "a");
+    assert_eq!((scene.slot(3, "a", 3), scene.slot(4, "a", 2)), (Some(0), None));
+}
+
+#[test]
+fn several_locks_are_granted_together_or_not_at_all() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "b", X) && !scene.queue(2, "ab", X));
+    assert_eq!(scene.record("a").clone().inspect(scene.now).state, State::Free);
+    assert!(!scene.ask(3, "a", X), "a newcomer does not overtake");
+    scene.leave(1, "b");
+    assert!(scene.queue(2, "ab", X));
+    let fences = ["a", "b"].map(|lock| scene.record(lock).fence);
+    assert_eq!(fences[0], fences[1]);
+}
+
+#[test]
+fn locks_asked_for_crosswise_do_not_deadlock_when_a_silent_waiter_returns() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X) && scene.queue(2, "b", X));
+    assert!(!scene.queue(3, "ab", X) && !scene.queue(4, "bc", X) && !scene.queue(5, "ac", X));
+    scene.pass(5_001);
+    assert!(!scene.queue(4, "bc", X) && !scene.queue(5, "ac", X));
+    assert!(!scene.queue(3, "ab", X), "back at its old place, in both queues");
+    scene.leave(1, "a");
+    scene.leave(2, "b");
+    assert!(scene.queue(3, "ab", X) && !scene.queue(4, "bc", X) && !scene.queue(5, "ac", X));
+    scene.leave(3, "ab");
+    assert!(scene.queue(4, "bc", X) && !scene.queue(5, "ac", X));
+    scene.leave(4, "bc");
+    assert!(scene.queue(5, "ac", X));
+}
+
+#[test]
+fn a_silent_waiter_is_passed_over_at_all_its_locks_in_one_step() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X) && !scene.queue(2, "ab", X));
+    scene.pass(4000);
+    assert!(!scene.queue(3, "b", X));
+    scene.pass(1001);
+    scene.leave(1, "a");
+    assert_eq!(scene.record("b").clone().inspect(scene.now).holders.len(), 1);
+}
+
+#[test]
+fn a_waiter_watches_the_one_before_and_who_leaves_is_no_longer_counted() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X) && !scene.queue(2, "ab", X) && !scene.queue(3, "a", X));
+    scene.pass(4000);
+    assert_eq!(scene.next(3, "a", X), Some(Duration::from_millis(1000)), "when the one before falls silent");
+    assert_eq!(scene.leave(2, "ab"), Left::Dequeued);
+    assert!(matches!(scene.acquire(3, "a", X, Patience::Queue), Acquired::Waiting(Waiting { ahead: 0, .. })));
+    assert!(scene.ask(4, "b", X));
+}
+
+#[test]
+fn who_died_together_cost_ten_seconds_at_most() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        scene.ttl = Duration::from_millis(500);
+        assert!(scene.queue(1, "ab", X));
+        for who in 2..8 {
+            assert!(!scene.queue(who, "ab", mode));
+        }
+        let died = scene.now;
+        while let Some(next) = scene.next(9, "ab", X) {
+            scene.pass(millis(next));
+        }
+        assert!(
+            scene.now.millis() - died.millis() <= 10_000,
+            "{mode}: {}",
+            scene.now.millis() - died.millis()
+        );
+    }
+}
+
+#[test]
+fn next_is_when_what_is_in_the_way_ends() {
+    let mut scene = Scene::new();
+    scene.ttl = Duration::from_millis(700);
+    assert!(scene.queue(1, "a", S));
+    scene.pass(100);
+    assert!(scene.queue(2, "b", S));
+    assert_eq!(scene.next(3, "ab", X), Some(Duration::from_millis(600)));
+    scene.pass(600);
+    assert_eq!(scene.next(3, "ab", X), Some(Duration::from_millis(100)));
+    scene.pass(100);
+    assert!(scene.queue(3, "ab", X));
+}
+
+#[test]
+fn without_a_slot_in_common_next_is_when_the_first_hold_ends() {
+    let mut scene = Scene::new();
+    assert_eq!((scene.slot(1, "a", 2), scene.slot(2, "b", 2)), (Some(0), Some(0)));
+    scene.ttl = Duration::from_millis(700);
+    assert_eq!(scene.slot(3, "b", 2), Some(1));
+    scene.leave(2, "b");
+    assert_eq!(scene.next(4, "ab", Mode::Slots(2)), Some(Duration::from_millis(700)));
+}
+
+#[test]
+fn only_the_head_looks_at_a_foreign_lock() {
+    let mut scene = Scene::new();
+    scene.record("a").lock = Lock::Foreign { until: None };
+    assert_eq!(scene.next(1, "ab", S), Some(FOREIGN_LOOK));
+    assert_eq!(scene.next(2, "a", S), Some(HEARTBEAT));
+    assert_eq!(
+        scene.revoke("a", When::Safe),
+        Revoked::Foreign(Foreign { kind: "string".into(), left: None })
+    );
+    assert_eq!(scene.revoke("a", When::Now), Revoked::ForeignDeleted);
+    assert!(scene.queue(1, "ab", S) && scene.queue(2, "a", S));
+}
+
+#[test]
+fn a_hold_without_one_of_its_locks_neither_renews_nor_proves_anything() {
+    for mode in [X, S, Mode::Slots(2)] {
+        for lock in [Lock::Free, Lock::Foreign { until: None }] {
+            let mut scene = Scene::new();
+            assert!(scene.queue(1, "ab", mode));
+            assert!(scene.book.prove(scene.now, &Scene::names("ab"), &token(1)).is_some());
+            scene.record("a").lock = lock;
+            assert_eq!(scene.book.prove(scene.now, &Scene::names("ab"), &token(1)), None);
+            assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld, "{mode}");
+            assert!(!scene.ask(2, "b", X), "its job may still run");
+            assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Spent);
+            assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
+            assert!(scene.ask(2, "b", X));
+        }
+    }
+}
+
+#[test]
+fn a_min_hold_stands_in_every_mode_and_keeps_its_slot() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        scene.min_hold = Duration::from_secs(3);
+        assert!(scene.queue(1, "ab", mode));
+        scene.pass(1000);
+        scene.min_hold = Duration::ZERO;
+        assert_eq!(scene.leave(1, "ab"), Left::Released { cooling: Duration::from_secs(2) });
+        assert_eq!(scene.leave(1, "ab"), Left::Already);
+        assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld);
+        assert!(!scene.ask(2, "b", X), "{mode}");
+        if mode == Mode::Slots(2) {
+            assert_eq!(scene.slot(3, "a", 2), Some(1));
+            scene.leave(3, "a");
+        }
+        scene.pass(2000);
+        assert!(scene.ask(2, "ab", X), "{mode}");
+    }
+}
+
+#[test]
+fn a_job_that_never_ran_leaves_no_min_hold() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        scene.min_hold = Duration::from_secs(3);
+        assert!(scene.queue(1, "ab", mode));
+        let never = End { ran: Ran::No, job: None };
+        assert_eq!(scene.book.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
+        assert!(scene.ask(2, "ab", X) && scene.record("a").log.is_empty());
+    }
+}
+
+#[test]
+fn a_safe_revocation_waits_for_the_job_and_no_renewal_undoes_it() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        assert!(scene.queue(1, "ab", mode));
+        assert!(matches!(scene.revoke("a", When::Safe), Revoked::Holds { left: TTL, .. }));
+        assert!(matches!(scene.revoke("a", When::Safe), Revoked::AlreadyRevoked { left: TTL, .. }));
+        assert_eq!(scene.renew(1, "ab"), Renewal::Revoked);
+        assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Spent);
+        assert!(!scene.queue(2, "ab", X), "{mode}");
+        assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
+        assert!(scene.queue(2, "ab", X), "{mode}");
+    }
+}
+
+#[test]
+fn a_revocation_at_once_frees_that_lock_alone() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        assert!(scene.queue(1, "ab", mode));
+        assert!(matches!(scene.revoke("a", When::Now), Revoked::Holds { left: Duration::ZERO, .. }));
+        assert!(scene.ask(2, "a", X) && !scene.ask(3, "b", X), "{mode}");
+        assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld);
+        assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
+        assert!(scene.ask(3, "b", X) && scene.renew(2, "a") == Renewal::Renewed);
+    }
+}
+
+#[test]
+fn the_dead_are_buried_in_all_their_locks_and_queues() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "ab", S) && !scene.queue(2, "abc", X) && !scene.queue(3, "bc", S));
+    scene.book.bury(scene.now, &token(2));
+    assert!(scene.queue(3, "bc", S));
+    scene.book.bury(scene.now, &token(1));
+    assert!(scene.ask(4, "a", X) && scene.record("b").waiters.is_empty());
+}
+
+#[test]
+fn when_the_server_lost_who_holds_the_key_still_counts() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        assert!(scene.queue(1, "a", mode));
+        scene.record("a").holds.clear();
+        assert_eq!(scene.renew(1, "a"), Renewal::NotHeld, "{mode}");
+        assert!(!scene.ask(2, "a", mode) && !scene.ask(3, "a", X), "{mode}");
+        scene.revoke("a", When::Safe);
+        assert!(!scene.ask(2, "a", mode), "{mode}");
+        scene.pass(30_000);
+        assert!(scene.ask(2, "a", mode), "{mode}");
+    }
+}
+
+#[test]
+fn a_token_given_back_is_refused_for_ten_minutes_at_any_of_its_locks() {
+    let mut scene = Scene::new();
+    assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (Left::NotHeld, Left::NotHeld));
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Spent);
+    scene.pass(599_999);
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Spent);
+    scene.pass(2);
+    assert!(scene.queue(1, "ab", X));
+}
+
+#[test]
+fn a_fence_outgrows_a_clock_that_goes_back() {
+    let mut scene = Scene::new();
+    let mut last = 0;
+    for who in 1..5 {
+        assert!(scene.queue(who, if who % 2 == 0 { "ab" } else { "b" }, X));
+        let fence = scene.record("b").fence;
+        assert!(fence > last);
+        last = fence;
+        scene.leave(who, "ab");
+        scene.now = Time(scene.now.0 - 5_000_000);
+    }
+}

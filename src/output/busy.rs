@@ -1,10 +1,22 @@
 //! Why is the lock not to be had? One line for the three moments when that is said: busy, gave up waiting, waiting.
-//! The words for what stands in the way are the same in all three.
+//! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
 
-use super::time::{local, span};
+use super::live::Room;
+use super::time::{local, millis, span};
 use crate::law::{Blocker, Holder, State, Waiting};
-use crate::lock::Owner;
+use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
+
+/// What was asked for.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The keys, in the order given; at least one.
+    pub keys: Vec<Key>,
+    /// The store's name without its secret.
+    pub store: String,
+    /// With whom the lock was to be shared.
+    pub mode: Mode,
+}
 
 /// How the lock was tried for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,36 +27,126 @@ pub enum Tried {
     Waited(Duration),
 }
 
-/// The one line of a run that did not get the lock. `store` is the store's name without its secret.
-pub fn busy(key: &str, store: &str, blocker: &Blocker, tried: Tried) -> String {
+/// The one line of a run that did not get the lock.
+pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
     let (verdict, next) = match tried {
         Tried::Once => ("is busy".into(), "-w waits for it"),
         Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
     };
-    format!("{key} in {store} {verdict}: {}; the command did not run; {next}", reason(blocker))
+    format!(
+        "{} {verdict}: {}; the command did not run; {next}",
+        asked.in_the_way(blocker),
+        reason(blocker, asked.mode)
+    )
 }
 
-/// A line for one who waits, and has waited for `waited`.
-pub fn waiting(key: &str, store: &str, waiting: &Waiting, waited: Duration) -> String {
-    let ahead = match waiting.ahead {
-        0 => String::new(),
-        1 => ", one waiter ahead".into(),
-        n => format!(", {n} waiters ahead"),
-    };
+/// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
+pub fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> String {
+    let blocker = &waiting.blocker;
+    let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
-    format!("waiting{since} for {key} in {store}{ahead}: {}", reason(&waiting.blocker))
+    let whole = format!(
+        "waiting{since} for {}, place {place} in the queue: {}",
+        asked.in_the_way(blocker),
+        reason(blocker, asked.mode)
+    );
+    let Room::Columns(columns) = room else { return whole };
+    let key = asked.key_of(blocker);
+    let waited = span(Duration::from_secs(waited.as_secs()));
+    // What changes comes first, so that it is still seen where the end is cut.
+    let shorter = match &blocker.holder {
+        Some(holder) if blocker.state == State::Held => {
+            let Owner { user, host, pid, .. } = &holder.owner;
+            let others = match blocker.others {
+                0 => String::new(),
+                others => format!(" + {others}"),
+            };
+            let (held, lease) = (span(holder.held), span(holder.lease));
+            [
+                format!(
+                    "waiting {waited} for {key}, place {place}: held for {held} by {user}@{host} (pid {pid}){others}, lease \
+                     {lease}"
+                ),
+                format!(
+                    "waiting {waited} for {key}, place {place}: {user}@{host}{others} for {held}, lease {lease}"
+                ),
+                format!("{key}: {waited}, place {place}; {user}@{host}{others} {held}, lease {lease}"),
+            ]
+        }
+        _ => {
+            let reason = reason(blocker, asked.mode);
+            [
+                format!("waiting {waited} for {key}, place {place}: {reason}"),
+                format!("{key}: {waited}, place {place}; {reason}"),
+                format!("{key}: {waited}, place {place}"),
+            ]
+        }
+    };
+    let [.., last] = &shorter;
+    let mut all = std::iter::once(&whole).chain(&shorter);
+    all.find(|line| line.chars().count() <= columns).unwrap_or(last).clone()
 }
 
-/// What stands in the way, as a clause.
-pub fn reason(blocker: &Blocker) -> String {
+/// The same, `age` later, if nothing has happened meanwhile.
+pub fn aged(waiting: &Waiting, age: Duration) -> Waiting {
+    let mut waiting = waiting.clone();
+    let blocker = &mut waiting.blocker;
+    blocker.left = blocker.left.map(|left| left.saturating_sub(age));
+    if let Some(holder) = &mut blocker.holder {
+        holder.held = holder.held.saturating_add(age);
+        holder.lease = holder.lease.saturating_sub(age);
+    }
+    waiting
+}
+
+impl Asked {
+    /// The key that the blocker is about.
+    fn key_of(&self, blocker: &Blocker) -> &Key {
+        let mut in_order: Vec<&Key> = self.keys.iter().collect();
+        in_order.sort_unstable();
+        in_order.get(blocker.at).copied().unwrap_or(&self.keys[0])
+    }
+
+    /// The key in the way, where it is, and what it was wanted together with.
+    fn in_the_way(&self, blocker: &Blocker) -> String {
+        let key = self.key_of(blocker);
+        let others: Vec<Key> = self.keys.iter().filter(|other| *other != key).cloned().collect();
+        let together = match others[..] {
+            [] => String::new(),
+            _ => format!(" (wanted together with {})", listed(&others)),
+        };
+        format!("{key} in {}{together}", self.store)
+    }
+}
+
+/// Keys as people list them; the first of them where there are many.
+pub fn listed(keys: &[Key]) -> String {
+    const NAMED: usize = 3;
+    match keys {
+        [] => String::new(),
+        [key] => key.to_string(),
+        [keys @ .., last] if keys.len() < NAMED => format!("{} and {last}", joined(keys)),
+        keys => format!("{} and {} more", joined(&keys[..NAMED]), keys.len() - NAMED),
+    }
+}
+
+fn joined(keys: &[Key]) -> String {
+    keys.iter().map(Key::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// What stands in the way of one who asked for this mode, as a clause.
+fn reason(blocker: &Blocker, asked: Mode) -> String {
     let left = blocker.left.map(|left| format!(", for {} at most", span(left))).unwrap_or_default();
     match (blocker.state, &blocker.holder) {
-        (State::Held, Some(holder)) if holder.confirmed => held(holder),
+        (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, asked),
         (State::Held, Some(holder)) => format!(
-            "it was just given to {}, who waited before ({})",
+            "it was just given to {}{}, who waited before ({}){}",
             who(&holder.owner),
-            what(&holder.owner)
+            and_others(blocker, "and"),
+            what(&holder.owner),
+            otherwise(blocker, asked)
         ),
+        (State::Held, None) if blocker.mode.is_some() => "others hold it".into(),
         (State::Held, None) => match blocker.left {
             Some(left) => format!("something that is not dlock holds it, for {} more", span(left)),
             None => "something that is not dlock holds it, without an end; \
@@ -54,27 +156,76 @@ pub fn reason(blocker: &Blocker) -> String {
         (State::Cooling, _) => format!("the last run is over and its --min-hold keeps the lock{left}"),
         (State::Revoked, holder) => format!(
             "an operator took it away{}, whose job may still run{left}",
-            holder.as_ref().map(|holder| format!(" from {}", who(&holder.owner))).unwrap_or_default()
+            holder
+                .as_ref()
+                .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker, "and")))
+                .unwrap_or_default()
         ),
         (State::Free, Some(holder)) => format!("{} waited before", who(&holder.owner)),
         (State::Free, None) => "others waited before".into(),
     }
 }
 
-/// A hold, as a clause.
-fn held(holder: &Holder) -> String {
-    let now = holder.since.saturating_add(super::time::millis(holder.held));
-    let end = now.saturating_add(super::time::millis(holder.lease));
+/// Holds, as a clause: the oldest in full, the others counted.
+fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
+    let now = holder.since.saturating_add(millis(holder.held));
+    let end = now.saturating_add(millis(holder.lease));
     let because = holder.owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let taken = blocker.others.saturating_add(1);
+    let how = match blocker.mode {
+        None => "held by".into(),
+        Some(Mode::Exclusive) if asked == Mode::Exclusive => "held by".into(),
+        Some(Mode::Exclusive) => "held exclusive by".into(),
+        Some(Mode::Shared) => "held shared by".into(),
+        Some(Mode::Slots(1)) => "its one slot is held by".into(),
+        Some(Mode::Slots(slots)) if taken >= u64::from(slots) => {
+            format!("all its {slots} slots are held, one by")
+        }
+        Some(Mode::Slots(slots)) if taken == 1 => format!("1 of its {slots} slots held, by"),
+        Some(Mode::Slots(slots)) => format!("{taken} of its {slots} slots held, one by"),
+    };
+    let others = match blocker.mode {
+        // How many they are has been said.
+        Some(Mode::Slots(_)) => String::new(),
+        _ => and_others(blocker, ", and by"),
+    };
     format!(
-        "held by {} since {} ({} ago), running {}{because}, lease good until {} ({} more)",
+        "{how} {} since {} ({} ago), running {}{because}, lease good until {} ({} more){others}{}",
         who(&holder.owner),
         local(holder.since, now),
         span(holder.held),
         what(&holder.owner),
         local(end, now),
         span(holder.lease),
+        otherwise(blocker, asked),
     )
+}
+
+/// How many more there are.
+fn and_others(blocker: &Blocker, and: &str) -> String {
+    let space = if and.starts_with(',') { "" } else { " " };
+    match blocker.others {
+        0 => String::new(),
+        1 => format!("{space}{and} one other"),
+        others => format!("{space}{and} {others} others"),
+    }
+}
+
+/// Why one who asked for this mode cannot join who holds it.
+fn otherwise(blocker: &Blocker, asked: Mode) -> String {
+    match blocker.mode {
+        None | Some(Mode::Exclusive) if asked == Mode::Exclusive => String::new(),
+        Some(Mode::Slots(slots)) if asked == Mode::Slots(slots) => {
+            let taken = blocker.others.saturating_add(1);
+            if taken < u64::from(slots) { "; others waited before".into() } else { String::new() }
+        }
+        Some(mode) if mode == asked => "; others waited before".into(),
+        _ => match asked {
+            Mode::Slots(1) => "; 1 slot was asked for".into(),
+            Mode::Slots(slots) => format!("; {slots} slots were asked for"),
+            mode => format!("; {mode} was asked for"),
+        },
+    }
 }
 
 /// `user@host (pid 12)`.
@@ -90,7 +241,7 @@ fn what(owner: &Owner) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Fence, Mode};
+    use crate::lock::Fence;
 
     fn holder(confirmed: bool) -> Holder {
         Holder {
@@ -111,46 +262,114 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_busy_line_says_who_since_when_what_and_until_when() {
-        let blocker = Blocker {
+    fn asked(keys: &[&str], mode: Mode) -> Result<Asked, String> {
+        let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<_, _>>()?;
+        Ok(Asked { keys, store: "redis://h:6379".into(), mode })
+    }
+
+    fn blocker(mode: Mode, others: u64) -> Blocker {
+        Blocker {
             at: 0,
             state: State::Held,
-            mode: Some(Mode::Exclusive),
+            mode: Some(mode),
             holder: Some(holder(true)),
-            others: 0,
+            others,
             left: None,
-        };
-        let line = busy("nightly", "redis://h:6379", &blocker, Tried::Once);
-        for part in [
-            "nightly in redis://h:6379",
-            "app@web1 (pid 4711)",
-            "12m ago",
-            "'report --all'",
-            "27s more",
-            "did not run",
-            "-w",
-        ] {
+        }
+    }
+
+    #[track_caller]
+    fn says(line: &str, parts: &[&str]) {
+        println!("{line}");
+        for part in parts {
             assert!(line.contains(part), "{part}: {line}");
         }
-        let line = busy("nightly", "redis://h:6379", &blocker, Tried::Waited(Duration::from_secs(10)));
-        assert!(line.contains("10s of --wait"), "{line}");
     }
 
     #[test]
-    fn every_state_has_words() {
+    fn a_busy_line_says_who_since_when_what_and_until_when() -> Result<(), String> {
+        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let blocker = blocker(Mode::Exclusive, 0);
+        let parts = ["nightly in redis://h:6379 is busy: held by app@web1 (pid 4711)", "12m ago"];
+        let more = ["'report --all'", "27s more); the command did not run", "-w"];
+        says(&busy(&asked, &blocker, Tried::Once), &[&parts[..], &more].concat());
+        let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)));
+        says(&line, &["10s of --wait"]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_busy_line_names_both_modes() -> Result<(), String> {
+        use Mode::{Exclusive, Shared, Slots};
+        for (held, others, wanted, parts) in [
+            (Shared, 0, Exclusive, &["held shared by app@web1", "more); exclusive was asked for;"][..]),
+            (
+                Shared,
+                2,
+                Exclusive,
+                &["held shared by app@web1", ", and by 2 others; exclusive was asked for"],
+            ),
+            (Exclusive, 0, Shared, &["held exclusive by app@web1", "; shared was asked for"]),
+            (Shared, 0, Shared, &["held shared by app@web1", "; others waited before"]),
+            (Slots(3), 2, Slots(3), &["all its 3 slots are held, one by app@web1", "more); the command"]),
+            (Slots(1), 0, Slots(1), &["its one slot is held by app@web1", "more); the command"]),
+            (Slots(3), 0, Slots(5), &["1 of its 3 slots held, by app@web1", "; 5 slots were asked for"]),
+            (Slots(3), 1, Slots(3), &["2 of its 3 slots held", "; others waited before"]),
+            (Slots(3), 1, Exclusive, &["2 of its 3 slots held", "; exclusive was asked for"]),
+            (Exclusive, 0, Slots(1), &["held exclusive by app@web1", "; 1 slot was asked for"]),
+        ] {
+            says(&busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once), parts);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn of_several_keys_the_one_in_the_way_is_named() -> Result<(), String> {
+        let asked = asked(&["c", "a", "b"], Mode::Exclusive)?;
+        let blocker = Blocker { at: 2, ..blocker(Mode::Exclusive, 0) };
+        says(
+            &busy(&asked, &blocker, Tried::Once),
+            &["c in redis://h:6379 (wanted together with a and b) is busy"],
+        );
+        let keys = ["a", "b", "c", "d", "e"].map(Key::new).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let lists: Vec<String> = (1..=5).map(|count| listed(&keys[..count])).collect();
+        assert_eq!(lists, ["a", "a and b", "a, b and c", "a, b, c and 1 more", "a, b, c and 2 more"]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_waiting_line_fits_and_moves_on() -> Result<(), String> {
+        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3) };
+        let waits = aged(&waits, Duration::from_secs(10));
+        let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Room::Columns(columns));
+        let parts =
+            ["nightly in redis://h", "1m35s", "place 2", "app@web1 (pid 4711)", "12m10s", "17s", "3 others"];
+        says(&said(300), &parts);
+        assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Room::Endless));
+        for columns in [100, 80, 70, 60, 50] {
+            says(&said(columns), &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"]);
+            assert!(said(columns).chars().count() <= columns.max(58), "{columns}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_state_has_words() -> Result<(), String> {
         for state in [State::Held, State::Free, State::Cooling, State::Revoked] {
             for holder in [None, Some(holder(false))] {
                 for left in [None, Some(Duration::from_secs(3))] {
-                    let mode = Some(Mode::Exclusive);
-                    let blocker = Blocker { at: 0, state, mode, holder: holder.clone(), others: 0, left };
-                    println!("{}", busy("k", "file:/d", &blocker, Tried::Once));
+                    let blocker =
+                        Blocker { state, holder: holder.clone(), left, ..blocker(Mode::Exclusive, 1) };
+                    let asked = asked(&["k"], Mode::Shared)?;
+                    println!("{}", busy(&asked, &blocker, Tried::Once));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker };
-                    assert!(
-                        waiting("k", "file:/d", &waits, Duration::from_secs(10)).contains("2 waiters ahead")
-                    );
+                    for room in [Room::Endless, Room::Columns(40), Room::Columns(1)] {
+                        says(&waiting(&asked, &waits, Duration::from_secs(10), room), &["10s", "place 3"]);
+                    }
                 }
             }
         }
+        Ok(())
     }
 }

@@ -57,6 +57,13 @@ impl From<Mode> for ModeName {
     }
 }
 
+fn slots_of(mode: Mode) -> Option<u32> {
+    match mode {
+        Mode::Slots(slots) => Some(slots),
+        Mode::Exclusive | Mode::Shared => None,
+    }
+}
+
 #[derive(Serialize)]
 struct Lock<'a> {
     key: &'a str,
@@ -90,6 +97,7 @@ struct Waits<'a> {
     pid: u32,
     user: &'a str,
     mode: ModeName,
+    slots: Option<u32>,
     waiting_ms: u64,
 }
 
@@ -138,10 +146,7 @@ impl<'a> Lock<'a> {
             key: view.name.key(),
             state: view.state,
             mode: mode.map(ModeName::from),
-            slots: match mode {
-                Some(Mode::Slots(slots)) => Some(slots),
-                _ => None,
-            },
+            slots: mode.and_then(slots_of),
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().map(Waits::of).collect(),
@@ -172,7 +177,8 @@ impl<'a> Holds<'a> {
 impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
         let Owner { host, pid, user, .. } = &waiter.owner;
-        Self { host, pid: *pid, user, mode: waiter.mode.into(), waiting_ms: millis(waiter.waiting) }
+        let (mode, slots) = (waiter.mode.into(), slots_of(waiter.mode));
+        Self { host, pid: *pid, user, mode, slots, waiting_ms: millis(waiter.waiting) }
     }
 }
 

@@ -1,6 +1,9 @@
-//! What does a waiting dlock say, and when? On a terminal it keeps one line that changes in place; elsewhere the first
-//! line comes after ten seconds and then one a minute, so that a log does not fill. It decides when to speak, not
-//! when to look: the caller hands in what it knows whenever it wakes.
+//! When does a waiting dlock speak, and where? On a terminal it keeps one line that changes in place; elsewhere the first
+//! line comes after ten seconds and then one a minute, so that a log does not fill. It decides when to speak, not when
+//! to look: the caller hands in what it knows whenever it wakes. What is said is in `busy`.
+//!
+//! While the line stands, the cursor is at its beginning. A terminal that is made narrower may wrap what stands on it, and
+//! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
 
 use super::{Kind, Printer, escaped, send};
 use crate::cli::LogFormat;
@@ -18,11 +21,26 @@ const THEN: Duration = Duration::from_secs(60);
 /// The time between two changes of the line on a terminal.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What the terminal may write behind the line: `^C`, and one column to stand on.
-const ECHO: usize = 3;
+/// What every message begins with.
+const HEAD: &str = "dlock: ";
+
+/// What is kept free at the end: in the last column some terminals wrap.
+const MARGIN: usize = 1;
+
+/// The width of a terminal that does not tell.
+const USUAL: usize = 80;
 
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
+
+/// How much may be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// As much as there is to say.
+    Endless,
+    /// So many characters.
+    Columns(usize),
+}
 
 /// The voice of a waiter.
 #[derive(Debug)]
@@ -39,8 +57,8 @@ enum Place {
     Nowhere,
     /// On a terminal, where a line may stand.
     Terminal,
-    /// The same, and a line stands.
-    Line,
+    /// The same, and a line of so many characters stands.
+    Line(usize),
     /// Into a file, a pipe or a log.
     Log,
 }
@@ -64,23 +82,32 @@ impl Waiter {
         self.next
     }
 
+    /// Has the line said again at once, if it stands.
+    pub fn hurry(&mut self) {
+        if let Place::Line(_) = self.place {
+            self.next = Moment::now();
+        }
+    }
+
     /// Says it, if it is time; `text` is asked for only then.
-    pub fn say(&mut self, text: impl FnOnce() -> String) {
+    pub fn say(&mut self, text: impl FnOnce(Room) -> String) {
         if !self.next.passed() {
             return;
         }
         match self.place {
             Place::Nowhere => {}
             Place::Log => {
-                self.printer.say(Kind::Note, &text());
+                self.printer.say(Kind::Note, &text(Room::Endless));
                 self.next = Moment::now().after(THEN);
             }
-            Place::Terminal | Place::Line => {
+            Place::Terminal | Place::Line(_) => {
                 // In the background the screen is somebody else's, and writing might stop dlock.
                 if in_front() {
-                    let columns = tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col));
-                    send(&format!("{WIPE}{}", fitting(&text(), columns)));
-                    self.place = Place::Line;
+                    let columns = columns();
+                    let room = Room::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
+                    let line = fitting(&text(room), columns);
+                    send(&format!("{}{line}\r", self.wipe(columns)));
+                    self.place = Place::Line(line.chars().count());
                 }
                 self.next = Moment::now().after(TICK);
             }
@@ -89,12 +116,20 @@ impl Waiter {
 
     /// Takes the line off the terminal. Before every other message, before CMD starts, and before dlock stops.
     pub fn clear(&mut self) {
-        if self.place == Place::Line {
+        if let Place::Line(_) = self.place {
             if in_front() {
-                send(WIPE);
+                send(&self.wipe(columns()));
             }
             self.place = Place::Terminal;
             self.next = Moment::now();
+        }
+    }
+
+    /// What takes away the line that stands.
+    fn wipe(&self, columns: usize) -> String {
+        match self.place {
+            Place::Line(length) if length > columns => wipe_rows(length.div_ceil(columns)),
+            _ => WIPE.into(),
         }
     }
 }
@@ -110,10 +145,24 @@ fn in_front() -> bool {
     tcgetpgrp(stderr()) == Ok(rustix::process::getpgrp())
 }
 
-/// The line, short enough not to wrap, also when the terminal echoes a ^C behind it: a line that wraps cannot be wiped.
+/// Wipes this row and those below it that the line may take now. Row by row, and then back to where the cursor was: to
+/// erase the screen from here on would, in the first row, have tmux keep all of it in its history.
+fn wipe_rows(rows: usize) -> String {
+    format!("{WIPE}\x1b7{}\x1b8", "\x1b[B\x1b[K".repeat(rows - 1))
+}
+
+/// The width of the terminal.
+fn columns() -> usize {
+    match tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col)) {
+        0 => USUAL,
+        columns => columns,
+    }
+}
+
+/// The line, short enough not to wrap.
 fn fitting(text: &str, columns: usize) -> String {
-    let line = format!("dlock: {}", escaped(text));
-    let most = if columns < 20 { 79 } else { columns } - ECHO;
+    let line = format!("{HEAD}{}", escaped(text));
+    let most = columns.saturating_sub(MARGIN).max(1);
     if line.chars().count() <= most {
         return line;
     }
@@ -128,10 +177,10 @@ mod tests {
     #[test]
     fn a_line_fits() {
         assert_eq!(fitting("a\nb", 80), "dlock: a\\nb");
-        for columns in [20, 80] {
-            assert_eq!(fitting(&"é".repeat(200), columns).chars().count(), columns - ECHO);
+        for columns in [2, 20, 80] {
+            assert_eq!(fitting(&"é".repeat(200), columns).chars().count(), columns - MARGIN);
         }
-        assert_eq!(fitting(&"x".repeat(200), 0).chars().count(), 79 - ECHO);
+        assert_eq!(fitting("x", 1), "…");
     }
 
     #[test]
@@ -140,16 +189,17 @@ mod tests {
         let printer = Printer { verbosity: Verbosity::Normal, ..quiet.clone() };
         let now = Moment::now();
         let mut waiter = Waiter::new(&printer, now);
-        waiter.say(|| unreachable!("too early"));
+        waiter.say(|_| unreachable!("too early"));
         assert_eq!(waiter.next(), now.after(FIRST));
         let mut spoken = false;
         let mut waiter = Waiter::new(&printer, now.before(FIRST));
-        waiter.say(|| {
+        waiter.say(|room| {
+            assert_eq!(room, Room::Endless);
             spoken = true;
             "waiting".into()
         });
         assert!(spoken && waiter.next() > Moment::now().after(THEN / 2));
         let mut silent = Waiter::new(&quiet, now.before(FIRST));
-        silent.say(|| unreachable!("quiet"));
+        silent.say(|_| unreachable!("quiet"));
     }
 }

@@ -23,9 +23,9 @@ pub struct Report<'a> {
     /// How the lock was lost.
     pub lost: Option<HowLost>,
     /// The first key.
-    pub key: Option<&'a str>,
-    /// Every key.
-    pub keys: Vec<&'a str>,
+    pub key: Option<String>,
+    /// Every key, in the order given.
+    pub keys: Vec<String>,
     /// The store, without its secret.
     pub store: Option<&'a str>,
     /// From the first request to the grant, or until dlock gave up.
@@ -34,8 +34,10 @@ pub struct Report<'a> {
     pub held_ms: Option<u64>,
     /// The fence of the grant.
     pub fence: Option<Fence>,
-    /// The slot; for a later version.
+    /// The slot.
     pub slot: Option<u32>,
+    /// Whether the job around dlock held a key of these already.
+    pub nested: bool,
     /// What dlock failed of.
     pub error: Option<String>,
 }

@@ -1,9 +1,11 @@
-//! What does `dlock status` show to people? One row a lock. On a terminal the table fits its width; into a pipe it is
-//! never cut. What comes from the store is escaped cell by cell.
+//! What does `dlock status` show to people? One row a lock, and one more for every other holder of it. On a terminal the
+//! table fits its width, and says once what a lock's rows have in common; into a pipe it is never cut, and each row says
+//! all. What comes from the store is escaped cell by cell.
 
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::law::{JobEnd, LoggedEnd, Outcome, State};
+use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::lock::Mode;
 use crate::store::View;
 use std::fmt::Write as _;
 
@@ -26,12 +28,18 @@ impl Width {
     }
 }
 
-const HEAD: [&str; 8] = ["KEY", "STATE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
+const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
+
+/// Not shown where every lock is exclusive, as most are.
+const MODE: usize = 2;
+
+/// What the rows of a lock have in common.
+const COMMON: [usize; 4] = [0, 1, 6, 7];
 
 /// What is given up on a narrow terminal, the first first: a column, and what is left of it at least. With nothing
 /// left the column is not shown.
 const GIVEN_UP: [(usize, usize); 10] =
-    [(7, 12), (6, 8), (2, 16), (0, 12), (6, 0), (3, 8), (7, 6), (2, 10), (0, 8), (7, 0)];
+    [(8, 12), (7, 8), (3, 16), (0, 12), (7, 0), (4, 8), (8, 6), (3, 10), (0, 8), (8, 0)];
 
 /// The table, with a line end after each row; where there is no lock, a line that says so.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
@@ -39,12 +47,15 @@ pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
         return "no lock is held, cooling or waited for\n".into();
     }
     let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(views.iter().map(row));
+    rows.extend(views.iter().flat_map(|view| lock(view, width)));
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
         }
+    }
+    if views.iter().all(|view| matches!(view.mode, None | Some(Mode::Exclusive))) {
+        widths[MODE] = 0;
     }
     if let Width::Columns(columns) = width {
         fit(&mut widths, columns);
@@ -99,8 +110,22 @@ fn paint(state: &str, coloured: Coloured) -> Option<&'static str> {
     }
 }
 
-/// One lock.
-fn row(view: &View) -> [String; HEAD.len()] {
+/// The rows of a lock.
+fn lock(view: &View, width: Width) -> Vec<[String; HEAD.len()]> {
+    let mut rows = vec![row(view, view.holders.first())];
+    rows.extend(view.holders.iter().skip(1).map(|holder| row(view, Some(holder))));
+    if width != Width::Endless {
+        for row in &mut rows[1..] {
+            for column in COMMON {
+                row[column].clear();
+            }
+        }
+    }
+    rows
+}
+
+/// One holder of a lock, or none.
+fn row(view: &View, holder: Option<&Holder>) -> [String; HEAD.len()] {
     let dash = || "-".to_owned();
     let state = match view.state {
         State::Held => "held",
@@ -108,7 +133,12 @@ fn row(view: &View) -> [String; HEAD.len()] {
         State::Cooling => "cooling",
         State::Revoked => "revoked",
     };
-    let holder = match (view.holders.first(), &view.foreign) {
+    let mode = match (view.mode, holder.and_then(|holder| holder.slot)) {
+        (Some(Mode::Slots(slots)), Some(slot)) => format!("slot {slot}/{slots}"),
+        (Some(mode), _) => mode.to_string(),
+        (None, _) => dash(),
+    };
+    let who = match (holder, &view.foreign) {
         (Some(holder), _) => {
             let owner = &holder.owner;
             format!("{}@{} {}", owner.user, owner.host, owner.pid)
@@ -116,23 +146,29 @@ fn row(view: &View) -> [String; HEAD.len()] {
         (None, Some(foreign)) => format!("not dlock ({})", foreign.kind),
         (None, None) => dash(),
     };
-    let since = match view.holders.first() {
+    let since = match holder {
         Some(holder) => format!("{} ({})", local(holder.since, view.now), span(holder.held)),
         None => dash(),
     };
-    let left = match (view.state, view.left) {
+    // With several holders it is free when the last of them has gone; each has an end of its own.
+    let left = match holder {
+        Some(holder) if view.holders.len() > 1 => Some(holder.lease),
+        _ => view.left,
+    };
+    let left = match (view.state, left) {
         (State::Free, _) => dash(),
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command = view.holders.first().map_or_else(dash, |holder| match &holder.owner.reason {
+    let command = holder.map_or_else(dash, |holder| match &holder.owner.reason {
         Some(reason) => format!("{} ({reason})", holder.owner.command),
         None => holder.owner.command.clone(),
     });
     [
         escaped(view.name.key()).into_owned(),
         state.into(),
-        escaped(&holder).into_owned(),
+        mode,
+        escaped(&who).into_owned(),
         since,
         left,
         if view.waiters.is_empty() { dash() } else { view.waiters.len().to_string() },
@@ -160,9 +196,9 @@ fn last(end: &LoggedEnd, now: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::law::Foreign;
     use crate::law::stat::Stat;
-    use crate::law::{Foreign, Holder};
-    use crate::lock::{Fence, Key, Mode, Name, Owner};
+    use crate::lock::{Fence, Key, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
 
@@ -243,6 +279,53 @@ pub(super) mod tests {
             },
             view("free")?,
         ])
+    }
+
+    /// Two readers, and two of three slots.
+    fn shared() -> Result<Vec<View>, String> {
+        let mut views = views()?;
+        views.truncate(1);
+        let mut view = views.remove(0);
+        view.holders.truncate(1);
+        let held = |pid, slot| {
+            let mut holder = view.holders[0].clone();
+            holder.owner.pid = pid;
+            holder.owner.command = format!("job {pid}");
+            Holder { slot, ..holder }
+        };
+        let (readers, slots) =
+            (vec![held(11, None), held(12, None)], vec![held(13, Some(2)), held(14, Some(0))]);
+        Ok(vec![
+            View { mode: Some(Mode::Shared), holders: readers, ..view.clone() },
+            View { mode: Some(Mode::Slots(3)), holders: slots, ..view },
+        ])
+    }
+
+    #[test]
+    fn every_holder_has_a_row() -> Result<(), String> {
+        let whole = status(&shared()?, Width::Endless, Coloured::No);
+        println!("{whole}");
+        let rows: Vec<&str> = whole.lines().skip(1).collect();
+        for (row, part) in rows.iter().zip(["shared", "shared", "slot 2/3", "slot 0/3"]) {
+            assert!(
+                row.starts_with("nightly-report-of-the-whole-company  held") && row.contains(part),
+                "{row}"
+            );
+        }
+        let narrow = status(&shared()?, Width::Columns(80), Coloured::Yes);
+        println!("{narrow}");
+        let rows: Vec<&str> = narrow.lines().skip(1).collect();
+        assert_eq!(
+            rows.iter().map(|row| row.starts_with("nightly")).collect::<Vec<_>>(),
+            [true, false, true, false]
+        );
+        for (row, pid) in rows.iter().zip(["11", "12", "13", "14"]) {
+            assert!(row.contains(&format!("app@web1 {pid}")), "{row}");
+        }
+        let plain = status(&shared()?, Width::Columns(80), Coloured::No);
+        assert!(plain.lines().all(|line| line.chars().count() <= 80), "{plain}");
+        assert!(!status(&views()?, Width::Endless, Coloured::No).contains("MODE"));
+        Ok(())
     }
 
     #[test]

@@ -274,6 +274,14 @@ impl Running {
     }
 }
 
+/// Waits for the end of each, and compares it with what is expected.
+#[track_caller]
+pub fn finish_all(running: impl IntoIterator<Item = Running>) {
+    for one in running {
+        one.finish();
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.has_ended() {

@@ -1,4 +1,5 @@
-//! A real terminal with an interactive bash in it, and a user who types and reads.
+//! A real terminal with an interactive bash in it, and a user who types and reads: all that was ever shown, or the screen
+//! as it stands, which an emulator keeps.
 
 use super::dlock::BINARY;
 use super::wait::{PATIENCE, wait_until};
@@ -21,21 +22,31 @@ pub const CTRL_BACKSLASH: &str = "\x1c";
 /// The terminal. Dropping it hangs up.
 pub struct Terminal {
     keyboard: File,
-    screen: Arc<Mutex<String>>,
+    screen: Arc<Mutex<Screen>>,
     read: usize,
     shell: Child,
+}
+
+/// What came out of it.
+struct Screen {
+    text: String,
+    emulator: vt100::Parser,
 }
 
 impl Terminal {
     /// Opens a terminal whose shell has `dlock` in its PATH and the world's store in its environment.
     pub fn open(world: &World) -> Self {
+        // Wide, so that nothing is wrapped.
+        Self::with_size(world, "dumb", 50, 1000)
+    }
+
+    /// The same, of a kind and a size. dlock keeps a line on every kind but the dumb one.
+    pub fn with_size(world: &World, kind: &str, rows: u16, columns: u16) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
         grantpt(&master).expect("a terminal");
         unlockpt(&master).expect("a terminal");
-        // Wide, so that nothing is wrapped.
-        tcsetwinsize(&master, Winsize { ws_row: 50, ws_col: 1000, ws_xpixel: 0, ws_ypixel: 0 })
-            .expect("a size");
+        tcsetwinsize(&master, size(rows, columns)).expect("a size");
         let name = ptsname(&master, Vec::new()).expect("the terminal's name");
         let end = || -> Stdio {
             let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -45,17 +56,22 @@ impl Terminal {
         let directory = std::path::Path::new(BINARY).parent().expect("the binary has a directory");
         let path = std::env::var("PATH").unwrap_or_default();
         shell.env("PATH", format!("{}:{path}", directory.display())).env("DLOCK_STORE", world.url());
-        shell.env("TERM", "dumb").env("PS1", "READY> ").env_remove("PROMPT_COMMAND");
+        shell.env("TERM", kind).env("PS1", "READY> ").env_remove("PROMPT_COMMAND");
         shell.args(["-c", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
         let shell = shell.stdin(end()).stdout(end()).stderr(end()).spawn().expect("setsid and bash");
         let keyboard = File::from(master);
         let mut output = keyboard.try_clone().expect("a second descriptor");
-        let screen = Arc::new(Mutex::new(String::new()));
+        let screen = Arc::new(Mutex::new(Screen {
+            text: String::new(),
+            emulator: vt100::Parser::new(rows, columns, 0),
+        }));
         let shown = Arc::clone(&screen);
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut buffer) {
-                shown.lock().expect("no panic here").push_str(&String::from_utf8_lossy(&buffer[..count]));
+                let mut shown = shown.lock().expect("no panic here");
+                shown.text.push_str(&String::from_utf8_lossy(&buffer[..count]));
+                shown.emulator.process(&buffer[..count]);
             }
         });
         let mut terminal = Self { keyboard, screen, read: 0, shell };
@@ -95,7 +111,26 @@ impl Terminal {
 
     /// All that was ever shown.
     pub fn screen(&self) -> String {
-        self.screen.lock().expect("no panic here").clone()
+        self.screen.lock().expect("no panic here").text.clone()
+    }
+
+    /// The rows of the screen as they stand, down to the last that is not empty.
+    pub fn rows(&self) -> Vec<String> {
+        let shown = self.screen.lock().expect("no panic here");
+        let screen = shown.emulator.screen();
+        let rows = screen.rows(0, screen.size().1).map(|row| row.trim_end().to_owned());
+        let mut rows = rows.collect::<Vec<_>>();
+        while rows.last().is_some_and(String::is_empty) {
+            rows.pop();
+        }
+        rows
+    }
+
+    /// Makes the terminal wider or narrower. What stands on it is cut; some terminals would wrap it.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        let mut shown = self.screen.lock().expect("no panic here");
+        shown.emulator.screen_mut().set_size(rows, columns);
+        tcsetwinsize(&self.keyboard, size(rows, columns)).expect("a size");
     }
 
     /// Ends the shell and waits for it.
@@ -103,6 +138,10 @@ impl Terminal {
         self.press("exit\n");
         wait_until("the shell ends", || self.shell.try_wait().expect("our child").is_some());
     }
+}
+
+fn size(rows: u16, columns: u16) -> Winsize {
+    Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
 impl Drop for Terminal {

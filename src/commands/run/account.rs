@@ -26,6 +26,10 @@ pub struct Account {
     pub asked: Option<Moment>,
     /// When it was granted.
     pub granted: Option<(Moment, Fence)>,
+    /// Its slot.
+    pub slot: Option<u32>,
+    /// Whether a hold of the job around served.
+    pub nested: bool,
     /// Whether the command was started.
     pub started: bool,
     /// How the command ended.
@@ -46,7 +50,6 @@ impl Account {
             (None, Exit::Signal(signal)) => (None, Some(signal)),
             (None, _) => (None, None),
         };
-        let key = flags.key.first().map(|key| key.as_str());
         let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
             Loss::Deadline => HowLost::Expired,
             Loss::NotHeld => HowLost::Vanished,
@@ -61,13 +64,14 @@ impl Account {
             exit_status,
             signal,
             lost,
-            key,
-            keys: key.into_iter().collect(),
+            key: flags.key.first().map(ToString::to_string),
+            keys: flags.keys().iter().map(ToString::to_string).collect(),
             store: self.store.as_deref(),
             waited_ms: self.asked.map(|asked| millis(waited_until.since(asked))),
             held_ms: self.granted.map(|(at, _)| millis(now.since(at))),
             fence: self.granted.map(|(_, fence)| fence),
-            slot: None,
+            slot: self.slot,
+            nested: self.nested,
             error: result.as_ref().err().map(error::line),
         }
     }

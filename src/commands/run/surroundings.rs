@@ -1,32 +1,37 @@
 //! What does the command find in its environment? The names of its hold, for scripts and for what dlock itself does when
 //! it is run again inside the job.
 
-use super::super::held::{self, By, Held, Holds};
-use crate::config::Settings;
+use super::super::held::{self, Held, Holds};
+use super::nested::Under;
 use crate::lock::{Fence, Key, Token};
 use std::ffi::OsString;
 
-/// Whether this dlock seems to run inside a job that holds the same lock. What the variable says is not verified, so
-/// nothing but a warning may follow from it.
-pub fn is_inside_of(settings: &Settings, key: &Key) -> bool {
-    Holds::of_process().of_key(settings, key).next().is_some()
+/// Variables to set, or to unset.
+pub type Changes = Vec<(OsString, Option<OsString>)>;
+
+/// The variables of a run of these `keys` with a hold of its own, inside other `holds`.
+pub fn environment(keys: &[Key], held: &Held, slot: Option<u32>, holds: Holds) -> Changes {
+    let mut changes = of_hold(keys, &held.token, held.fence, slot);
+    changes.push(set(held::VARIABLE, &holds.with(held.clone()).to_string()));
+    changes
 }
 
-/// The variables to set, and to unset.
-pub fn environment(
-    settings: &Settings,
-    key: &Key,
-    token: &Token,
-    fence: Fence,
-) -> Vec<(OsString, Option<OsString>)> {
-    let set = |name: &str, value: &str| (name.into(), Some(value.into()));
-    let held = Held::new(settings, vec![key.clone()], token.clone(), fence, By::Run);
+/// The variables of a run of these `keys` under a hold of the job around.
+pub fn environment_under(keys: &[Key], under: &Under) -> Changes {
+    of_hold(keys, &under.held.token, under.proof.fence, under.proof.slot)
+}
+
+fn of_hold(keys: &[Key], token: &Token, fence: Fence, slot: Option<u32>) -> Changes {
+    let lines: Vec<&str> = keys.iter().map(Key::as_str).collect();
     vec![
-        set("DLOCK_KEY", key.as_str()),
-        set("DLOCK_KEYS", key.as_str()),
+        set("DLOCK_KEY", lines.first().copied().unwrap_or_default()),
+        set("DLOCK_KEYS", &lines.join("\n")),
         set("DLOCK_TOKEN", token.secret()),
         set("DLOCK_FENCE", &fence.to_string()),
-        set(held::VARIABLE, &Holds::of_process().with(held).to_string()),
-        ("DLOCK_SLOT".into(), None),
+        ("DLOCK_SLOT".into(), slot.map(|slot| slot.to_string().into())),
     ]
+}
+
+fn set(name: &str, value: &str) -> (OsString, Option<OsString>) {
+    (name.into(), Some(value.into()))
 }

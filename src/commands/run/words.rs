@@ -2,6 +2,7 @@
 //! woken by it: which key, which store, what happened to the command, what comes next.
 
 use super::Over;
+use super::nested::Under;
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -11,7 +12,8 @@ use crate::exit::Exit;
 use crate::job::{NotStarted, Process, Status, Why};
 use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
-use crate::output::busy::{self, Tried};
+use crate::lock::{Key, Mode};
+use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Waiter;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
@@ -23,22 +25,34 @@ use std::time::Duration;
 /// The voice of one run.
 pub struct Words<'a> {
     printer: Printer,
-    key: String,
-    store: String,
+    asked: Asked,
+    right: Right,
     settings: &'a Settings,
     live: RefCell<Waiter>,
+    /// What was heard of the queue, and when.
+    queue: RefCell<Option<(Waiting, Moment)>>,
     /// What runs under the lock.
     job: Cell<&'static str>,
     since: Moment,
 }
 
+/// By what right the command runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// A hold of its own.
+    Own,
+    /// A hold of the job around, which is kept and given back out there.
+    OfTheJobAround,
+}
+
 impl<'a> Words<'a> {
-    /// A voice that speaks of this key.
-    pub fn new(settings: &'a Settings, key: &str, printer: Printer) -> Self {
+    /// A voice that speaks of these keys.
+    pub fn new(settings: &'a Settings, keys: &[Key], mode: Mode, right: Right, printer: Printer) -> Self {
         let since = Moment::now();
+        let asked = Asked { keys: keys.to_vec(), store: settings.store.to_string(), mode };
         let live = RefCell::new(Waiter::new(&printer, since));
         let job = Cell::new("the command");
-        Self { printer, key: key.into(), store: settings.store.to_string(), settings, live, job, since }
+        Self { printer, asked, right, settings, live, queue: RefCell::default(), job, since }
     }
 
     fn say(&self, kind: Kind, text: &str) {
@@ -46,23 +60,31 @@ impl<'a> Words<'a> {
         self.printer.say(kind, text);
     }
 
+    fn keys(&self) -> String {
+        busy::listed(&self.asked.keys)
+    }
+
+    fn place(&self) -> String {
+        format!("{} in {}", self.keys(), self.asked.store)
+    }
+
+    /// What is held, as one thing also where it has several keys.
     fn lock(&self) -> String {
-        format!("{} in {}", self.key, self.store)
+        let of = if self.asked.keys.len() > 1 { "the hold of " } else { "" };
+        format!("{of}{}", self.place())
     }
 
-    /// When the line about waiting wants to be said again.
-    pub fn next(&self) -> Moment {
-        self.live.borrow().next()
+    /// What a command that did not run means for the lock.
+    fn given_back(&self) -> String {
+        match self.right {
+            Right::Own => format!("{} is given back, ", self.lock()),
+            Right::OfTheJobAround => String::new(),
+        }
     }
 
-    /// The job around this dlock holds the lock, by what DLOCK_HELD says.
-    pub fn waits_for_itself(&self) {
-        let text = format!(
-            "the job that runs this dlock seems to hold {} itself, and gives it back only when it ends: waiting for it here \
-             may be waiting for ever",
-            self.lock()
-        );
-        self.say(Kind::Warning, &text);
+    /// When the line about waiting wants to be said again; never before there is a queue.
+    pub fn next(&self) -> Option<Moment> {
+        self.queue.borrow().as_ref().map(|_| self.live.borrow().next())
     }
 
     /// Takes the line about waiting off the terminal.
@@ -71,19 +93,53 @@ impl<'a> Words<'a> {
     }
 
     /// In the queue; says so when it is time.
-    pub fn waiting(&self, waiting: &Waiting) {
-        let waited = Moment::now().since(self.since);
-        self.live.borrow_mut().say(|| busy::waiting(&self.key, &self.store, waiting, waited));
+    pub fn waiting(&self, waiting: Waiting) {
+        *self.queue.borrow_mut() = Some((waiting, Moment::now()));
+        self.still_waiting();
+    }
+
+    /// Nothing new was heard; says what goes on when it is time.
+    pub fn still_waiting(&self) {
+        if let Some((waiting, heard)) = &*self.queue.borrow() {
+            let now = Moment::now();
+            self.live.borrow_mut().say(|room| {
+                let waiting = busy::aged(waiting, now.since(*heard));
+                busy::waiting(&self.asked, &waiting, now.since(self.since), room)
+            });
+        }
+    }
+
+    /// The terminal has another width.
+    pub fn resized(&self) {
+        self.live.borrow_mut().hurry();
+        self.still_waiting();
+    }
+
+    /// Runs under a hold of the job around.
+    pub fn inside(&self, under: &Under) {
+        if self.printer.says(Kind::Detail) {
+            let slot = under.proof.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
+            let text = format!(
+                "the job around holds {} ({}{slot}, fence {}): running under that",
+                self.place(),
+                under.proof.mode,
+                under.proof.fence
+            );
+            self.say(Kind::Detail, &text);
+        }
     }
 
     /// The lock is ours.
     pub fn granted(&self, grant: Grant) {
         self.hush();
         if self.printer.says(Kind::Detail) {
-            self.say(
-                Kind::Detail,
-                &format!("got {} after {}, fence {}", self.lock(), span(grant.waited), grant.fence),
-            );
+            let mode = match (self.asked.mode, grant.slot) {
+                (Mode::Exclusive, _) => String::new(),
+                (mode, None) => format!(" ({mode})"),
+                (mode, Some(slot)) => format!(" (slot {slot} of {mode})"),
+            };
+            let (lock, waited) = (self.lock(), span(grant.waited));
+            self.say(Kind::Detail, &format!("got {lock}{mode} after {waited}, fence {}", grant.fence));
         }
     }
 
@@ -93,18 +149,18 @@ impl<'a> Words<'a> {
             Wait::For(bound) => Tried::Waited(bound),
             Wait::No | Wait::Forever => Tried::Once,
         };
-        self.say(Kind::Note, &busy::busy(&self.key, &self.store, blocker, tried));
+        self.say(Kind::Note, &busy::busy(&self.asked, blocker, tried));
     }
 
     /// The store failed before the lock was ours.
     pub fn failed(&self, error: store::Error) -> Error {
-        let (key, origin) = (&self.key, self.settings.store.origin());
-        Error::Store(error.map(|text| format!("{key}: {text} ({origin}); the command did not run")))
+        let (keys, origin) = (self.keys(), self.settings.store.origin());
+        Error::Store(error.map(|text| format!("{keys}: {text} ({origin}); the command did not run")))
     }
 
     /// The store grants, and too late.
     pub fn too_slow(&self, ttl: Duration) -> Error {
-        let text = format!("{} answers too slowly for a lease of {} (--ttl)", self.store, span(ttl));
+        let text = format!("{} answers too slowly for a lease of {} (--ttl)", self.asked.store, span(ttl));
         self.failed(store::Error::Unavailable(text))
     }
 
@@ -120,32 +176,33 @@ impl<'a> Words<'a> {
     /// The store is gone while we wait.
     pub fn trouble_in_queue(&self, error: &store::Error) {
         let origin = self.settings.store.origin();
-        self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {}, trying again", self.key));
+        let keys = self.keys();
+        self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {keys}, trying again"));
     }
 
     /// The store is back.
     pub fn recovered(&self) {
-        self.say(Kind::Note, &format!("{} answers again", self.store));
+        self.say(Kind::Note, &format!("{} answers again", self.asked.store));
     }
 
     /// The job cannot run.
     pub fn not_started(&self, argv: &[OsString], why: NotStarted) {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let lock = self.lock();
+        let given_back = self.given_back();
         let text = match why {
             NotStarted::Errno(libc::ENOENT) if command.contains('/') => format!(
-                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist; {lock} is \
-                 given back, the command did not run"
+                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist; \
+                 {given_back}the command did not run"
             ),
             NotStarted::Errno(libc::ENOENT) => {
-                format!("command not found: '{command}'; {lock} is given back, the command did not run")
+                format!("command not found: '{command}'; {given_back}the command did not run")
             }
             NotStarted::Errno(errno) => format!(
-                "cannot execute '{command}': {}; {lock} is given back, the command did not run",
+                "cannot execute '{command}': {}; {given_back}the command did not run",
                 std::io::Error::from_raw_os_error(errno)
             ),
             NotStarted::TooLate => {
-                format!("{lock} was granted, but too late to rely on it; the command did not run")
+                format!("{} was granted, but too late to rely on it; the command did not run", self.lock())
             }
         };
         self.say(Kind::Error, &text);
@@ -185,7 +242,7 @@ impl<'a> Words<'a> {
         };
         let text = format!(
             "cannot renew {} ({error}, {}); trying again for {}, {then}",
-            self.key,
+            self.keys(),
             self.settings.store.origin(),
             span(left)
         );
@@ -201,7 +258,11 @@ impl<'a> Words<'a> {
         let lock = self.lock();
         let happened = match how {
             Loss::NotHeld => {
-                format!("{lock} is lost: it is not ours any more ('dlock status {}' shows whose)", self.key)
+                let keys: Vec<&str> = self.asked.keys.iter().map(Key::as_str).collect();
+                format!(
+                    "{lock} is lost: it is not ours any more ('dlock status {}' shows whose)",
+                    keys.join(" ")
+                )
             }
             Loss::Revoked => format!("an operator took {lock} away"),
             Loss::Asked => format!("an operator asked for {lock} back"),
@@ -239,10 +300,15 @@ impl<'a> Words<'a> {
 
     /// A process of the job may not be signalled.
     pub fn refused(&self, Process { pid, name }: &Process) {
+        let then = match self.right {
+            Right::Own => {
+                "; the lock is not given back before it ends, but if the lease runs out first, another may run beside it"
+            }
+            Right::OfTheJobAround => "",
+        };
         let text = format!(
             "process {pid} ({name}) of the command under {} cannot be stopped: it runs as another user (start dlock itself \
-             with sudo: 'sudo dlock run …'); the lock is not given back before it ends, but if the lease runs out first, \
-             another may run beside it",
+             with sudo: 'sudo dlock run …'){then}",
             self.lock()
         );
         self.say(Kind::Warning, &text);
@@ -255,11 +321,16 @@ impl<'a> Words<'a> {
 
     /// CMD was stopped, and dlock is about to be.
     pub fn stopped(&self, left: Duration, on_lost: cli::OnLost) {
+        if self.right == Right::OfTheJobAround {
+            // The dlock around, which knows for how long, is stopped too, and says so.
+            return;
+        }
         let then = match on_lost {
             cli::OnLost::Stop => "continue it before that (fg, bg), or it is ended then",
             cli::OnLost::Warn => "after that another may take it",
         };
-        self.say(Kind::Note, &format!("stopped; {} stays locked for {}: {then}", self.key, span(left)));
+        let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
+        self.say(Kind::Note, &format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left)));
     }
 
     /// Given back.
@@ -294,6 +365,15 @@ impl<'a> Words<'a> {
             );
             self.say(Kind::Warning, &text);
         }
+    }
+
+    /// From the guard: dlock is gone, and so is its job, which was a part of another one.
+    pub fn alone_inside(&self) {
+        let text = format!(
+            "dlock was killed, so its guard stopped the command; the job around still holds {}",
+            self.place()
+        );
+        self.printer.say(Kind::Error, &text);
     }
 
     /// From the guard: dlock is gone, and so is its job.

@@ -327,8 +327,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Whoever was granted a lock and does not know it yet, was asked to end, or looks on. And each head that is another or for which what it waits for
-    /// is, unless what happened is one grant: whoever is behind that watches it already.
+    /// Whoever was granted a lock and does not know it yet, was asked to end, or looks on. And each head that is another
+    /// or for which what it waits for is, unless what happened is one grant: whoever is behind that watches it already.
     fn whom_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for page in &self.pages {
@@ -342,7 +342,8 @@ impl<'a> Step<'a> {
                 asked(hold) == Asked::Yes && before.is_some_and(|(_, asked)| *asked == Asked::No)
             };
             let told = record.holds.iter().filter(news).map(|(token, _)| token.clone());
-            let watchers = page.before.is_seen(record).then_some(&record.watchers).into_iter().flatten();
+            let is_seen = !record.watchers.is_empty() && page.before.is_seen(record);
+            let watchers = is_seen.then_some(&record.watchers).into_iter().flatten();
             others.extend(told.chain(watchers.map(|(token, _)| token.clone())));
             let before = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));

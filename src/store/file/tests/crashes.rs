@@ -1,1 +1,428 @@
+//! What does a dlock leave that is killed between two records? Each kill here leaves the files as a SIGKILL would, after
+//! a number of records have been put in their places. Every number there is, and random histories with such kills.
 
+use super::*;
+use std::fmt::Write as _;
+
+fn exclusive(place: &Place, keys: &[&str]) -> Result<Process> {
+    place.wants(keys, Mode::Exclusive)
+}
+
+impl Process {
+    /// Does it, and is killed before it puts a certain record in its place. Whether it got that far.
+    fn is_killed_at(&mut self, record: usize, does: impl FnOnce(&mut Self) -> Result<()>) -> Result<bool> {
+        self.store.killed_before = Some(record);
+        let result = does(self);
+        self.store.killed_before = None;
+        match result {
+            Err(error) if error.to_string() == "killed" => Ok(true),
+            result => result.map(|()| false),
+        }
+    }
+}
+
+/// Whatever was cut off: with the killed dead, each of the locks is to be had, and no one has it.
+fn ensure_all_is_well(place: &Place, keys: &[&str]) -> Result<()> {
+    for key in keys {
+        let mut one = exclusive(place, &[*key])?;
+        one.granted().with_context(|| format!("{key} alone"))?;
+        one.leave()?;
+    }
+    let mut all = exclusive(place, keys)?;
+    all.granted().context("all of them")?;
+    all.leave()?;
+    Ok(())
+}
+
+#[test]
+fn a_grant_cut_off_is_nobodys() -> Result<()> {
+    for record in 0..3 {
+        let place = Place::new()?;
+        let mut killed = exclusive(&place, &["a", "b", "c"])?;
+        assert!(killed.is_killed_at(record, |killed| killed.acquire(Patience::None).map(drop))?);
+        assert_eq!(place.store()?.prove(&killed.names, &killed.token, by())?, None);
+        killed.die();
+        ensure_all_is_well(&place, &["c", "a", "b"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
+    for record in 0..3 {
+        let place = Place::new()?;
+        let mut killed = exclusive(&place, &["a", "b", "c"])?;
+        killed.granted()?;
+        let mut late = Process::of(place.store()?, killed.token.clone())?;
+        late.names = killed.names.clone();
+        assert!(killed.is_killed_at(record, |killed| killed.leave().map(drop))?);
+        let (mut guard, names, token) = (killed.store.clone(), killed.names.clone(), killed.token.clone());
+        killed.die();
+        if record > 0 {
+            assert_eq!(
+                late.acquire(Patience::Queue)?,
+                Acquired::Spent,
+                "a request that was still on its way"
+            );
+        }
+        let mut next = exclusive(&place, &["c"])?;
+        next.waits()?;
+        assert!(matches!(guard.leave(&names, &token, &ended(), by())?, Left::Released { .. }));
+        next.woken()?;
+        next.granted()?;
+        next.leave()?;
+        ensure_all_is_well(&place, &["a", "b", "c"])?;
+        let outcomes: Vec<_> = place.view("b")?.log.iter().map(|end| end.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Released; 3]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_release_cut_off_with_nobody_left_is_finished_by_whoever_comes() -> Result<()> {
+    for record in 0..2 {
+        let place = Place::new()?;
+        let mut killed = exclusive(&place, &["a", "b"])?;
+        killed.granted()?;
+        let mut next = exclusive(&place, &["b"])?;
+        next.waits()?;
+        assert!(killed.is_killed_at(record, |killed| killed.leave().map(drop))?);
+        killed.die();
+        next.woken()?;
+        next.granted()?;
+        next.leave()?;
+        ensure_all_is_well(&place, &["a", "b"])?;
+    }
+    Ok(())
+}
+
+/// The one whose step it was dies, the one that was granted some of its locks lives.
+#[test]
+fn a_handover_cut_off_reaches_the_next_all_the_same() -> Result<()> {
+    for record in 0..3 {
+        let place = Place::new()?;
+        let mut killed = exclusive(&place, &["a", "b", "c"])?;
+        killed.granted()?;
+        let mut next = exclusive(&place, &["a", "b", "c"])?;
+        next.waits()?;
+        let (mut behind, mut aside) = (exclusive(&place, &["c", "a"])?, exclusive(&place, &["b"])?);
+        behind.waits()?;
+        aside.waits()?;
+        assert!(killed.is_killed_at(record, |killed| killed.leave().map(drop))?);
+        killed.die();
+        next.woken()?;
+        next.granted()?;
+        assert_eq!(behind.waits()?, 0);
+        assert_eq!(aside.waits()?, 0);
+        next.leave()?;
+        behind.woken()?;
+        behind.granted()?;
+        aside.woken()?;
+        aside.granted()?;
+    }
+    Ok(())
+}
+
+/// Granted some, it dies before it knows.
+#[test]
+fn half_a_grant_to_a_dead_one_goes_on() -> Result<()> {
+    let place = Place::new()?;
+    let mut killed = exclusive(&place, &["a", "b"])?;
+    killed.granted()?;
+    let mut dead = exclusive(&place, &["a", "b"])?;
+    dead.waits()?;
+    let mut next = exclusive(&place, &["a", "b"])?;
+    next.waits()?;
+    assert!(killed.is_killed_at(1, |killed| killed.leave().map(drop))?);
+    killed.die();
+    assert_eq!(place.view("a")?.holders.len(), 1);
+    dead.die();
+    next.woken()?;
+    next.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_waiter_cut_off_is_in_nobodys_way() -> Result<()> {
+    for record in 0..2 {
+        let place = Place::new()?;
+        let (mut a, mut b) = (exclusive(&place, &["a"])?, exclusive(&place, &["b"])?);
+        a.granted()?;
+        b.granted()?;
+        let mut killed = exclusive(&place, &["a", "b"])?;
+        assert!(killed.is_killed_at(record, |killed| killed.acquire(Patience::Queue).map(drop))?);
+        killed.die();
+        a.leave()?;
+        b.leave()?;
+        ensure_all_is_well(&place, &["a", "b"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_written_changes_nothing_anywhere() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = exclusive(&place, &["a", "b"])?;
+    holder.granted()?;
+    let read = || Ok::<_, anyhow::Error>(std::fs::read(place.path_of("a", Kind::Record)?)?);
+    let before = read()?;
+    std::fs::create_dir(place.path_of("b", Kind::Draft)?)?;
+    assert!(holder.leave().is_err());
+    assert_eq!(read()?, before);
+    assert!(!place.path_of("a", Kind::Draft)?.exists());
+    std::fs::remove_dir(place.path_of("b", Kind::Draft)?)?;
+    assert!(matches!(holder.leave()?, Left::Released { .. }));
+    Ok(())
+}
+
+const KEYS: [&str; 3] = ["a", "b", "c"];
+const MANY: usize = 5;
+
+#[derive(Debug, Clone)]
+enum Deed {
+    Acquire(Patience),
+    Renew,
+    Leave,
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Do(usize, Deed),
+    /// Killed before a record; whether its guard gives back.
+    Killed(usize, Deed, usize, Guard),
+    Revoke(usize, When),
+    Pass(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    GivesBack,
+    Dies,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let who = 0..MANY;
+    let deed = || {
+        prop_oneof![
+            1 => Just(Deed::Acquire(Patience::None)),
+            6 => Just(Deed::Acquire(Patience::Queue)),
+            2 => Just(Deed::Renew),
+            3 => Just(Deed::Leave),
+        ]
+    };
+    let guard = prop_oneof![Just(Guard::GivesBack), Just(Guard::Dies)];
+    let when = prop_oneof![Just(When::Safe), Just(When::Now)];
+    let event = prop_oneof![
+        10 => (who.clone(), deed()).prop_map(|(who, deed)| Event::Do(who, deed)),
+        3 => (who, deed(), 0..3usize, guard).prop_map(|(who, deed, at, guard)| Event::Killed(who, deed, at, guard)),
+        1 => (0..KEYS.len(), when).prop_map(|(key, when)| Event::Revoke(key, when)),
+        2 => prop_oneof![0..8000u64, 0..40_000u64].prop_map(Event::Pass),
+    ];
+    prop::collection::vec(event, 1..60)
+}
+
+/// What each wants, all history long: a set of locks as bits, and how.
+fn wants() -> impl Strategy<Value = Vec<(usize, Mode)>> {
+    let mode = prop_oneof![
+        4 => Just(Mode::Exclusive),
+        3 => Just(Mode::Shared),
+        1 => Just(Mode::Slots(1)),
+        2 => Just(Mode::Slots(2)),
+    ];
+    prop::collection::vec((1..1usize << KEYS.len(), mode), MANY)
+}
+
+/// What one that holds relies on.
+struct Belief {
+    mode: Mode,
+    slot: Option<u32>,
+    names: Vec<String>,
+    until: Duration,
+}
+
+struct World<'a> {
+    place: &'a Place,
+    wants: &'a [(usize, Mode)],
+    processes: Vec<Process>,
+    beliefs: Vec<Option<Belief>>,
+    ahead: Duration,
+    fences: BTreeMap<String, u64>,
+}
+
+impl World<'_> {
+    fn now(&self) -> Duration {
+        Moment::now().since_boot() + self.ahead
+    }
+
+    fn fresh(&self, who: usize) -> Result<Process> {
+        let (bits, mode) = self.wants[who];
+        let keys: Vec<&str> =
+            (0..KEYS.len()).filter(|bit| bits >> bit & 1 == 1).map(|bit| KEYS[bit]).collect();
+        let mut process = self.place.wants(&keys, mode)?;
+        process.store.boot.ahead = self.ahead;
+        Ok(process)
+    }
+
+    fn end(&mut self, who: usize) -> Result<()> {
+        self.beliefs[who] = None;
+        self.processes[who] = self.fresh(who)?;
+        Ok(())
+    }
+
+    /// Whoever `who` may not hold with must have stopped to rely on it.
+    fn believe(&mut self, who: usize, slot: Option<u32>, from: Duration) -> Result<()> {
+        let process = &self.processes[who];
+        let belief = Belief {
+            mode: process.mode,
+            slot,
+            names: process.names.iter().map(|name| name.as_str().to_owned()).collect(),
+            until: from + TTL - Duration::from_millis(1),
+        };
+        let now = self.now();
+        for (other, held) in self.beliefs.iter().enumerate() {
+            let Some(held) = held.as_ref().filter(|held| other != who && held.until > now) else { continue };
+            let shared = belief.mode == Mode::Shared && held.mode == Mode::Shared;
+            let beside = belief.mode == held.mode && belief.slot != held.slot;
+            let apart = !belief.names.iter().any(|name| held.names.contains(name));
+            ensure!(shared || beside || apart, "{who} and {other} hold");
+        }
+        self.beliefs[who] = Some(belief);
+        Ok(())
+    }
+
+    fn act(&mut self, who: usize, deed: &Deed) -> Result<()> {
+        let before = self.now();
+        match deed {
+            Deed::Acquire(patience) => match self.processes[who].acquire(*patience)? {
+                Acquired::Granted(grant) => {
+                    // One of several that were granted it together may hear of it after a later one.
+                    let again = self.beliefs[who].is_some() || self.processes[who].mode != Mode::Exclusive;
+                    for name in &self.processes[who].names.clone() {
+                        let last = self.fences.entry(name.as_str().to_owned()).or_default();
+                        ensure!(grant.fence.0 > *last || again, "fence {} after {last}", grant.fence);
+                        *last = grant.fence.0.max(*last);
+                    }
+                    self.believe(who, grant.slot, before)?;
+                }
+                Acquired::Spent | Acquired::Busy(_) => self.end(who)?,
+                Acquired::Waiting(_) => self.beliefs[who] = None,
+            },
+            Deed::Renew => {
+                let process = &mut self.processes[who];
+                let renewal = process.store.renew(&process.names, &process.token, TTL, by())?;
+                let slot = self.beliefs[who].as_ref().and_then(|belief| belief.slot);
+                match renewal {
+                    // Also one that was granted the locks and has not asked yet may be renewed; it relies on nothing.
+                    Renewal::Renewed if self.beliefs[who].is_some() => self.believe(who, slot, before)?,
+                    Renewal::Renewed | Renewal::Asked => {}
+                    Renewal::Revoked | Renewal::NotHeld => self.beliefs[who] = None,
+                }
+            }
+            Deed::Leave => {
+                self.processes[who].leave()?;
+                self.end(who)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn play(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::Do(who, deed) => self.act(*who, deed)?,
+            Event::Killed(who, deed, record, guard) => {
+                let process = &mut self.processes[*who];
+                let token = process.token.clone();
+                process.is_killed_at(*record, |process| {
+                    match deed {
+                        Deed::Acquire(patience) => process.acquire(*patience).map(drop)?,
+                        Deed::Renew => {
+                            process.store.renew(&process.names, &token, TTL, by())?;
+                        }
+                        Deed::Leave => process.leave().map(drop)?,
+                    }
+                    Ok(())
+                })?;
+                let mut store = process.store.clone();
+                let names = process.names.clone();
+                self.end(*who)?;
+                if *guard == Guard::GivesBack {
+                    store.leave(&names, &token, &ended(), by())?;
+                }
+            }
+            Event::Revoke(key, when) => {
+                let revoke = Revoke { when: *when, by: Owner::default() };
+                let mut store = self.place.store()?;
+                store.boot.ahead = self.ahead;
+                let name = named(KEYS[*key])?;
+                store.revoke(&name, &revoke, by())?;
+                if *when == When::Now {
+                    for belief in self.beliefs.iter_mut().flatten() {
+                        belief.names.retain(|held| *held != name.as_str());
+                    }
+                }
+            }
+            Event::Pass(millis) => {
+                self.ahead += Duration::from_millis(*millis);
+                for process in &mut self.processes {
+                    process.store.boot.ahead = self.ahead;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody dies any more, and all go on asking: each is served once.
+    fn serve_all(&mut self) -> Result<()> {
+        let mut left: BTreeSet<usize> = (0..MANY).collect();
+        for _ in 0..40 {
+            for who in left.clone() {
+                self.act(who, &Deed::Acquire(Patience::Queue))?;
+                if self.beliefs[who].is_some() {
+                    self.act(who, &Deed::Leave)?;
+                    left.remove(&who);
+                }
+            }
+            self.play(&Event::Pass(1000))?;
+        }
+        let mut text = String::new();
+        for key in KEYS {
+            write!(text, "{key}: {:?}; ", self.place.view(key)?)?;
+        }
+        ensure!(left.is_empty(), "{left:?} were never served; {text}");
+        Ok(())
+    }
+}
+
+fn play(wants: &[(usize, Mode)], events: &[Event]) -> Result<()> {
+    let place = Place::new()?;
+    let mut world = World {
+        place: &place,
+        wants,
+        processes: Vec::new(),
+        beliefs: (0..MANY).map(|_| None).collect(),
+        ahead: Duration::ZERO,
+        fences: BTreeMap::new(),
+    };
+    for who in 0..MANY {
+        world.processes.push(world.fresh(who)?);
+    }
+    for event in events {
+        world.play(event)?;
+    }
+    if events.len() % 2 == 0 {
+        world.serve_all()?;
+    }
+    world.processes.clear();
+    let mut survivor = exclusive(&place, &KEYS)?;
+    survivor.store.boot.ahead = world.ahead;
+    survivor.granted().context("with all the others dead")?;
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 1000, ..ProptestConfig::with_cases(200) })]
+    #[test]
+    fn random_histories_with_kills_keep_the_law(wants in wants(), events in events()) {
+        play(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+    }
+}

@@ -1,1 +1,396 @@
+//! Is it kept when several hold one lock, and when one holds several? Shared locks, slots, and locks taken together.
 
+use super::*;
+
+fn slot(process: &mut Process) -> Result<Option<u32>> {
+    match process.acquire(Patience::Queue)? {
+        Acquired::Granted(grant) => Ok(grant.slot),
+        other => anyhow::bail!("not granted: {other:?}"),
+    }
+}
+
+#[test]
+fn a_release_wakes_all_who_share_at_the_head_and_nobody_behind_an_exclusive_one() -> Result<()> {
+    let place = Place::new()?;
+    let mut writer = place.process()?;
+    writer.granted()?;
+    let mut readers = (0..3).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.waits()?;
+    }
+    let mut next = place.process()?;
+    next.waits()?;
+    let mut late = place.wants(&["nightly"], Mode::Shared)?;
+    assert_eq!(late.waits()?, 4);
+    writer.leave()?;
+    for reader in &mut readers {
+        reader.woken()?;
+    }
+    for reader in &mut readers {
+        reader.granted()?;
+    }
+    assert!(!late.is_awake()?);
+    assert!(matches!(place.wants(&["nightly"], Mode::Shared)?.acquire(Patience::None)?, Acquired::Busy(_)));
+    let view = place.view("nightly")?;
+    assert_eq!((view.mode, view.holders.len(), view.waiters.len()), (Some(Mode::Shared), 3, 2));
+    assert_eq!(
+        view.waiters.iter().map(|waiter| waiter.mode).collect::<Vec<_>>(),
+        [Mode::Exclusive, Mode::Shared]
+    );
+    for reader in &mut readers {
+        reader.leave()?;
+    }
+    next.woken()?;
+    next.granted()?;
+    next.leave()?;
+    late.woken()?;
+    late.granted()?;
+    Ok(())
+}
+
+#[test]
+fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
+    let place = Place::new()?;
+    let mut readers = (0..3).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.granted()?;
+    }
+    let mut writer = place.process()?;
+    writer.waits()?;
+    readers.remove(1).die();
+    writer.woken()?;
+    writer.waits()?;
+    assert_eq!(place.view("nightly")?.holders.len(), 2);
+    let mut last = readers.remove(0);
+    for mut reader in readers {
+        assert_eq!(reader.store.renew(&reader.names, &reader.token, TTL, by())?, Renewal::Renewed);
+        reader.leave()?;
+    }
+    assert_eq!(writer.waits()?, 0);
+    assert!(!writer.is_awake()?);
+    assert_eq!(last.store.renew(&last.names, &last.token, TTL, by())?, Renewal::Renewed);
+    last.die();
+    writer.woken()?;
+    writer.granted()?;
+    let outcomes: Vec<_> = place.view("nightly")?.log.iter().map(|end| end.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Expired, Outcome::Released, Outcome::Expired]);
+    Ok(())
+}
+
+/// It stood behind the last of them only, until the lock was handed to all of them at once.
+#[test]
+fn who_becomes_the_head_learns_whom_it_waits_for() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let mut readers = (0..2).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.waits()?;
+    }
+    let mut writer = place.process()?;
+    writer.waits()?;
+    holder.leave()?;
+    for reader in &mut readers {
+        reader.granted()?;
+    }
+    writer.woken()?;
+    assert_eq!(writer.waits()?, 0);
+    let mut last = readers.remove(1);
+    readers.remove(0).die();
+    writer.woken()?;
+    writer.waits()?;
+    last.leave()?;
+    writer.woken()?;
+    writer.granted()?;
+    Ok(())
+}
+
+#[test]
+fn slots_are_given_lowest_first_and_a_dead_ones_again() -> Result<()> {
+    let place = Place::new()?;
+    let mut workers =
+        (0..3).map(|_| place.wants(&["nightly"], Mode::Slots(3))).collect::<Result<Vec<_>>>()?;
+    for (number, worker) in (0..).zip(&mut workers) {
+        assert_eq!(slot(worker)?, Some(number));
+    }
+    let mut next = place.wants(&["nightly"], Mode::Slots(3))?;
+    next.waits()?;
+    let other = place.wants(&["nightly"], Mode::Slots(2))?.acquire(Patience::None)?;
+    assert!(matches!(other, Acquired::Busy(blocker) if blocker.mode == Some(Mode::Slots(3))));
+    workers.remove(1).die();
+    next.woken()?;
+    assert_eq!(slot(&mut next)?, Some(1));
+    workers.remove(0).die();
+    let mut last = place.wants(&["nightly"], Mode::Slots(3))?;
+    assert_eq!(slot(&mut last)?, Some(0), "nobody was in the way, and yet the dead one's is free");
+    let mut slots: Vec<_> = place.view("nightly")?.holders.iter().map(|holder| holder.slot).collect();
+    slots.sort_unstable();
+    assert_eq!(slots, [Some(0), Some(1), Some(2)]);
+    Ok(())
+}
+
+#[test]
+fn a_slot_that_cools_has_no_life_and_keeps_nobody_busy() -> Result<()> {
+    let place = Place::new()?;
+    let mut worker = place.wants(&["nightly"], Mode::Slots(1))?;
+    let ask = Ask { min_hold: Duration::from_secs(20), ..worker.ask(Patience::None) };
+    ensure!(matches!(worker.store.acquire(&worker.names, &ask, by())?, Acquired::Granted(_)));
+    let mut next = place.wants(&["nightly"], Mode::Slots(1))?;
+    next.waits()?;
+    ensure!(matches!(worker.leave()?, Left::Released { cooling } if !cooling.is_zero()));
+    next.woken()?;
+    next.waits()?;
+    assert!(!next.is_awake()?);
+    assert_eq!(place.view("nightly")?.state, State::Cooling);
+    worker.die();
+    next.waits()?;
+    assert!(!next.is_awake()?);
+    next.store.boot.ahead = Duration::from_secs(21);
+    assert_eq!(slot(&mut next)?, Some(0));
+    Ok(())
+}
+
+#[test]
+fn locks_are_taken_and_given_back_together() -> Result<()> {
+    let place = Place::new()?;
+    let (mut both, mut a, mut b) = (
+        place.wants(&["b", "a"], Mode::Exclusive)?,
+        place.wants(&["a"], Mode::Exclusive)?,
+        place.wants(&["b"], Mode::Exclusive)?,
+    );
+    b.granted()?;
+    assert!(matches!(both.acquire(Patience::None)?, Acquired::Busy(blocker) if blocker.at == 1));
+    let mut both = place.wants(&["b", "a"], both.mode)?;
+    both.waits()?;
+    assert_eq!(a.waits()?, 1, "it does not overtake, though its lock is free");
+    assert!(!both.is_awake()?);
+    b.leave()?;
+    both.woken()?;
+    let fence = both.granted()?;
+    for key in ["a", "b"] {
+        let view = place.view(key)?;
+        assert_eq!((view.state, view.fence.map(|fence| fence.0)), (State::Held, Some(fence)));
+    }
+    let proof = both.store.prove(&both.names, &both.token, by())?.context("it holds both")?;
+    assert_eq!((proof.mode, proof.fence.0), (Mode::Exclusive, fence));
+    assert_eq!(both.store.prove(&named("c")?.into(), &both.token, by())?, None);
+    assert_eq!(both.store.renew(&both.names, &both.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(both.leave()?, Left::Released { cooling: Duration::ZERO });
+    a.woken()?;
+    a.granted()?;
+    b = place.wants(&["b"], Mode::Exclusive)?;
+    b.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_proof_is_none_of_the_dead_and_changes_nothing() -> Result<()> {
+    let place = Place::new()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.granted()?;
+    let (names, token) = (both.names.clone(), both.token.clone());
+    let before = std::fs::read(place.path_of("a", Kind::Record)?)?;
+    assert!(place.store()?.prove(&names, &token, by())?.is_some());
+    both.die();
+    assert_eq!(place.store()?.prove(&names, &token, by())?, None);
+    assert_eq!(std::fs::read(place.path_of("a", Kind::Record)?)?, before);
+    Ok(())
+}
+
+#[test]
+fn a_dead_holder_of_several_is_buried_at_each_of_them() -> Result<()> {
+    let place = Place::new()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.granted()?;
+    let (mut a, mut b) = (place.wants(&["a"], Mode::Exclusive)?, place.wants(&["b"], Mode::Shared)?);
+    a.waits()?;
+    b.waits()?;
+    both.die();
+    a.woken()?;
+    a.granted()?;
+    b.woken()?;
+    b.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_dead_waiter_for_several_is_in_nobodys_way() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.wants(&["b"], Mode::Exclusive)?;
+    holder.granted()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.waits()?;
+    let (mut a, mut b) = (place.wants(&["a"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
+    a.waits()?;
+    b.waits()?;
+    both.die();
+    a.woken()?;
+    a.granted()?;
+    b.woken()?;
+    assert_eq!(b.waits()?, 0);
+    holder.leave()?;
+    b.woken()?;
+    b.granted()?;
+    Ok(())
+}
+
+#[test]
+fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
+    let place = Place::new()?;
+    let (mut a, mut b) = (place.wants(&["a"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
+    a.granted()?;
+    b.granted()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.waits()?;
+    let (mut behind, mut late) =
+        (place.wants(&["a", "b"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
+    let later = Duration::from_secs(6);
+    for process in [&mut behind, &mut late, &mut a, &mut b] {
+        process.store.boot.ahead = later;
+    }
+    assert_eq!(behind.waits()?, 0, "the silent one was passed over");
+    assert_eq!(late.waits()?, 1);
+    both.store.boot.ahead = later;
+    assert_eq!(both.waits()?, 0);
+    assert_eq!(behind.waits()?, 1);
+    a.leave()?;
+    both.waits()?;
+    b.leave()?;
+    both.woken()?;
+    both.granted()?;
+    both.leave()?;
+    behind.granted()?;
+    behind.leave()?;
+    late.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_lock_nobody_was_ever_granted_leaves_no_file() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.wants(&["a"], Mode::Exclusive)?;
+    holder.granted()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.waits()?;
+    assert!(place.path_of("b", Kind::Record)?.exists());
+    both.leave()?;
+    for kind in [Kind::Record, Kind::Mutex, Kind::Draft] {
+        assert!(!place.path_of("b", kind)?.exists(), "{kind:?}");
+    }
+    Ok(())
+}
+
+/// The wall clock was set between the beginnings of the two records.
+#[test]
+fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> {
+    let place = Place::new()?;
+    let mut old = place.wants(&["a"], Mode::Shared)?;
+    old.granted()?;
+    let mut waiter = place.wants(&["a"], Mode::Exclusive)?;
+    waiter.waits()?;
+    let path = place.path_of("a", Kind::Record)?;
+    let (directory, boot) = (Directory::open(place.directory.path(), "file:/locks")?, Boot::current()?);
+    let mut kept = Kept::parse(&directory, &path, load(&directory, &path)?.as_deref(), None, &boot)?;
+    let an_hour = 3_600_000_000;
+    // As if all of it had happened with a clock that was an hour behind.
+    let mut behind: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    behind["offset"] = (kept.offset - an_hour).into();
+    let now = kept.now(&boot);
+    let before = kept.record.inspect(now);
+    kept.offset -= an_hour;
+    kept.lift(kept.offset + an_hour);
+    assert_eq!(
+        kept.record.inspect(now).holders[0].lease,
+        before.holders[0].lease + Duration::from_secs(3600)
+    );
+
+    // Every time in it is an hour ahead of its clock now; lifted by another record, they stay that.
+    std::fs::write(&path, serde_json::to_vec(&behind)?)?;
+    let left = place.view("a")?.left.context("held")?;
+    assert!(left > Duration::from_secs(3600));
+    let mut new = place.wants(&["b"], Mode::Exclusive)?;
+    new.granted()?;
+    new.leave()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    assert_eq!(both.waits()?, 1);
+    let lifted = place.view("a")?.left.context("held")?;
+    assert!(lifted <= left && lifted > Duration::from_secs(3600), "{lifted:?} of {left:?}");
+    old.leave()?;
+    waiter.woken()?;
+    waiter.granted()?;
+    waiter.leave()?;
+    both.woken()?;
+    both.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
+    const KEYS: [&[&str]; 5] = [&["a", "b"], &["b", "a"], &["b", "c"], &["c", "a"], &["a", "b", "c"]];
+    const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Slots(2)];
+    let place = Place::new()?;
+    // Who is in, by lock.
+    let inside = Shared::new(BTreeMap::<String, Vec<(Mode, Option<u32>)>>::new());
+    let served = AtomicU32::new(0);
+    let turn = |number: usize| -> Result<()> {
+        let mode = MODES[number % MODES.len()];
+        let mut process = place.wants(KEYS[number % KEYS.len()], mode)?;
+        let end = Moment::now().after(Duration::from_secs(60));
+        let grant = loop {
+            ensure!(!end.passed(), "never granted");
+            match process.acquire(Patience::Queue)? {
+                Acquired::Granted(grant) => break grant,
+                Acquired::Waiting(waiting) => {
+                    let until = Moment::now().after(waiting.next);
+                    process.store.sleep(&process.names, &process.token, until)?;
+                }
+                other => anyhow::bail!("{other:?}"),
+            }
+        };
+        let me = (mode, grant.slot);
+        let poisoned = |_| anyhow::anyhow!("poisoned");
+        {
+            let mut inside = inside.lock().map_err(|_| poisoned(()))?;
+            for name in &process.names {
+                let others = inside.entry(name.as_str().to_owned()).or_default();
+                for other in others.iter() {
+                    let shares = *other == (Mode::Shared, None) && mode == Mode::Shared;
+                    let beside = other.0 == mode && other.1 != me.1;
+                    ensure!(shares || beside, "{me:?} and {other:?} at {name:?}");
+                }
+                others.push(me);
+            }
+        }
+        thread::yield_now();
+        {
+            let mut inside = inside.lock().map_err(|_| poisoned(()))?;
+            for name in &process.names {
+                let others = inside.get_mut(name.as_str()).context("nobody is in")?;
+                let at = others.iter().position(|other| *other == me).context("not in")?;
+                others.remove(at);
+            }
+        }
+        served.fetch_add(1, Ordering::SeqCst);
+        // Every fourth dies instead of giving back.
+        if number % 4 != 0 {
+            process.leave()?;
+        }
+        Ok(())
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..30)
+            .map(|number| {
+                scope.spawn({
+                    let turn = &turn;
+                    move || turn(number)
+                })
+            })
+            .collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
+    assert_eq!(served.into_inner(), 30);
+    Ok(())
+}

@@ -1,0 +1,480 @@
+//! What may be believed of locks, from the answers alone? A second, simpler account of who holds what until when, and of
+//! who came before whom. It never looks into a record: it knows what was asked, what was answered, and what `inspect`
+//! shows (each asker's pid is its own). Any answer that the account does not allow fails the history.
+
+use super::super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+pub(super) type Check = Result<(), TestCaseError>;
+
+/// What a holder was told of one of its locks.
+#[derive(Debug, Clone)]
+struct Belief {
+    mode: Mode,
+    slot: Option<u32>,
+    fence: u64,
+    /// When the store drops the lease, in ms.
+    lease: u64,
+    /// Until when the job relies on it, in µs: the deadline of I6.
+    deadline: u64,
+    /// The end of the min-hold, in ms.
+    kept: u64,
+    /// Whether it was given back or the holder is dead: only the min-hold is left.
+    over: bool,
+    revoked: bool,
+}
+
+impl Belief {
+    fn due(&self) -> u64 {
+        match (self.over, self.revoked) {
+            (true, _) => self.kept,
+            (_, true) => self.lease,
+            _ => self.lease.max(self.kept),
+        }
+    }
+
+    fn excludes(&self, other: &Self) -> bool {
+        match (self.mode, other.mode) {
+            (Mode::Shared, Mode::Shared) => false,
+            (Mode::Slots(mine), Mode::Slots(theirs)) => mine != theirs || self.slot == other.slot,
+            _ => true,
+        }
+    }
+}
+
+/// Somebody who was told to wait.
+#[derive(Debug, Clone)]
+struct Place {
+    came: u64,
+    heard: Time,
+    /// Whether it stands in the queue, or holds a grant that it has not heard of.
+    certain: bool,
+}
+
+/// One asker: a token, and what it asks for as long as it lives. Its owner's pid is its number.
+#[derive(Debug, Clone)]
+pub(super) struct Asker {
+    pub(super) id: u32,
+    pub(super) token: Token,
+    pub(super) names: Names,
+    pub(super) mode: Mode,
+}
+
+impl Asker {
+    fn has(&self, lock: &str) -> bool {
+        self.names.iter().any(|name| name.as_str() == lock)
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        self.names.iter().any(|name| other.has(name.as_str()))
+    }
+}
+
+/// The account.
+#[derive(Debug, Default)]
+pub(super) struct Observer {
+    askers: BTreeMap<u32, Asker>,
+    beliefs: BTreeMap<(String, u32), Belief>,
+    places: BTreeMap<u32, Place>,
+    fences: BTreeMap<String, u64>,
+    /// Grants that `inspect` has shown: lock, asker, fence.
+    shown: BTreeSet<(String, u32, u64)>,
+    spent: BTreeMap<u32, u64>,
+    foreign: BTreeMap<String, Option<u64>>,
+    arrivals: u64,
+    /// Who was told of its grant in this step: its place counts until the step is judged.
+    served: Vec<u32>,
+}
+
+impl Observer {
+    fn mine(&self, asker: &Asker) -> Vec<Option<&Belief>> {
+        asker.names.iter().map(|name| self.beliefs.get(&(name.as_str().to_owned(), asker.id))).collect()
+    }
+
+    fn mine_mut(&mut self, id: u32) -> impl Iterator<Item = &mut Belief> {
+        self.beliefs.iter_mut().filter(move |((_, asker), _)| *asker == id).map(|(_, belief)| belief)
+    }
+
+    /// Whether it holds all its locks, as far as it was told.
+    pub(super) fn holds(&self, now: Time, asker: &Asker) -> bool {
+        let held = |belief: &Belief| !belief.over && !belief.revoked && belief.due() > now.millis();
+        self.mine(asker).into_iter().all(|belief| belief.is_some_and(held))
+    }
+
+    /// Whether it was told to wait, and nothing since.
+    pub(super) fn is_waiting(&self, asker: &Asker) -> bool {
+        self.places.contains_key(&asker.id)
+    }
+
+    /// Whether it was granted something that it has not heard of.
+    fn is_called(&self, asker: &Asker) -> bool {
+        self.shown.iter().any(|(lock, id, _)| {
+            *id == asker.id && self.beliefs.get(&(lock.clone(), *id)).is_none_or(|belief| belief.over)
+        })
+    }
+
+    pub(super) fn is_spent(&self, now: Time, asker: &Asker) -> bool {
+        self.spent.get(&asker.id).is_some_and(|until| now.millis() <= *until)
+    }
+
+    pub(super) fn acquired(&mut self, now: Time, asker: &Asker, ask: &Ask, answer: &Acquired) -> Check {
+        self.askers.insert(asker.id, asker.clone());
+        let held = self.holds(now, asker);
+        // What is left of a hold that was revoked or lost a lock: its token is good for nothing but to leave.
+        let remains =
+            !held && self.mine(asker).into_iter().flatten().any(|belief| belief.due() > now.millis());
+        let spent = self.is_spent(now, asker) || remains;
+        prop_assert_eq!(
+            spent,
+            *answer == Acquired::Spent,
+            "a spent token, and no other, is refused: {:?}",
+            answer
+        );
+        if held && !spent {
+            prop_assert!(
+                matches!(answer, Acquired::Granted(_)),
+                "a holder that asks again is told {:?}",
+                answer
+            );
+        }
+        match answer {
+            Acquired::Granted(grant) => self.granted(now, asker, ask, *grant, held),
+            Acquired::Waiting(waiting) => {
+                let alone = self.is_alone(now, asker);
+                prop_assert!(!alone, "told to wait with nobody in the way: {:?}", waiting);
+                prop_assert!(
+                    !waiting.next.is_zero() && waiting.next <= HEARTBEAT,
+                    "next is {:?}",
+                    waiting.next
+                );
+                let old = self.places.remove(&asker.id);
+                let kept = old.filter(|place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT));
+                self.arrivals += 1;
+                let came = kept.map_or(self.arrivals, |place| place.came);
+                self.places.insert(asker.id, Place { came, heard: now, certain: true });
+                Ok(())
+            }
+            Acquired::Busy(_) => {
+                let alone = self.is_alone(now, asker) && !self.places.contains_key(&asker.id);
+                prop_assert!(!alone, "busy with nobody in the way");
+                Ok(())
+            }
+            Acquired::Spent => Ok(()),
+        }
+    }
+
+    fn granted(&mut self, now: Time, asker: &Asker, ask: &Ask, grant: Grant, held: bool) -> Check {
+        prop_assert_eq!(grant.slot.is_some(), matches!(asker.mode, Mode::Slots(_)));
+        if let (Some(slot), Mode::Slots(slots)) = (grant.slot, asker.mode) {
+            prop_assert!(slot < slots, "slot {} of {}", slot, slots);
+        }
+        for name in &asker.names {
+            let at = (name.as_str().to_owned(), asker.id);
+            if let Some(old) = self.beliefs.get(&at).filter(|_| held) {
+                prop_assert_eq!((old.fence, old.slot), (grant.fence.0, grant.slot), "the same grant again");
+            }
+            let belief = Belief {
+                mode: asker.mode,
+                slot: grant.slot,
+                fence: grant.fence.0,
+                lease: now.millis() + millis(ask.ttl),
+                deadline: deadline(now, ask.ttl),
+                // It counts from the grant. The fence is the time of that, for no two steps share a microsecond and few
+                // grants a step.
+                kept: if ask.min_hold.is_zero() { 0 } else { grant.fence.0 / 1000 + millis(ask.min_hold) },
+                over: false,
+                revoked: false,
+            };
+            let kept =
+                self.beliefs.get(&at).filter(|_| held && ask.min_hold.is_zero()).map_or(0, |old| old.kept);
+            self.beliefs.insert(at, Belief { kept: belief.kept.max(kept), ..belief });
+        }
+        self.served.push(asker.id);
+        Ok(())
+    }
+
+    fn is_alone(&self, now: Time, asker: &Asker) -> bool {
+        let waits = |(id, place): (&u32, &Place)| {
+            *id != asker.id
+                && !place.heard.millis().saturating_add(millis(SILENCE)).le(&now.millis())
+                && self.askers.get(id).is_some_and(|other| other.meets(asker))
+        };
+        let kept = |((lock, id), belief): (&(String, u32), &Belief)| {
+            asker.has(lock)
+                && belief.due() > now.millis()
+                && (*id != asker.id || belief.over || belief.revoked)
+        };
+        !self.places.iter().any(waits)
+            && !self.beliefs.iter().any(kept)
+            && !self.shown.iter().any(|(lock, id, _)| *id != asker.id && asker.has(lock))
+            && !asker.names.iter().any(|name| self.is_foreign(now, name.as_str()))
+    }
+
+    fn is_foreign(&self, now: Time, lock: &str) -> bool {
+        self.foreign.get(lock).is_some_and(|until| until.is_none_or(|until| until >= now.millis()))
+    }
+
+    pub(super) fn renewed(&mut self, now: Time, asker: &Asker, ttl: Duration, answer: Renewal) -> Check {
+        let revoked = |belief: &Belief| belief.revoked && !belief.over && belief.lease > now.millis();
+        let expected = if self.holds(now, asker) {
+            Renewal::Renewed
+        } else if self.mine(asker).into_iter().flatten().any(revoked) {
+            Renewal::Revoked
+        } else {
+            Renewal::NotHeld
+        };
+        prop_assert_eq!(answer, expected);
+        if answer == Renewal::Renewed {
+            for belief in self.mine_mut(asker.id) {
+                belief.lease = now.millis() + millis(ttl);
+                belief.deadline = deadline(now, ttl);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn left(&mut self, now: Time, asker: &Asker, ran: Ran, answer: Left) -> Check {
+        let live = |belief: &Belief| !belief.over && belief.due() > now.millis();
+        let had: Vec<Belief> =
+            self.mine(asker).into_iter().flatten().filter(|belief| live(belief)).cloned().collect();
+        let called = self.is_called(asker);
+        if !called {
+            let released = matches!(answer, Left::Released { .. });
+            prop_assert_eq!(released, !had.is_empty(), "left: {:?}", answer);
+        }
+        if let (Left::Released { cooling }, Ran::Yes, false) = (answer, ran, called) {
+            let kept =
+                had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
+            prop_assert_eq!(millis(cooling), kept.saturating_sub(now.millis()));
+        }
+        for belief in self.mine_mut(asker.id).filter(|belief| live(belief)) {
+            belief.over = true;
+            if belief.revoked || ran == Ran::No {
+                belief.kept = 0;
+            }
+        }
+        self.places.remove(&asker.id);
+        if !self.is_spent(now, asker) {
+            self.spent.insert(asker.id, now.millis() + millis(SPENT_KEPT));
+        }
+        Ok(())
+    }
+
+    pub(super) fn buried(&mut self, now: Time, asker: &Asker) {
+        for belief in self.mine_mut(asker.id).filter(|belief| !belief.over && belief.due() > now.millis()) {
+            belief.over = true;
+            if belief.revoked {
+                belief.kept = 0;
+            }
+        }
+        self.places.remove(&asker.id);
+        self.shown.retain(|(_, id, _)| *id != asker.id);
+    }
+
+    /// The lock key is gone, or not dlock's any more: nobody can rely on that lock.
+    pub(super) fn disturbed(&mut self, lock: &str, foreign: Option<Option<u64>>) {
+        self.beliefs.retain(|(at, _), _| at != lock);
+        self.unsettle(lock);
+        self.foreign.remove(lock);
+        if let Some(until) = foreign {
+            self.foreign.insert(lock.to_owned(), until);
+        }
+    }
+
+    /// Whoever was called and has not come has lost its grant, and stands in no queue until it comes.
+    fn unsettle(&mut self, lock: &str) {
+        for (_, id, _) in self.shown.iter().filter(|(at, ..)| at == lock) {
+            if let Some(place) = self.places.get_mut(id) {
+                place.certain = false;
+            }
+        }
+    }
+
+    pub(super) fn revoked(&mut self, now: Time, lock: &str, when: When, answer: &Revoked) -> Check {
+        if self.is_foreign(now, lock) {
+            prop_assert_eq!(when == When::Now, *answer == Revoked::ForeignDeleted, "{:?}", answer);
+            if when == When::Now {
+                self.foreign.remove(lock);
+            }
+            return Ok(());
+        }
+        // Whoever was called and has not come, and all that are revoked at once, are refused from now on.
+        let here = |((at, _), belief): &(&(String, u32), &Belief)| at == lock && belief.due() > now.millis();
+        let confirmed: BTreeSet<u32> = self
+            .beliefs
+            .iter()
+            .filter(here)
+            .filter(|(_, belief)| !belief.over)
+            .map(|((_, id), _)| *id)
+            .collect();
+        // No job runs after the lease, whatever a min-hold keeps; of an exclusive lock that is not a hold any more.
+        let refused = self.beliefs.iter().filter(here).filter(|(_, belief)| {
+            let ran_out = belief.lease <= now.millis();
+            let at_once = if belief.mode == Mode::Exclusive {
+                when == When::Now && !ran_out
+            } else {
+                when == When::Now || ran_out
+            };
+            !belief.over && at_once
+        });
+        let refused: Vec<u32> = refused.map(|((_, id), _)| *id).collect();
+        let called: BTreeSet<u32> = self
+            .shown
+            .iter()
+            .filter(|(at, id, _)| at == lock && !confirmed.contains(id))
+            .map(|(_, id, _)| *id)
+            .collect();
+        let longest = self
+            .beliefs
+            .iter()
+            .filter(here)
+            .filter(|(_, belief)| !belief.over && when == When::Safe)
+            .map(|(_, belief)| belief.lease.saturating_sub(now.millis()))
+            .max();
+        if let Revoked::Holds { left, .. } = answer {
+            prop_assert_eq!(millis(*left), longest.unwrap_or(0), "how long the revoked may live");
+        }
+        let until = now.millis() + millis(SPENT_KEPT);
+        self.spent.extend(called.iter().chain(&refused).map(|id| (*id, until)));
+        self.unsettle(lock);
+        for ((at, _), belief) in &mut self.beliefs {
+            if at == lock {
+                belief.kept = 0;
+                belief.revoked = true;
+            }
+        }
+        if when == When::Now {
+            self.beliefs.retain(|(at, _), _| at != lock);
+        }
+        Ok(())
+    }
+
+    /// After every step: what `inspect` shows, and whether all that was told fits together.
+    pub(super) fn look(&mut self, now: Time, book: &Book) -> Check {
+        self.beliefs
+            .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
+        let seen: BTreeMap<&String, Seen> =
+            book.records.iter().map(|(lock, record)| (lock, record.inspect(now))).collect();
+        let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
+        let mut shown = BTreeSet::new();
+        for (lock, seen) in &seen {
+            let last = self.fences.entry((*lock).clone()).or_default();
+            let mut highest = *last;
+            for holder in seen.holders.iter().filter(|_| seen.state == State::Held) {
+                let (id, fence) = (holder.owner.pid, holder.fence.0);
+                shown.insert(((*lock).clone(), id, fence));
+                if !self.shown.contains(&((*lock).clone(), id, fence)) && fence > *last {
+                    fresh.insert((fence, id, holder.slot));
+                    highest = highest.max(fence);
+                }
+                prop_assert!(seen.fence.is_some_and(|kept| kept.0 >= fence), "a fence behind the counter");
+            }
+            if let Some(fence) = seen.fence {
+                prop_assert!(fence.0 >= *last, "the fence of {} went back", lock);
+                highest = highest.max(fence.0);
+            }
+            *last = highest;
+        }
+        for (fence, id, slot) in fresh {
+            self.is_fair(now, &seen, fence, id, slot)?;
+        }
+        self.shown = shown;
+        for id in std::mem::take(&mut self.served) {
+            self.places.remove(&id);
+        }
+        let live: Vec<_> = self.beliefs.iter().filter(|(_, belief)| is_relied_on(belief, now)).collect();
+        for (index, ((lock, id), one)) in live.iter().enumerate() {
+            for ((at, other), two) in &live[index + 1..] {
+                prop_assert!(
+                    lock != at || !one.excludes(two),
+                    "{} and {} both hold {}: {:?} {:?}",
+                    id,
+                    other,
+                    lock,
+                    one,
+                    two
+                );
+                prop_assert!(lock != at || one.fence != two.fence, "{} and {} have one fence", id, other);
+            }
+        }
+        Ok(())
+    }
+
+    /// A grant of this step: all or nothing, in turn, with the lowest slot, under a fence of its own.
+    fn is_fair(
+        &self,
+        now: Time,
+        seen: &BTreeMap<&String, Seen>,
+        fence: u64,
+        id: u32,
+        slot: Option<u32>,
+    ) -> Check {
+        let Some(asker) = self.askers.get(&id) else { return Ok(()) };
+        let has = |lock: &str, id: u32| {
+            seen.get(&lock.to_owned())
+                .is_some_and(|seen| seen.holders.iter().any(|holder| holder.owner.pid == id))
+        };
+        for name in &asker.names {
+            let same = seen.get(&name.as_str().to_owned()).is_some_and(|seen| {
+                seen.holders
+                    .iter()
+                    .any(|holder| (holder.owner.pid, holder.fence.0, holder.slot) == (id, fence, slot))
+            });
+            prop_assert!(same, "{} was granted a part: not {}", id, name.as_str());
+        }
+        let came = self.places.get(&id).map_or(u64::MAX, |place| place.came);
+        for (other, place) in self.places.iter().filter(|(other, place)| **other != id && place.came < came) {
+            let Some(waiter) = self.askers.get(other) else { continue };
+            let heard = now.0.saturating_sub(place.heard.0) < 3_990_000;
+            let granted = waiter.names.iter().all(|name| has(name.as_str(), *other));
+            prop_assert!(
+                !(place.certain && heard && waiter.meets(asker)) || granted,
+                "{} overtook {}",
+                id,
+                other
+            );
+        }
+        if let Some(slot) = slot {
+            let mut taken: BTreeSet<u32> = BTreeSet::new();
+            for name in &asker.names {
+                let held = seen.get(&name.as_str().to_owned()).into_iter().flat_map(|seen| &seen.holders);
+                taken.extend(held.filter(|holder| holder.fence.0 < fence).filter_map(|holder| holder.slot));
+                let kept = self.beliefs.iter().filter(|((at, other), belief)| {
+                    at == name.as_str() && *other != id && belief.due() > now.millis() && belief.fence < fence
+                });
+                taken.extend(kept.filter_map(|(_, belief)| belief.slot));
+            }
+            prop_assert!(!taken.contains(&slot), "slot {} is taken", slot);
+            prop_assert!(
+                (0..slot).all(|lower| taken.contains(&lower)),
+                "{} is not the lowest but {:?}",
+                slot,
+                taken
+            );
+        }
+        Ok(())
+    }
+
+    /// When the last of all that is known ends, in ms.
+    pub(super) fn last_end(&self) -> u64 {
+        let foreign = self.foreign.values().map(|until| until.unwrap_or(0));
+        self.beliefs.values().map(Belief::due).chain(foreign).max().unwrap_or(0)
+    }
+
+    /// Who waits and was heard of within the life of its ticket.
+    pub(super) fn waiters(&self, now: Time) -> Vec<Asker> {
+        let kept = |place: &Place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT);
+        let ids = self.places.iter().filter(|(_, place)| kept(place)).map(|(id, _)| id);
+        ids.filter_map(|id| self.askers.get(id)).cloned().collect()
+    }
+}
+
+fn is_relied_on(belief: &Belief, now: Time) -> bool {
+    !belief.over && belief.deadline > now.0 || !belief.revoked && belief.kept > now.millis()
+}
+
+/// The deadline of I6.
+fn deadline(now: Time, ttl: Duration) -> u64 {
+    (now.0 + millis(ttl) * 1000).saturating_sub(millis(ttl) * 10 + 2000)
+}
