@@ -1,6 +1,7 @@
 //! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
+use super::acquire::Acquire;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -17,10 +18,10 @@ pub enum Parsed {
 }
 
 /// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 8] = ["acquire", "renew", "check", "wait", "history", "watch", "metrics", "doctor"];
+const LATER: [&str; 4] = ["history", "watch", "metrics", "doctor"];
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, release, completions";
+const COMMANDS: &str = "run, status, acquire, renew, check, wait, release, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -36,6 +37,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
+                Command::Acquire(acquire) => check_acquire(acquire)?,
+                Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
                 Command::Status(_) | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
@@ -54,6 +57,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             }
         },
     }
+}
+
+/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`.
+pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    let mut arguments = arguments.into_iter().skip(1);
+    arguments.next().is_some_and(|word| word == "acquire") && arguments.any(|word| word == "--export")
 }
 
 /// Whether there is a `--` on the command line.
@@ -103,15 +112,22 @@ fn waits(run: &Run) -> bool {
     run.wait.is_some_and(|bound| bound != Some(Duration::ZERO))
 }
 
+/// What clap cannot express about `acquire`.
+fn check_acquire(acquire: &Acquire) -> Result<(), String> {
+    let waits = acquire.wait.is_some_and(|bound| bound != Some(Duration::ZERO));
+    if waits && acquire.min_hold.is_some_and(|span| !span.is_zero()) {
+        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+    }
+    if acquire.busy_exit_code == Some(0) {
+        return Err("-E 0 would have the script go on without the lock; give another number".into());
+    }
+    Ok(())
+}
+
 /// What clap cannot express about `release`.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
-    }
-    if !release.force && release.token_file.is_none() {
-        return Err("asking a holder to stop comes with a later version; --force takes the lock away, \
-             --token-file FILE gives back a hold of your own"
-            .into());
     }
     Ok(())
 }
@@ -234,7 +250,19 @@ mod tests {
             &[],
             &["foo"],
             &["statsu"],
-            &["acquire", "-k", "x"],
+            &["acquire"],
+            &["acquire", "x"],
+            &["acquire", "-k", "x", "-s", "-n", "2"],
+            &["acquire", "-k", "x", "-w", "--min-hold", "1"],
+            &["acquire", "-k", "x", "--json", "--export"],
+            &["acquire", "-k", "x", "-E", "0"],
+            &["acquire", "-k", "x", "--", "true"],
+            &["renew", "--token-file", "f"],
+            &["renew", "a", "b"],
+            &["check", "a", "b"],
+            &["wait"],
+            &["wait", "a", "-w"],
+            &["wait", "a", "-w", "b"],
             &["--store", "x", "run"],
             &["run"],
             &["run", "-k"],
@@ -273,7 +301,8 @@ mod tests {
             &["status", "--jsno"],
             &["status", "--json=1"],
             &["release"],
-            &["release", "k"],
+            &["release", "k", "--slot", "1", "--force"],
+            &["release", "k", "--timeout", "x"],
             &["release", "k", "--now"],
             &["release", "k", "--force", "--token-file", "f"],
             &["release", "k", "l", "--force"],
@@ -300,8 +329,6 @@ mod tests {
         assert!(said.contains("--shared and --slots exclude each other"), "{said}");
         let said = refused(&["run", "-k", "a", "echo", "hi"]);
         assert!(said.contains("after --"), "{said}");
-        let said = refused(&["release", "a"]);
-        assert!(said.contains("later version") && said.contains("--force"), "{said}");
     }
 
     #[test]

@@ -38,6 +38,11 @@ pub fn now_utc() -> String {
     format!("{:.3}", Timestamp::now())
 }
 
+/// The time of this machine in milliseconds since 1970, to show when something will be.
+pub fn now() -> u64 {
+    u64::try_from(Timestamp::now().as_millisecond()).unwrap_or_default()
+}
+
 /// A span in whole milliseconds.
 pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
