@@ -28,9 +28,11 @@ complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help (s
 complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print version'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take the lock, run a command under it, give it back, exit as the command did'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds what, who waits, and for how long'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show how the last runs under a lock went'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, or take it away from whoever holds it'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether the store is fit to hold locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
@@ -65,6 +67,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do no
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with those who wait under each lock, until ^C [default: every second]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -81,6 +84,22 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a 
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token-file -d 'Give back the hold whose token is in FILE (`-`: standard input)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -100,6 +119,24 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease to judge by [default: that of the configuration files, else 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l strict -d 'Exit 1 if there is a warning'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print a JSON array, one object a line'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -115,3 +152,12 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
+
+function __dlock_keys
+    command dlock complete-keys fish (commandline -cp | string collect) 2>/dev/null </dev/null
+end
+
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 pub mod acquire;
 pub mod check;
+pub mod complete;
+pub mod doctor;
 pub mod duration;
+pub mod history;
 pub mod renew;
 pub mod usage;
 pub mod wait;
@@ -54,6 +57,10 @@ pub enum Command {
     ///
     /// Without KEY: every lock under the prefix that is held, cooling or waited for.
     Status(Status),
+    /// Show how the last runs under a lock went
+    ///
+    /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
+    History(history::History),
     /// Take a lock for a script, which renews it and gives it back itself
     ///
     /// Prints the token that proves the hold, and says until when the lease lasts. For scripts that cannot be wrapped in
@@ -70,6 +77,10 @@ pub enum Command {
     /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
     /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
+    /// Say whether the store is fit to hold locks
+    ///
+    /// Looks at every server that the store is made of, and at the settings that lead to it.
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
 }
@@ -84,7 +95,8 @@ impl Command {
             Self::Check(check) => check.key.as_ref(),
             Self::Wait(wait) => wait.keys.first(),
             Self::Release(release) => Some(&release.key),
-            Self::Status(_) | Self::Completions(_) => None,
+            Self::History(history) => Some(&history.key),
+            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
         }
     }
 
@@ -97,7 +109,9 @@ impl Command {
             Self::Renew(renew) => &renew.common,
             Self::Check(check) => &check.common,
             Self::Wait(wait) => &wait.common,
+            Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }
     }
@@ -163,7 +177,7 @@ pub struct Run {
     ///
     /// Nothing is held while the rest is waited for, so that runs which name the same keys in another order cannot
     /// lock each other out. The same key twice is one.
-    #[arg(short, long, value_name = "KEY", value_parser = Key::new, action = ArgAction::Append)]
+    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
 
     /// Share the lock with others that share it
@@ -303,6 +317,9 @@ Examples:
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
+  # The same table, redrawn every five seconds:
+  dlock status --watch 5s
+
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
 or revoked (taken away by an operator while the old job may still run).
 
@@ -319,15 +336,22 @@ EXIT STATUS
 #[command(after_long_help = STATUS_AFTER)]
 pub struct Status {
     /// The locks to show
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
     /// Print a JSON array, one object a lock
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
     /// explained in docs/status.md.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     pub json: bool,
+
+    /// Redraw the table in place, with those who wait under each lock, until ^C [default: every second]
+    ///
+    /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
+    /// --watch.
+    #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
+    pub watch: Option<Option<Duration>>,
 
     /// The options every command takes.
     #[command(flatten)]
@@ -373,7 +397,7 @@ EXIT STATUS
 )]
 pub struct Release {
     /// The lock
-    #[arg(value_name = "KEY", value_parser = Key::new)]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Key,
 
     /// Give back the hold whose token is in FILE (`-`: standard input)
@@ -413,6 +437,10 @@ Examples:
   dlock completions zsh > \"${fpath[1]}/_dlock\"
   dlock completions fish > ~/.config/fish/completions/dlock.fish
 
+Where a KEY goes, the keys are completed that the store knows: the one that is
+named by --store or DLOCK_STORE on the line, else as usual. If it does not
+answer within a quarter of a second there are none.
+
 EXIT STATUS
     0  the script was printed
    64  the command line makes no sense
@@ -438,7 +466,9 @@ pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], or file:/DIR for locks between the
-    /// processes of this machine only. Better not write a password here: every user of this machine can see it.
+    /// processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the system's authorities,
+    /// &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of this machine can see
+    /// it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 
@@ -540,6 +570,12 @@ fn timeout(text: &str) -> Result<Duration, String> {
 pub fn slots(text: &str) -> Result<u32, String> {
     let slots = text.parse().ok().filter(|slots| (1..=SLOTS_MAX).contains(slots));
     slots.ok_or_else(|| format!("a number of slots is from 1 to {SLOTS_MAX}"))
+}
+
+/// The value of `status --watch`.
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
+    if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
 }
 
 /// The value of `--busy-exit-code`.

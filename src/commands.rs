@@ -3,7 +3,7 @@
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
 use crate::clock::Moment;
-use crate::config::url::Place;
+use crate::config::url::{self, Place};
 use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
@@ -13,7 +13,7 @@ use crate::lock::{Key, Name, Names, Owner};
 use crate::output::busy::listed;
 use crate::output::{self, Kind, Printer};
 use crate::store::file::FileStore;
-use crate::store::redis::{Address, RedisStore, Target};
+use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use held::{Held, Holds};
 use std::process::ExitCode;
@@ -21,8 +21,11 @@ use std::process::ExitCode;
 pub mod acquire;
 mod attend;
 pub mod check;
+pub mod complete;
 pub mod completions;
+pub mod doctor;
 pub mod held;
+pub mod history;
 mod lookout;
 mod owner;
 pub mod release;
@@ -38,6 +41,9 @@ pub fn main() -> ExitCode {
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
+        }
+        Ok(Parsed::Complete(question)) => {
+            (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
             let printer = Printer::early(Some(command.common()));
@@ -82,6 +88,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             let (settings, printer) = settle(&flags.common)?;
             wait::wait(&settings, flags, &printer)
         }
+        Command::History(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            history::history(&settings, flags)
+        }
+        Command::Doctor(flags) => {
+            let (settings, _) = settle(&flags.common)?;
+            doctor::doctor(&settings, flags)
+        }
         Command::Release(flags) => {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
@@ -112,24 +126,49 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
 /// The store that the settings name. A server is not spoken to yet.
 fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
     let shown = settings.store.to_string();
-    let (address, database) = match &settings.store.place {
-        Place::Tcp { host, port, db } => (Address::Tcp { host: host.clone(), port: *port }, *db),
-        Place::Unix { path, db } => (Address::Unix(path.clone()), *db),
+    let (address, database, tls) = match &settings.store.place {
+        Place::Tcp { host, db, tls } => {
+            (Address::Tcp { host: host.name.clone(), port: host.port }, *db, tls.as_ref())
+        }
+        Place::Unix { path, db } => (Address::Unix(path.clone()), *db, None),
         Place::File { dir } => {
             let store = FileStore::open(dir, &shown);
             return Ok(Box::new(store.map_err(|error| located(settings, error))?));
         }
+        Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
+            let origin = settings.store.origin();
+            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
+        }
     };
+    Ok(Box::new(RedisStore::new(server(settings, address, database, tls)?)))
+}
+
+/// One server, and how to get in.
+fn server(
+    settings: &Settings,
+    address: Address,
+    database: u16,
+    tls: Option<&url::Tls>,
+) -> Result<Target, Error> {
+    let shown = settings.store.to_string();
     let credentials = settings.store.credentials.as_ref();
-    Ok(Box::new(RedisStore::new(Target {
+    Ok(Target {
         address,
         database: u32::from(database),
         username: credentials.and_then(|credentials| credentials.username.clone()),
         password: credentials.map(|credentials| credentials.password.expose().to_owned()),
+        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
         shown,
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
-    })))
+    })
+}
+
+/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
+/// anything is asked for.
+fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
+    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
+    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.

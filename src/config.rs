@@ -131,6 +131,8 @@ pub struct Store {
     pub place: Place,
     /// What to log in with.
     pub credentials: Option<Credentials>,
+    /// What to log in to sentinels with; null where they ask for nothing.
+    pub sentinel_credentials: Option<Credentials>,
     /// Who named it.
     pub source: Source,
 }
@@ -184,6 +186,8 @@ pub struct Settings {
     pub warnings: Vec<String>,
     /// What `--verbose` says about the settings themselves.
     pub remarks: Vec<String>,
+    /// The files that hold a secret and were read: for the store, or whatever they are for.
+    pub secrets: Vec<PathBuf>,
     /// What the configuration files say.
     file: File,
     /// The program that runs `-c STRING`.
@@ -209,9 +213,23 @@ impl Settings {
             );
         }
         let credentials = match url.value.place {
-            Place::Tcp { .. } | Place::Unix { .. } => layers.credentials(flags, &file, &files, &url)?,
             Place::File { .. } => None,
+            Place::Tcp { .. }
+            | Place::Unix { .. }
+            | Place::Sentinel { .. }
+            | Place::Cluster { .. }
+            | Place::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
         };
+        let sentinel_credentials = match &url.value.sentinel {
+            None => None,
+            Some(login) => Some(Credentials {
+                username: login.username.clone(),
+                password: password_in(&login.password_file)
+                    .map(Secret::new)
+                    .map_err(|why| invalid(&url.source, &why))?,
+            }),
+        };
+        let secrets = layers.secret_files(flags, &file, &files, &url);
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
@@ -244,8 +262,9 @@ impl Settings {
             verbosity: verbosity(flags, &file)?,
             log_format: log_format.or_else(|| file.choice("log-format")).unwrap_or(LogFormat::Text),
             color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
-            store: Store { place: url.value.place, credentials, source: url.source },
+            store: Store { place: url.value.place, credentials, sentinel_credentials, source: url.source },
             prefix: prefix.value,
+            secrets,
             warnings,
             remarks,
             file,
@@ -395,6 +414,35 @@ impl Layers<'_> {
     }
 }
 
+impl Layers<'_> {
+    /// The configuration files with a password in them, and the password files that are named.
+    fn secret_files(&self, flags: &Common, file: &File, files: &[File], url: &Set<url::Url>) -> Vec<PathBuf> {
+        let of_url = match &url.source {
+            Source::File { path, .. } if url.value.password.is_some() => Some(path.clone()),
+            _ => None,
+        };
+        let with_password = files.iter().filter(|file| file.get("password").is_some());
+        let named = [
+            flags.password_file.as_ref().map(PathBuf::from),
+            self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),
+            file.text("password-file").map(|set| password_path(&set)),
+        ];
+        let mut found: Vec<PathBuf> = with_password.map(|file| file.path.clone()).collect();
+        found.extend(named.into_iter().flatten().chain(of_url));
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+/// Where a password file is. A configuration file names its neighbours: under cron the current directory means nothing.
+fn password_path(named: &Set<String>) -> PathBuf {
+    match &named.source {
+        Source::File { path, .. } => path.parent().unwrap_or(Path::new("/")).join(&named.value),
+        _ => PathBuf::from(&named.value),
+    }
+}
+
 /// A password, or where it is.
 enum Password {
     Is(Set<String>),
@@ -412,11 +460,7 @@ impl Password {
         match self {
             Self::Is(set) => Ok(set),
             Self::In(set) => {
-                // A file names its neighbours: under cron the current directory means nothing.
-                let path = match &set.source {
-                    Source::File { path, .. } => path.parent().unwrap_or(Path::new("/")).join(&set.value),
-                    _ => PathBuf::from(&set.value),
-                };
+                let path = password_path(&set);
                 set.try_map(|_| password_in(&path))
             }
         }

@@ -5,6 +5,8 @@
 pub enum Exit {
     /// The command did what it was asked.
     Ok,
+    /// 1: the command did what it was asked, and the answer is no: `doctor --strict` found what it warns of.
+    No,
     /// 64: the command line makes no sense.
     Usage,
     /// 69: the store cannot be reached, or refused to serve.
@@ -41,6 +43,7 @@ impl Exit {
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
+            Self::No => 1,
             Self::Usage => 64,
             Self::Unavailable => 69,
             Self::Internal => 70,

@@ -343,9 +343,13 @@ impl Book {
         for name in &waiter.names {
             if name != at {
                 self.record(name).expire(now);
-                if self.head(now, name, work).as_ref() != Some(head) {
-                    // Who is before it there has an earlier ticket, so this ends.
-                    work.push_back(name.clone());
+                let first = self.head(now, name, work);
+                if first.as_ref() != Some(head) {
+                    // Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first
+                    // here, and two of them would send each other round.
+                    if first.is_some_and(|first| first < *head) {
+                        work.push_back(name.clone());
+                    }
                     return false;
                 }
             }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-mod bell;
+pub mod bell;
 mod obtain;
 
 pub use obtain::obtain;

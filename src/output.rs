@@ -15,10 +15,14 @@ use std::fmt::Write as _;
 
 pub mod acquired;
 pub mod busy;
+pub mod doctor;
+pub mod history;
 pub mod json;
 pub mod live;
+pub mod locale;
 pub mod question;
 pub mod report;
+pub mod screen;
 pub mod sight;
 pub mod table;
 pub mod time;

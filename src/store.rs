@@ -17,6 +17,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub mod file;
+pub mod probe;
 pub mod redis;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and

@@ -17,7 +17,12 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, release: the other commands
+//! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
+//! - status, status_watch, history, release, doctor: the other commands
+//! - completions: what TAB offers in real shells
+//! - schema: JSON against docs/dlock.schema.json
+//! - tls: who is trusted, who is not, and what is said about it
+//! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -32,10 +37,16 @@
     reason = "a test fails by a panic that says what it missed"
 )]
 
+mod acl;
+mod acquire;
+mod check;
+mod completions;
 mod config;
 mod contention;
+mod doctor;
 mod generated;
 mod guard;
+mod history;
 mod input;
 mod interop;
 mod lease;
@@ -46,7 +57,9 @@ mod oversell;
 mod passwords;
 mod readme;
 mod release;
+mod renew;
 mod report;
+mod schema;
 mod server_states;
 mod several;
 mod shared;
@@ -55,10 +68,13 @@ mod slots;
 mod soak;
 mod status;
 mod status_codes;
+mod status_watch;
 mod support;
 mod surroundings;
 mod terminal;
+mod tls;
 mod tree;
 mod twin;
+mod wait;
 mod waiting_line;
 mod walls;

@@ -1,6 +1,7 @@
 //! What the scenarios are told with: a world with a store, dlock as a program, jobs, a network that misbehaves, a
 //! terminal. Scenarios are elsewhere.
 
+pub mod certificates;
 pub mod dlock;
 pub mod job;
 pub mod proc;

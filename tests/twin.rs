@@ -151,6 +151,7 @@ impl Server {
             database: 0,
             username: None,
             password: None,
+            tls: None,
             shown: "redis+unix://test".into(),
             connect_timeout: Duration::from_secs(10),
             op_timeout: Duration::from_secs(10),

@@ -95,7 +95,7 @@ pub struct Acquire {
     /// Print a JSON array with one object, in place of the token
     ///
     /// Every field is there, null if unknown; spans are whole milliseconds. The fields are explained in
-    /// docs/recipes.md.
+    /// docs/json.md.
     #[arg(long)]
     pub json: bool,
 

@@ -2,6 +2,7 @@
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
 use super::acquire::Acquire;
+use super::complete::Question;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -13,15 +14,17 @@ use std::time::Duration;
 pub enum Parsed {
     /// To run a command.
     Command(Command),
+    /// To say which keys can be typed next.
+    Complete(Question),
     /// To print this (help or version) on stdout.
     Print(String),
 }
 
 /// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 4] = ["history", "watch", "metrics", "doctor"];
+const LATER: [&str; 2] = ["watch", "metrics"];
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, acquire, renew, check, wait, release, completions";
+const COMMANDS: &str = "run, status, history, acquire, renew, check, wait, release, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -31,6 +34,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
         arguments.truncate(2);
         arguments.push("--help".into());
     }
+    if arguments.get(1).is_some_and(|word| word == Question::WORD)
+        && let Some(question) = Question::read(&arguments[2..])
+    {
+        return Ok(Parsed::Complete(question));
+    }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     match Cli::try_parse_from(&arguments) {
         Ok(cli) => {
@@ -39,7 +47,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                 Command::Release(release) => check_release(release)?,
                 Command::Acquire(acquire) => check_acquire(acquire)?,
                 Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
-                Command::Status(_) | Command::Completions(_) => {}
+                Command::Status(_) | Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }

@@ -62,6 +62,14 @@ pub struct Run {
 }
 
 impl Settings {
+    /// The lease: the flag's, else that of the configuration files, else 30 s.
+    pub fn ttl(&self, flag: Option<Ttl>) -> Result<Ttl, Error> {
+        match flag {
+            Some(ttl) => Ok(ttl),
+            None => Ttl::new(self.file.span("ttl").unwrap_or(Duration::from_secs(30))).map_err(Error::Config),
+        }
+    }
+
     /// Joins the flags of `run` with the configuration files.
     pub fn run(&self, flags: &cli::Run) -> Result<Run, Error> {
         let file = &self.file;
@@ -69,10 +77,7 @@ impl Settings {
         if keys.is_empty() {
             return Err(Error::Usage("run needs a key".into()));
         }
-        let ttl = match flags.ttl {
-            Some(ttl) => ttl,
-            None => Ttl::new(file.span("ttl").unwrap_or(Duration::from_secs(30))).map_err(Error::Config)?,
-        };
+        let ttl = self.ttl(flags.ttl)?;
         let wait = match flags.wait {
             Some(bound) => wait(bound),
             None if flags.hidden.nonblock => Wait::No,

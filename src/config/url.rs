@@ -1,29 +1,33 @@
 //! What does a store URL mean? Plain values; no I/O, no default, no variable. What is refused is refused without
 //! repeating it where it might hold a secret.
 
-use percent_encoding::percent_decode_str;
+use split::{Parts, absolute, authority, decode, number};
 use std::fmt;
-use std::net::Ipv6Addr;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
+
+mod split;
 
 /// What a store URL may look like, for messages.
-pub const ALLOWED: &str =
-    "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N] or file:/DIR";
+pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
+     redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
+     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE) or file:/DIR";
 
 /// The port of a Redis server where the URL names none.
 const PORT: u16 = 6379;
+/// The port of a sentinel where the URL names none.
+const SENTINEL_PORT: u16 = 26379;
 
 /// Where the locks are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Place {
     /// A Redis server over TCP.
     Tcp {
-        /// A name, an IPv4 address, or an IPv6 address without brackets.
-        host: String,
-        /// Its port.
-        port: u16,
+        /// Where it listens.
+        host: Host,
         /// The database.
         db: u16,
+        /// Set where it is spoken to over TLS.
+        tls: Option<Tls>,
     },
     /// A Redis server over a socket on this machine.
     Unix {
@@ -32,6 +36,33 @@ pub enum Place {
         /// The database.
         db: u16,
     },
+    /// The Redis server that sentinels name.
+    Sentinel {
+        /// Where the sentinels listen; at least one.
+        sentinels: Vec<Host>,
+        /// The name by which they know the master.
+        master: String,
+        /// The database.
+        db: u16,
+        /// Set where sentinels and servers are spoken to over TLS.
+        tls: Option<Tls>,
+    },
+    /// A Redis Cluster.
+    Cluster {
+        /// Some of its nodes; at least one.
+        nodes: Vec<Host>,
+        /// Set where they are spoken to over TLS.
+        tls: Option<Tls>,
+    },
+    /// Several independent masters, of which a majority holds the locks.
+    Quorum {
+        /// All of them: an odd number, at least three, no two the same.
+        nodes: Vec<Host>,
+        /// The database on each.
+        db: u16,
+        /// Set where they are spoken to over TLS.
+        tls: Option<Tls>,
+    },
     /// A directory on this machine.
     File {
         /// The directory; absolute.
@@ -39,22 +70,72 @@ pub enum Place {
     },
 }
 
-/// The URL of the place, in one spelling and never with a secret: for messages and DLOCK_HELD.
+/// A machine and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Host {
+    /// A name, an IPv4 address, or an IPv6 address without brackets; in lower case.
+    pub name: String,
+    /// Its port.
+    pub port: u16,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (open, close) = if self.name.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{open}{}{close}:{}", self.name, self.port)
+    }
+}
+
+/// What TLS trusts and shows. Every path is absolute.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Tls {
+    /// The certificates to trust in place of the system's.
+    pub ca: Option<PathBuf>,
+    /// What to show a server that asks who is there.
+    pub client: Option<ClientCertificate>,
+}
+
+/// A certificate of this client's own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ClientCertificate {
+    /// The certificate, and the chain above it.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// The URL of the place, in one spelling and never with a secret: for messages and DLOCK_HELD. It says which locks are
+/// meant; by which certificates they are reached is left out, since it does not change that.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = |tls: &Option<Tls>| if tls.is_some() { "rediss" } else { "redis" };
+        let database =
+            |f: &mut fmt::Formatter<'_>, db: u16| if db == 0 { Ok(()) } else { write!(f, "/{db}") };
         match self {
-            Self::Tcp { host, port, db } => {
-                let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
-                write!(f, "redis://{open}{host}{close}:{port}")?;
-                if *db != 0 { write!(f, "/{db}") } else { Ok(()) }
+            Self::Tcp { host, db, tls } => {
+                write!(f, "{}://{host}", scheme(tls))?;
+                database(f, *db)
             }
             Self::Unix { path, db } => {
                 write!(f, "redis+unix://{}", path.display())?;
                 if *db != 0 { write!(f, "?db={db}") } else { Ok(()) }
             }
+            Self::Sentinel { sentinels, master, db, tls } => {
+                write!(f, "{}+sentinel://{}/{master}", scheme(tls), joined(sentinels))?;
+                database(f, *db)
+            }
+            Self::Cluster { nodes, tls } => write!(f, "{}+cluster://{}", scheme(tls), joined(nodes)),
+            Self::Quorum { nodes, db, tls } => {
+                write!(f, "{}+quorum://{}", scheme(tls), joined(nodes))?;
+                database(f, *db)
+            }
             Self::File { dir } => write!(f, "file:{}", dir.display()),
         }
     }
+}
+
+fn joined(hosts: &[Host]) -> String {
+    hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// A text that no message shows.
@@ -88,6 +169,17 @@ pub struct Url {
     pub username: Option<String>,
     /// The password in it.
     pub password: Option<Secret>,
+    /// What to show the sentinels, who do not know the servers' users.
+    pub sentinel: Option<SentinelLogin>,
+}
+
+/// How to log in to sentinels, as a URL says it. There is no way to write the password itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SentinelLogin {
+    /// The user; none for the default user.
+    pub username: Option<String>,
+    /// The file with the password; absolute.
+    pub password_file: PathBuf,
 }
 
 /// Takes a URL apart. The error says what is allowed, and repeats of the URL only what cannot be a secret.
@@ -97,13 +189,17 @@ pub fn parse(text: &str) -> Result<Url, String> {
     }
     let Some((scheme, rest)) = text.split_once(':') else { return Err(bare(text)) };
     match scheme.to_ascii_lowercase().as_str() {
-        "redis" => tcp(authority(rest)?),
+        "redis" => tcp(authority(rest)?, Wire::Plain),
+        "rediss" => tcp(authority(rest)?, Wire::Tls),
         "redis+unix" => unix(authority(rest)?),
+        "redis+sentinel" => sentinel(authority(rest)?, Wire::Plain),
+        "rediss+sentinel" => sentinel(authority(rest)?, Wire::Tls),
+        "redis+cluster" => cluster(authority(rest)?, Wire::Plain),
+        "rediss+cluster" => cluster(authority(rest)?, Wire::Tls),
+        "redis+quorum" => quorum(authority(rest)?, Wire::Plain),
+        "rediss+quorum" => quorum(authority(rest)?, Wire::Tls),
         "file" => file(rest),
-        "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster"
-        | "redis+quorum" | "rediss+quorum" | "rediss+unix" => {
-            Err(format!("{}:// comes with a later version; {ALLOWED}", scheme.to_ascii_lowercase()))
-        }
+        "rediss+unix" => Err(format!("a socket on this machine is spoken to without TLS; {ALLOWED}")),
         "unix" | "redis-socket" => Err(format!("a socket is redis+unix:///SOCKET; {ALLOWED}")),
         _ if rest.starts_with("//")
             && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) =>
@@ -125,108 +221,161 @@ fn bare(text: &str) -> String {
     }
 }
 
-/// The part of a redis URL after `scheme:`, split and not yet decoded.
-struct Parts<'a> {
-    username: Option<String>,
-    password: Option<Secret>,
-    host: &'a str,
-    path: &'a str,
-    query: Option<&'a str>,
-    /// Whether what is wrong may be shown.
-    secret: bool,
+/// Whether a scheme means TLS.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wire {
+    Plain,
+    Tls,
 }
 
-/// Splits `//user:password@host/path?query`.
-fn authority(rest: &str) -> Result<Parts<'_>, String> {
-    let Some(rest) = rest.strip_prefix("//") else {
-        return Err(format!("// is missing after the scheme; {ALLOWED}"));
-    };
-    let secret = rest.contains('@');
-    let encode = if secret { " (in a password / ? # and @ are written %2F %3F %23 %40)" } else { "" };
-    if rest.contains('#') {
-        return Err(format!("a store URL has no # part{encode}; {ALLOWED}"));
+/// `redis://` and `rediss://`.
+fn tcp(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    if parts.hosts.contains(',') {
+        return Err(format!(
+            "several hosts need a scheme that says how they belong together: redis+sentinel://, \
+             redis+cluster:// or redis+quorum://; {ALLOWED}"
+        ));
     }
-    let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    if path.contains('@') {
-        return Err(format!("there is an @ after the host{encode}; {ALLOWED}"));
-    }
-    let (user, host) =
-        authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
-    let user = user.map(|user| user.split_once(':').map_or((user, None), |(name, word)| (name, Some(word))));
-    let (username, password) = match user {
-        None => (None, None),
-        Some(("", None)) => return Err(format!("nothing stands before the @; {ALLOWED}")),
-        Some((_, Some(""))) => return Err(format!("the password in the URL is empty; {ALLOWED}")),
-        Some((name, word)) => {
-            let name = if name.is_empty() { None } else { Some(decode(name)?) };
-            (name, word.map(decode).transpose()?.map(Secret::new))
-        }
-    };
-    Ok(Parts { username, password, host, path, query, secret })
+    let host = parts.host(parts.hosts, PORT)?;
+    let db = parts.database(parts.path.strip_prefix('/').unwrap_or_default())?;
+    let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
+    Ok(url(Place::Tcp { host, db, tls }, parts))
 }
 
-/// `redis://`.
-fn tcp(parts: Parts<'_>) -> Result<Url, String> {
-    if parts.query.is_some() {
-        return Err(format!("a redis:// URL takes no ? part; {ALLOWED}"));
-    }
-    let at = parts.host;
-    let shown = |what: &str| if parts.secret { String::new() } else { format!(" '{what}'") };
-    if at.contains(',') {
-        return Err(format!(
-            "several hosts (sentinel, cluster, quorum) come with a later version; {ALLOWED}"
-        ));
-    }
-    let (host, port) = if let Some(inner) = at.strip_prefix('[') {
-        let Some((address, after)) = inner.split_once(']') else {
-            return Err(format!("a ] is missing after the IPv6 address; {ALLOWED}"));
-        };
-        if address.parse::<Ipv6Addr>().is_err() {
-            return Err(format!(
-                "what stands in the brackets{} is no IPv6 address; {ALLOWED}",
-                shown(address)
-            ));
-        }
-        match after.strip_prefix(':') {
-            Some(port) => (address, Some(port)),
-            None if after.is_empty() => (address, None),
-            None => return Err(format!("only :PORT may follow the ]; {ALLOWED}")),
-        }
-    } else {
-        if at.matches(':').count() > 1 {
-            return Err(format!("an IPv6 address stands in brackets, redis://[::1]:6379; {ALLOWED}"));
-        }
-        at.split_once(':').map_or((at, None), |(host, port)| (host, Some(port)))
-    };
-    if host.is_empty() {
-        return Err(format!("the host is missing; {ALLOWED}"));
-    }
-    if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte)) {
-        return Err(format!(
-            "a host has letters, digits, - and .; this one{} does not; {ALLOWED}",
-            shown(host)
-        ));
-    }
-    let port = match port {
-        None => PORT,
-        Some(text) => match number(text) {
-            Some(port) if port > 0 => port,
-            _ => return Err(format!("the port{} is not a number from 1 to 65535; {ALLOWED}", shown(text))),
-        },
-    };
+/// `redis+sentinel://` and `rediss+sentinel://`.
+fn sentinel(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    let sentinels = parts.hosts(SENTINEL_PORT)?;
     let path = parts.path.strip_prefix('/').unwrap_or_default();
-    let db = if path.is_empty() { Some(0) } else { number(path) };
-    let Some(db) = db else {
-        return Err(format!("the database{} is not a number from 0 to 65535; {ALLOWED}", shown(path)));
+    let (master, db) = path.split_once('/').unwrap_or((path, ""));
+    let master = decode(master)?;
+    if master.is_empty() {
+        return Err(format!("the name of the master is missing after the sentinels; {ALLOWED}"));
+    }
+    // What sentinel.c allows in a name.
+    if !master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
+        return Err(format!("the name of a master has letters, digits, -, . and _ only; {ALLOWED}"));
+    }
+    let db = parts.database(db)?;
+    let Parameters { tls, sentinel } = parameters(&parts, wire, Sentinels::Yes)?;
+    Ok(Url { sentinel, ..url(Place::Sentinel { sentinels, master, db, tls }, parts) })
+}
+
+/// `redis+cluster://` and `rediss+cluster://`.
+fn cluster(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    let nodes = parts.hosts(PORT)?;
+    if !matches!(parts.path, "" | "/" | "/0") {
+        return Err(format!("a cluster has database 0 only, so nothing follows its hosts; {ALLOWED}"));
+    }
+    let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
+    Ok(url(Place::Cluster { nodes, tls }, parts))
+}
+
+/// `redis+quorum://` and `rediss+quorum://`.
+fn quorum(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    let nodes = parts.hosts(PORT)?;
+    let count = nodes.len();
+    if count < 3 {
+        return Err(format!(
+            "a quorum needs at least three masters, so that one may fail; {count} given, \
+             and a single server is redis://HOST"
+        ));
+    }
+    if count.is_multiple_of(2) {
+        return Err(format!(
+            "a quorum needs an odd number of masters: {count} survive the loss of no more than {} do; \
+             leave one out or add one",
+            count - 1
+        ));
+    }
+    if let Some((_, twice)) = nodes.iter().enumerate().find(|(at, node)| nodes[..*at].contains(node)) {
+        return Err(format!(
+            "a quorum counts every master once; this one{} is named twice",
+            parts.shown(&twice.to_string())
+        ));
+    }
+    let db = parts.database(parts.path.strip_prefix('/').unwrap_or_default())?;
+    let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
+    Ok(url(Place::Quorum { nodes, db, tls }, parts))
+}
+
+fn url(place: Place, parts: Parts<'_>) -> Url {
+    Url { place, username: parts.username, password: parts.password, sentinel: None }
+}
+
+/// Whether a scheme means sentinels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sentinels {
+    Yes,
+    No,
+}
+
+/// What stands after the `?` of a URL with hosts.
+struct Parameters {
+    tls: Option<Tls>,
+    sentinel: Option<SentinelLogin>,
+}
+
+fn parameters(parts: &Parts<'_>, wire: Wire, sentinels: Sentinels) -> Result<Parameters, String> {
+    let (mut ca, mut cert, mut key, mut username, mut password_file) = (None, None, None, None, None);
+    for (name, text) in parts.parameters() {
+        let known = match name {
+            "ca" => &mut ca,
+            "cert" => &mut cert,
+            "key" => &mut key,
+            "sentinel-username" => &mut username,
+            "sentinel-password-file" => &mut password_file,
+            "user" | "username" | "pass" | "password" | "sentinel-password" => {
+                return Err(format!(
+                    "after ? there is no {name}=: user and password stand before the host, \
+                     better in DLOCK_USERNAME and DLOCK_PASSWORD_FILE (sentinel-password-file= for sentinels)"
+                ));
+            }
+            "db" => return Err(format!("after ? there is no db=: it stands after the host; {ALLOWED}")),
+            _ => {
+                let word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+                let shown = if word { name } else { "of that name" };
+                return Err(format!("after ? there is no parameter {shown}; {ALLOWED}"));
+            }
+        };
+        if matches!(name, "ca" | "cert" | "key") && wire == Wire::Plain {
+            return Err(format!("{name}= is for TLS: the scheme must begin with rediss; {ALLOWED}"));
+        }
+        if name.starts_with("sentinel-") && sentinels == Sentinels::No {
+            return Err(format!("{name}= is for redis+sentinel:// only; {ALLOWED}"));
+        }
+        if text.is_empty() {
+            return Err(format!("{name}= is empty; give it a value or leave it out"));
+        }
+        if known.replace(text).is_some() {
+            return Err(format!("{name}= is given twice"));
+        }
+    }
+    let file = |name: &str, text: Option<&str>| {
+        text.map(|text| match decode(text)? {
+            path if path.starts_with('/') => Ok(PathBuf::from(path)),
+            _ => Err(format!("{name}= names a file by its absolute path")),
+        })
+        .transpose()
     };
-    let place = Place::Tcp { host: host.to_ascii_lowercase(), port, db };
-    Ok(Url { place, username: parts.username, password: parts.password })
+    let client = match (file("cert", cert)?, file("key", key)?) {
+        (Some(cert), Some(key)) => Some(ClientCertificate { cert, key }),
+        (None, None) => None,
+        (Some(_), None) => return Err("cert= needs key=, the file with its private key".into()),
+        (None, Some(_)) => return Err("key= needs cert=, the file with its certificate".into()),
+    };
+    let ca = file("ca", ca)?;
+    let username = username.map(decode).transpose()?;
+    let sentinel = match (username, file("sentinel-password-file", password_file)?) {
+        (username, Some(password_file)) => Some(SentinelLogin { username, password_file }),
+        (None, None) => None,
+        (Some(_), None) => return Err("sentinel-username= needs sentinel-password-file=".into()),
+    };
+    Ok(Parameters { tls: (wire == Wire::Tls).then_some(Tls { ca, client }), sentinel })
 }
 
 /// `redis+unix://`.
 fn unix(parts: Parts<'_>) -> Result<Url, String> {
-    if !parts.host.is_empty() {
+    if !parts.hosts.is_empty() {
         return Err(format!(
             "a socket has no host: write redis+unix:///SOCKET with three slashes; {ALLOWED}"
         ));
@@ -236,8 +385,8 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
         return Err(format!("the path of the socket is missing; {ALLOWED}"));
     }
     let mut db = 0;
-    for pair in parts.query.into_iter().flat_map(|query| query.split('&')) {
-        match pair.split_once('=').unwrap_or((pair, "")) {
+    for pair in parts.parameters() {
+        match pair {
             ("db", text) => {
                 db = number(text)
                     .ok_or_else(|| format!("db= is not followed by a number from 0 to 65535; {ALLOWED}"))?;
@@ -250,7 +399,7 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
             _ => return Err(format!("after ? only db=N is known; {ALLOWED}")),
         }
     }
-    Ok(Url { place: Place::Unix { path, db }, username: parts.username, password: parts.password })
+    Ok(url(Place::Unix { path, db }, parts))
 }
 
 /// `file:`.
@@ -265,195 +414,9 @@ fn file(rest: &str) -> Result<Url, String> {
         Some(after) if after.starts_with('/') => after,
         Some(_) => return Err(format!("a file: store has no host: write file:/DIR; {ALLOWED}")),
     };
-    Ok(Url { place: Place::File { dir: absolute(path)? }, username: None, password: None })
-}
-
-/// Decodes an absolute path, and drops what does not change it (`//`, `/./`, a slash at the end).
-fn absolute(text: &str) -> Result<PathBuf, String> {
-    let decoded = decode(text)?;
-    if !decoded.starts_with('/') {
-        return Err(format!("the path must be absolute; {ALLOWED}"));
-    }
-    Ok(Path::new(&decoded).components().filter(|part| *part != Component::CurDir).collect())
-}
-
-/// Decodes %XX. What results must be UTF-8 and must not contain control characters: nothing here needs them, and a
-/// line break would break a message.
-fn decode(text: &str) -> Result<String, String> {
-    let bytes = text.as_bytes();
-    for (at, _) in text.match_indices('%') {
-        let digits = bytes.get(at + 1..at + 3).is_some_and(|two| two.iter().all(u8::is_ascii_hexdigit));
-        if !digits {
-            return Err("a % in a store URL is followed by two hex digits (% itself is %25)".into());
-        }
-    }
-    match percent_decode_str(text).decode_utf8() {
-        Ok(decoded) if !decoded.chars().any(char::is_control) => Ok(decoded.into_owned()),
-        _ => Err("a store URL must decode to UTF-8 without control characters".into()),
-    }
-}
-
-/// A number of decimal digits only (`u16::from_str` takes a `+`).
-fn number(text: &str) -> Option<u16> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    let place = Place::File { dir: absolute(path)? };
+    Ok(Url { place, username: None, password: None, sentinel: None })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tcp(host: &str, port: u16, db: u16) -> Place {
-        Place::Tcp { host: host.into(), port, db }
-    }
-
-    #[test]
-    fn places() -> Result<(), String> {
-        for (text, place, shown) in [
-            ("redis://h", tcp("h", 6379, 0), "redis://h:6379"),
-            ("redis://h/", tcp("h", 6379, 0), "redis://h:6379"),
-            ("REDIS://H.example:1/15", tcp("h.example", 1, 15), "redis://h.example:1/15"),
-            ("redis://[::1]", tcp("::1", 6379, 0), "redis://[::1]:6379"),
-            ("redis://u:p@[::1]:7/2", tcp("::1", 7, 2), "redis://[::1]:7/2"),
-            (
-                "redis+unix:///run/r.sock",
-                Place::Unix { path: "/run/r.sock".into(), db: 0 },
-                "redis+unix:///run/r.sock",
-            ),
-            (
-                "redis+unix:///a%20b?db=3",
-                Place::Unix { path: "/a b".into(), db: 3 },
-                "redis+unix:///a b?db=3",
-            ),
-            ("file:/var/lib/dlock/", Place::File { dir: "/var/lib/dlock".into() }, "file:/var/lib/dlock"),
-            ("file:///tmp//x/./y", Place::File { dir: "/tmp/x/y".into() }, "file:/tmp/x/y"),
-        ] {
-            let url = parse(text)?;
-            assert_eq!(url.place, place, "{text}");
-            assert_eq!(url.place.to_string(), shown);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn credentials() -> Result<(), String> {
-        for (text, user, password) in [
-            ("redis://h", None, None),
-            ("redis://u@h", Some("u"), None),
-            ("redis://:p@h", None, Some("p")),
-            ("redis://u:p@h", Some("u"), Some("p")),
-            ("redis://u:a%2Fb%40%3A@h", Some("u"), Some("a/b@:")),
-            ("redis://u:a@b:c@h", Some("u"), Some("a@b:c")),
-            ("redis+unix://u:p@/s", Some("u"), Some("p")),
-        ] {
-            let url = parse(text)?;
-            assert_eq!(url.username.as_deref(), user, "{text}");
-            assert_eq!(url.password.as_ref().map(Secret::expose), password, "{text}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn refusals_keep_the_secret() {
-        for text in [
-            "",
-            "h",
-            "h:6379",
-            "127.0.0.1:6379",
-            "/tmp/x",
-            "redis",
-            "redis:",
-            "redis:h",
-            "redis://",
-            "redis:///0",
-            "redis://:6379",
-            "redis://h:",
-            "redis://h:0",
-            "redis://h:65536",
-            "redis://h:+1",
-            "redis://h:x",
-            "redis://h/x",
-            "redis://h/-1",
-            "redis://h/65536",
-            "redis://h/0/1",
-            "redis://h?db=1",
-            "redis://h#f",
-            "redis://a,b",
-            "redis://::1",
-            "redis://::1:6379",
-            "redis://[::1",
-            "redis://[::1]x",
-            "redis://[x]:1",
-            "redis://[]:1",
-            "redis://a b",
-            " redis://a",
-            "redis://a ",
-            "redis://a redis://b",
-            "redis://a\n",
-            "redis://ü",
-            "redis://h%41",
-            "rediss://h",
-            "redis+sentinel://a,b/m/0",
-            "redis+cluster://a",
-            "redis+quorum://a",
-            "rediss+cluster://a",
-            "http://h",
-            "valkey://h",
-            "unix:///s",
-            "redis+unix://s",
-            "redis+unix://",
-            "redis+unix:///",
-            "redis+unix:/s",
-            "redis+unix:///s?db=x",
-            "redis+unix:///s?x=1",
-            "redis+unix:///s#x",
-            "file:",
-            "file:x",
-            "file://h/x",
-            "file:./x",
-            "file:/x?y",
-            "file:/x#y",
-            "file:/%zz",
-            "file:/%00",
-            "file:/%ff",
-            "file:/%",
-            "file:/%4",
-            "file:/%é",
-            "redis://@h",
-            "redis://:@h",
-            "redis://u:@h",
-            "redis://u:SECRET/x@h",
-            "redis://u:12/SECRET@h",
-            "redis://u:SECRET?x@h",
-            "redis://u:SECRET#x@h",
-            "redis://u:SECRET@h:x",
-            "redis://u:SECRET@",
-            "redis://u:SECRET@h/x",
-            "redis://u:SECRET@h h",
-            "redis://u:%SECRET@h",
-            "redis+unix:///s?password=SECRET",
-            "redis+unix:///s?pass=SECRET",
-            "rediss://u:SECRET@h",
-            "http://u:SECRET@h",
-            "u:SECRET@h",
-            "SECRET@h:6379",
-            "redis:u:SECRET@h",
-            "file://u:SECRET@h/x",
-            "redis://u:SECRET@h?x=1",
-            "redis://u:SECRET@[x",
-            "redis://u:SECRET@[x]",
-            "redis://u:SECRET@a,b",
-        ] {
-            match parse(text) {
-                Ok(url) => assert!(text.is_empty(), "{text:?} gave {url:?}"),
-                Err(said) => {
-                    assert!(!said.contains("SECRET") && !said.contains('\n'), "{text:?}: {said}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_secret_does_not_print() {
-        assert_eq!(format!("{:?}", Secret::new("hush")), "Secret(…)");
-    }
-}
+mod tests;

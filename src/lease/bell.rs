@@ -17,6 +17,11 @@ impl Bell {
         Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
+    /// The same bell, for another thread to ring.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { event: self.event.try_clone()? })
+    }
+
     /// Readable while the bell rings.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

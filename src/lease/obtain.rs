@@ -3,8 +3,8 @@
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Wait, give_back};
 use crate::clock::Moment;
-use crate::law::{Acquired, Blocker, End, Ran};
-use crate::store::Store;
+use crate::law::{Acquired, End, Ran};
+use crate::store::{Error, Store};
 use std::thread;
 use std::time::Duration;
 
@@ -66,8 +66,10 @@ impl Obtaining<'_> {
                     let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
                     let blocker = waiting.blocker.clone();
                     self.report(Report::Waiting(waiting));
-                    if !self.sleep(next) {
-                        return self.give_up(blocker);
+                    match self.sleep(next) {
+                        Ok(true) => {}
+                        Ok(false) => return self.give_up(Report::Busy(blocker)),
+                        Err(error) => return self.give_up(Report::Failed(error)),
                     }
                 }
                 Err(error) if queued && error.is_transient() => {
@@ -98,24 +100,27 @@ impl Obtaining<'_> {
         matches!(self.request.wait, Wait::Until(end) if end.passed())
     }
 
-    /// Sleeps until woken or `next`; false if the wait is over.
-    fn sleep(&mut self, next: Moment) -> bool {
+    /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
+    fn sleep(&mut self, next: Moment) -> Result<bool, Error> {
         let next = match self.request.wait {
             Wait::Until(end) => next.min(end),
             Wait::No | Wait::Forever => next,
         };
-        if self.store.sleep(&self.request.names, &self.request.ask.token, next).is_err() {
+        match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
+            Ok(()) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
-            thread::sleep(RIDE_OUT_PAUSE.min(next.left()));
+            Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
+            Err(error) => return Err(error),
         }
-        !self.is_over()
+        Ok(!self.is_over())
     }
 
-    fn give_up(&mut self, blocker: Blocker) -> Option<Moment> {
+    /// Leaves the queue, and says why.
+    fn give_up(&mut self, why: Report) -> Option<Moment> {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
-            Ok(_) => self.report(Report::Busy(blocker)),
+            Ok(_) => self.report(why),
             Err(error) => self.report(Report::Failed(error)),
         }
         None

@@ -36,7 +36,7 @@ impl Acquired {
         format!("{}\n", self.token.secret())
     }
 
-    /// An array with one object. docs/recipes.md explains the fields; adding one is a minor change.
+    /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor change.
     pub fn json(&self) -> serde_json::Result<String> {
         #[derive(Serialize)]
         struct Object<'a> {

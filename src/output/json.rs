@@ -11,10 +11,17 @@ use std::fmt::Write as _;
 
 /// What `status --json` prints: an array, also for one key.
 pub fn status(views: &[View]) -> serde_json::Result<String> {
-    let locks: Vec<_> = views.iter().map(Lock::of).collect();
-    let mut text = serde_json::to_string_pretty(&locks)?;
-    text.push('\n');
-    Ok(tamed(&text))
+    pretty(&views.iter().map(Lock::of).collect::<Vec<_>>())
+}
+
+/// What `history --json` prints: an array, the newest end first.
+pub fn history(log: &[LoggedEnd]) -> serde_json::Result<String> {
+    pretty(&log.iter().map(LastRun::of).collect::<Vec<_>>())
+}
+
+/// A value as JSON for people to look at, too, safe to show on a terminal.
+pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(tamed(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// A value as JSON in one line, safe to show on a terminal.

@@ -2,11 +2,13 @@
 //! table fits its width, and says once what a lock's rows have in common; into a pipe it is never cut, and each row says
 //! all. What comes from the store is escaped cell by cell.
 
+use super::history::how;
+use super::locale::Charset;
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::law::{Holder, LoggedEnd, State};
 use crate::lock::Mode;
-use crate::store::View;
+use crate::store::{View, Waiter};
 use std::fmt::Write as _;
 
 /// The room there is.
@@ -43,11 +45,28 @@ const GIVEN_UP: [(usize, usize); 10] =
 
 /// The table, with a line end after each row; where there is no lock, a line that says so.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, |_| Vec::new(), width, coloured)
+}
+
+/// The same, with those who wait under each lock.
+pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
+    table(views, waiters, width, coloured)
+}
+
+fn table(
+    views: &[View],
+    under: impl Fn(&View) -> Vec<[String; HEAD.len()]>,
+    width: Width,
+    coloured: Coloured,
+) -> String {
     if views.is_empty() {
         return "no lock is held, cooling or waited for\n".into();
     }
     let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(views.iter().flat_map(|view| lock(view, width)));
+    for view in views {
+        rows.extend(lock(view, width));
+        rows.extend(under(view));
+    }
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -96,7 +115,7 @@ fn cut(cell: &str, width: usize) -> String {
     if cell.chars().count() <= width {
         return cell.into();
     }
-    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+    Charset::of_environment().fitted(cell, width)
 }
 
 /// The colour of a state.
@@ -177,20 +196,25 @@ fn row(view: &View, holder: Option<&Holder>) -> [String; HEAD.len()] {
     ]
 }
 
+/// A row for each who waits, in order.
+fn waiters(view: &View) -> Vec<[String; HEAD.len()]> {
+    let row = |waiter: &Waiter| {
+        let owner = &waiter.owner;
+        let mut row = [const { String::new() }; HEAD.len()];
+        row[1] = "waits".into();
+        row[2] = escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned();
+        row[5] = span(waiter.waiting);
+        row[7] = escaped(&owner.command).into_owned();
+        row
+    };
+    view.waiters.iter().map(row).collect()
+}
+
 /// The last end: how, how long ago, and how long it ran.
 fn last(end: &LoggedEnd, now: u64) -> String {
-    let how = match (end.outcome, end.job) {
-        (Outcome::Released, Some(JobEnd::Status(0))) => "ok".into(),
-        (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
-        (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
-        (Outcome::Released, None) => "ended".into(),
-        (Outcome::Expired, _) => "expired".into(),
-        (Outcome::Lost, _) => "lost".to_owned(),
-        (Outcome::Forced, _) => "forced".into(),
-    };
     let ms = std::time::Duration::from_millis;
     let (ago, ran) = (now.saturating_sub(end.ended), end.ended.saturating_sub(end.since));
-    format!("{how} {} ago, ran {}", span(ms(ago)), span(ms(ran)))
+    format!("{} {} ago, ran {}", how(end), span(ms(ago)), span(ms(ran)))
 }
 
 #[cfg(test)]
@@ -198,6 +222,7 @@ pub(super) mod tests {
     use super::*;
     use crate::law::Foreign;
     use crate::law::stat::Stat;
+    use crate::law::{Holder, JobEnd, Outcome};
     use crate::lock::{Fence, Key, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
@@ -344,6 +369,10 @@ pub(super) mod tests {
         }
         let painted = status(&views, Width::Columns(100), Coloured::Yes);
         assert_eq!(painted.matches("\x1b[0m").count(), 4);
+        let watched = watched(&views, Width::Columns(100), Coloured::No);
+        println!("{watched}");
+        assert!(watched.lines().nth(2).is_some_and(|line| line.contains("waits") && line.contains("3s")));
+        assert!(watched.lines().all(|line| line.chars().count() <= 100) && watched.lines().count() == 7);
         assert!(status(&[], Width::Endless, Coloured::No).starts_with("no lock"));
         Ok(())
     }

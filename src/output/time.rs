@@ -28,6 +28,64 @@ pub fn local(at: u64, now: u64) -> String {
     at.strftime(form).to_string()
 }
 
+/// A local time, with its date.
+pub fn whole(at: u64) -> String {
+    stamp(at).to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// A local time in the fewest characters: the time of day alone where `all` are of the day of `now`, else with month
+/// and day.
+pub fn short(at: u64, all: impl IntoIterator<Item = u64>, now: u64) -> String {
+    let zone = TimeZone::system();
+    let zoned = |at| stamp(at).to_zoned(zone.clone());
+    let today = zoned(now).date();
+    let form =
+        if all.into_iter().all(|at| zoned(at).date() == today) { "%H:%M:%S" } else { "%m-%d %H:%M:%S" };
+    zoned(at).strftime(form).to_string()
+}
+
+/// How finely the label of a mark on a time axis says the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Hours, minutes and seconds.
+    Second,
+    /// Hours and minutes; at midnight the date.
+    Minute,
+    /// Month and day.
+    Day,
+}
+
+impl Unit {
+    /// The characters that a label takes.
+    pub const fn width(self) -> usize {
+        match self {
+            Self::Second => "00:00:00".len(),
+            Self::Minute | Self::Day => "00:00".len(),
+        }
+    }
+}
+
+/// The label of a mark on a time axis, in local time.
+pub fn label(at: u64, unit: Unit) -> String {
+    let at = stamp(at).to_zoned(TimeZone::system());
+    let form = match unit {
+        Unit::Second => "%H:%M:%S",
+        Unit::Minute if at.hour() == 0 && at.minute() == 0 => "%m-%d",
+        Unit::Minute => "%H:%M",
+        Unit::Day => "%m-%d",
+    };
+    at.strftime(form).to_string()
+}
+
+/// The first moment from `at` on whose local time is a multiple of `step` milliseconds.
+pub fn next_round(at: u64, step: u64) -> u64 {
+    let offset = TimeZone::system().to_offset(stamp(at)).seconds();
+    let local = i128::from(at) + i128::from(offset) * 1000;
+    let past = local.rem_euclid(i128::from(step.max(1)));
+    let more = if past == 0 { 0 } else { i128::from(step) - past };
+    u64::try_from(i128::from(at) + more).unwrap_or(u64::MAX)
+}
+
 /// RFC 3339 in UTC, to the millisecond.
 pub fn utc(at: u64) -> String {
     format!("{:.3}", stamp(at))
@@ -38,9 +96,9 @@ pub fn now_utc() -> String {
     format!("{:.3}", Timestamp::now())
 }
 
-/// The time of this machine in milliseconds since 1970, to show when something will be.
+/// The time of this machine, to be shown to a person.
 pub fn now() -> u64 {
-    u64::try_from(Timestamp::now().as_millisecond()).unwrap_or_default()
+    u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
 /// A span in whole milliseconds.

@@ -18,6 +18,7 @@
 mod directory;
 mod life;
 mod mutex;
+pub mod probe;
 mod record;
 mod step;
 mod sweep;

@@ -13,7 +13,7 @@ use crate::law::{
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use crate::store;
 use connect::Link;
-use redis::{Cmd, Value, cmd};
+use redis::{Cmd, ServerError, Value, cmd};
 use reply::{Reply, garbled, owner_from};
 use script::Code;
 use std::collections::BTreeSet;
@@ -22,11 +22,14 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use connect::Address;
+pub use tls::{Files, Tls};
 
 mod connect;
 mod ear;
+pub mod probe;
 mod reply;
 mod script;
+mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const EAR_BOUND: u64 = 30;
@@ -44,6 +47,8 @@ pub struct Target {
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<String>,
+    /// Set where it is spoken to over TLS; over TCP only.
+    pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
     /// How long connecting may take.
@@ -119,14 +124,33 @@ impl RedisStore {
         let value = with_link(&mut self.control, target, by, |link, by| {
             let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
             let value = link.ask(target, &first, by)?;
-            if matches!(value, Value::ServerError(_)) {
-                link.ask(target, &code.by_text(&keys, args), by)
-            } else {
-                Ok(value)
+            match value {
+                Value::ServerError(error) if error.code() == "NOSCRIPT" => {
+                    link.ask(target, &code.by_text(&keys, args), by)
+                }
+                value => Ok(value),
             }
         })?;
         self.doubt = false;
+        if let Value::ServerError(error) = &value {
+            return Err(self.lacking(code, error));
+        }
         Reply::open(value, &self.target.shown)
+    }
+
+    /// The error for a right that was missing inside of a script.
+    fn lacking(&self, code: &Code, error: &ServerError) -> Error {
+        let store = &self.target.shown;
+        let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
+        let on = if error.details().is_some_and(|text| text.contains("access")) {
+            " on the keys ~dlock.*"
+        } else {
+            ""
+        };
+        Error::Denied(format!(
+            "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the \
+             whole ACL line"
+        ))
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
@@ -369,7 +393,7 @@ fn with_link<T>(
     by: Moment,
     exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut link = match slot.take().filter(Link::is_good) {
+    let mut link = match slot.take().and_then(Link::if_good) {
         Some(link) => link,
         None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
     };

@@ -21,7 +21,8 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`.
+    /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`. `{port}` in an
+    /// option is the port.
     pub fn start(home: &Path, options: &[&str]) -> Self {
         let options = options.iter().map(ToString::to_string).collect::<Vec<_>>();
         // Another suite may take the port between our choice and the server's bind: then the next port is tried.
@@ -42,9 +43,12 @@ impl Redis {
         self.home.join("redis.sock")
     }
 
-    /// The store URL for dlock.
+    /// The store URL for dlock. A server with TLS has a certificate of the authority whose own is `ca.pem`.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        match self.options.iter().any(|option| option == "--tls-port") {
+            true => format!("rediss://localhost:{}?ca={}/ca.pem", self.port, self.home.display()),
+            false => format!("redis://127.0.0.1:{}", self.port),
+        }
     }
 
     /// A connection, made through the unix socket and as the default user.
@@ -144,7 +148,8 @@ fn launch(port: u16, home: &Path, options: &[String]) -> Option<Child> {
     command.arg("--unixsocket").arg(home.join("redis.sock"));
     // The title would overwrite the environment, by which whatever outlives the suite is found.
     command.args(["--save", "", "--appendonly", "no", "--set-proc-title", "no"]);
-    command.args(["--enable-debug-command", "yes", "--daemonize", "no"]).args(options);
+    command.args(["--enable-debug-command", "yes", "--daemonize", "no"]);
+    command.args(options.iter().map(|option| option.replace("{port}", &port.to_string())));
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command
         .current_dir(home)

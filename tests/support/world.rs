@@ -1,6 +1,7 @@
 //! The world of one test: a directory that is HOME, working directory and everything's address, and a store. When
 //! it is dropped, whatever was started in it is killed.
 
+use super::certificates::Authority;
 use super::dlock::Dlock;
 use super::proc;
 use super::redis::Redis;
@@ -57,6 +58,19 @@ impl World {
     pub fn with_redis(options: &[&str]) -> Self {
         let home = new_home();
         Self { redis: Some(Redis::start(home.path(), options)), home }
+    }
+
+    /// A world with a redis-server that speaks TLS only: it has a certificate of `authority`, whose own is `ca.pem`,
+    /// for localhost and 127.0.0.1, and asks for none.
+    pub fn with_tls(authority: &Authority, options: &[&str]) -> Self {
+        let home = new_home();
+        authority.write(&home.path().join("ca.pem"));
+        authority.issue(&["localhost", "127.0.0.1"]).write(home.path(), "server");
+        let mut all = vec!["--port", "0", "--tls-port", "{port}", "--tls-auth-clients", "no"];
+        all.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
+        all.extend(["--tls-ca-cert-file", "ca.pem"]);
+        all.extend(options);
+        Self { redis: Some(Redis::start(home.path(), &all)), home }
     }
 
     /// A world whose store is a directory.

@@ -87,7 +87,7 @@ impl Account {
             Exit::CannotExecute | Exit::NotFound => Outcome::NotStarted,
             Exit::Denied => Outcome::Denied,
             Exit::Usage | Exit::Config => Outcome::Invalid,
-            Exit::Internal | Exit::Output => Outcome::Fault,
+            Exit::No | Exit::Internal | Exit::Output => Outcome::Fault,
         }
     }
 }

@@ -6,21 +6,24 @@
 //! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
 //! caller drops it.
 
-use super::Target;
+use super::tls::Session;
+use super::{Target, script};
 use crate::clock::{Moment, Timer};
 use crate::store::Error;
 use redis::{Cmd, Parser, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+use streams::{Bounded, Channel, Inbox, Lines, Stream};
+
+mod streams;
 
 /// How much of a server's own words is repeated, in characters.
 const SAID_MAX: usize = 200;
@@ -44,19 +47,18 @@ pub enum Address {
 /// One connection.
 pub struct Link {
     stream: Stream,
+    tls: Option<Session>,
+    inbox: Inbox,
     parser: Parser,
     greeting: Vec<Cmd>,
-}
-
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+    /// Whether the server has ever said something.
+    heard: bool,
 }
 
 impl Link {
     /// Connects by `by`. AUTH and SELECT go out with the first command, in the same write.
     pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
-        let stream = match &target.address {
+        let mut stream = match &target.address {
             Address::Tcp { host, port } => {
                 Stream::Tcp(dial_tcp(host, *port, by).map_err(|e| unreachable(target, &e))?)
             }
@@ -67,14 +69,54 @@ impl Link {
                 _ => unreachable(target, &e),
             })?),
         };
-        Ok(Self { stream, parser: Parser::new(), greeting: target.greeting() })
+        let tls = match (&target.tls, &target.address) {
+            (Some(tls), Address::Tcp { host, .. }) => {
+                Some(Session::begin(target, tls, host, &mut Bounded { stream: &mut stream, by })?)
+            }
+            _ => None,
+        };
+        let greeting = target.greeting();
+        Ok(Self { stream, tls, inbox: Inbox::default(), parser: Parser::new(), greeting, heard: false })
     }
 
-    /// Whether an idle connection is still good: a server that closed it (its own `timeout`, a restart) has said so by
-    /// now.
-    pub fn is_good(&self) -> bool {
+    /// The connection, if it is idle and still good: a server that closed it (its own `timeout`, a restart) has said
+    /// so by now.
+    pub fn if_good(mut self) -> Option<Self> {
+        matches!(self.has_news(), Ok(false)).then_some(self)
+    }
+
+    /// Whether the server has sent something that was not asked for, or hung up.
+    fn has_news(&mut self) -> io::Result<bool> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once)) == Ok(0)
+        loop {
+            if self.has_unread()? {
+                return Ok(true);
+            }
+            if poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once))? == 0 {
+                return Ok(false);
+            }
+            if self.take_in()? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Whether something has arrived that the descriptor does not show any more.
+    fn has_unread(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            _ if !self.inbox.is_empty() => Ok(true),
+            Some(session) => session.has_more(),
+            None => Ok(false),
+        }
+    }
+
+    /// To be called when the descriptor is readable: whether that means a reply, or the end.
+    fn take_in(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            // Readable, so one read returns at once.
+            Some(session) => session.take_in(&mut self.stream),
+            None => Ok(true),
+        }
     }
 
     /// Sends a command and waits for its reply until `by`.
@@ -91,7 +133,11 @@ impl Link {
             cmd.write_packed_command(&mut bytes);
         }
         command.write_packed_command(&mut bytes);
-        Bounded { stream: &mut self.stream, by }.write_all(&bytes).map_err(|e| unreachable(target, &e))?;
+        let mut channel = self.channel(by);
+        if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
+            let error = channel.last_words().unwrap_or(error);
+            return Err(self.failure(target, &error));
+        }
         for _ in &greeting {
             if let Value::ServerError(error) = self.read(target, by)? {
                 return Err(refusal(target, error.code(), error.details()));
@@ -100,10 +146,11 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except NOSCRIPT, which comes as the value.
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except where only who sent a script knows what
+    /// it means: NOSCRIPT, and a right that is missing inside of the script come as the value.
     pub fn answer(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         match self.read(target, by)? {
-            Value::ServerError(error) if error.code() != "NOSCRIPT" => {
+            Value::ServerError(error) if error.code() != "NOSCRIPT" && !script::lacks_right(&error) => {
                 Err(refusal(target, error.code(), error.details()))
             }
             value => Ok(value),
@@ -112,93 +159,65 @@ impl Link {
 
     /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
     /// machine's sleep is over when it wakes.
-    pub fn listen(&self, target: &Target, until: Moment) -> Result<bool, Error> {
-        let wait = || -> io::Result<bool> {
-            let timer = Timer::new()?;
-            timer.set(Some(until))?;
+    pub fn listen(&mut self, target: &Target, until: Moment) -> Result<bool, Error> {
+        self.sleep(until).map_err(|error| self.failure(target, &error))
+    }
+
+    fn sleep(&mut self, until: Moment) -> io::Result<bool> {
+        if self.has_unread()? {
+            return Ok(true);
+        }
+        let timer = Timer::new()?;
+        timer.set(Some(until))?;
+        loop {
             let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-            loop {
-                match poll(&mut fds, None) {
-                    Ok(_) => return Ok(!fds[0].revents().is_empty()),
-                    Err(Errno::INTR) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
+            match poll(&mut fds, None) {
+                Ok(_) if fds[0].revents().is_empty() => return Ok(false),
+                Ok(_) if self.take_in()? => return Ok(true),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
             }
-        };
-        wait().map_err(|error| unreachable(target, &error))
+        }
     }
 
     fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
-        let mut reader = Bounded { stream: &mut self.stream, by };
-        self.parser.parse_value(&mut reader).map_err(|error| match error.kind() {
-            redis::ErrorKind::Io => {
-                let kind = std::error::Error::source(&error)
-                    .and_then(|source| source.downcast_ref::<io::Error>())
-                    .map_or_else(
-                        || if by.passed() { ErrorKind::TimedOut } else { ErrorKind::UnexpectedEof },
-                        io::Error::kind,
-                    );
-                unreachable(target, &kind.into())
+        let Self { stream, tls, inbox, parser, .. } = self;
+        let channel = Channel { tls: tls.as_mut(), raw: Bounded { stream, by } };
+        let mut reader = Lines { inbox, channel, broke: None };
+        let error = match parser.parse_value(&mut reader) {
+            Ok(value) => {
+                self.heard = true;
+                return Ok(value);
             }
-            _ => Error::Garbled(format!(
+            Err(error) => error,
+        };
+        Err(match (reader.broke, error.kind()) {
+            (Some(error), _) => self.failure(target, &error),
+            (None, redis::ErrorKind::Io) => self.failure(target, &ErrorKind::UnexpectedEof.into()),
+            (None, _) => Error::Garbled(format!(
                 "{}: what answers there does not speak the Redis protocol",
                 target.shown
             )),
         })
     }
-}
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(stream) => stream.as_fd(),
-            Self::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
-/// A stream whose every read and write ends at one moment.
-struct Bounded<'a> {
-    stream: &'a mut Stream,
-    by: Moment,
-}
-
-impl Bounded<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.by.left();
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
-    }
-}
-
-impl Read for Bounded<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let left = self.left()?;
-            let read = match self.stream {
-                Stream::Tcp(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
-                Stream::Unix(stream) => stream.set_read_timeout(left).and_then(|()| stream.read(buf)),
-            };
-            match read {
-                // A read with a timeout ends so when the process is stopped and continued (signal(7)).
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                read => return read,
-            }
-        }
-    }
-}
-
-impl Write for Bounded<'_> {
-    /// `write_all` asks again after an interruption.
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let left = self.left()?;
-        match self.stream {
-            Stream::Tcp(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
-            Stream::Unix(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
-        }
+    fn channel(&mut self, by: Moment) -> Channel<'_> {
+        Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    /// What an error on this connection means.
+    fn failure(&self, target: &Target, error: &io::Error) -> Error {
+        let explained = match (&self.tls, &target.tls) {
+            (Some(session), Some(tls)) => session.explain(target, tls, error),
+            _ => None,
+        };
+        let plain = matches!(target.address, Address::Tcp { .. }) && self.tls.is_none();
+        explained.unwrap_or_else(|| match unreachable(target, error) {
+            Error::Unreachable(text) if plain && !self.heard && is_end(error) => Error::Unreachable(format!(
+                "{text} before it answered; one that wants TLS does so, and its URL begins with rediss"
+            )),
+            other => other,
+        })
     }
 }
 
@@ -257,18 +276,32 @@ fn resolve(host: &str, port: u16, by: Moment) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
+/// Whether the server hung up.
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::UnexpectedEof
+            | ErrorKind::ConnectionReset
+            | ErrorKind::BrokenPipe
+            | ErrorKind::ConnectionAborted
+    )
+}
+
 fn unreachable(target: &Target, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
-        ErrorKind::UnexpectedEof
-        | ErrorKind::ConnectionReset
-        | ErrorKind::BrokenPipe
-        | ErrorKind::ConnectionAborted => "the server closed the connection".into(),
+        _ if is_end(error) => "the server closed the connection".into(),
         ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
         ErrorKind::NotFound if matches!(target.address, Address::Unix(_)) => "there is no such socket".into(),
         _ => error.to_string(),
     };
     Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
+}
+
+/// A server's own words, cut and without what could bend a terminal.
+pub fn plain(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.chars().take(SAID_MAX).map(escape).collect()
 }
 
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
@@ -282,13 +315,16 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
             .unwrap_or("ERR"),
         code => code,
     };
-    let said: String = text.chars().take(SAID_MAX).flat_map(char::escape_debug).collect();
+    let said = plain(text);
     match code {
         // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
         _ if code == "NOAUTH" || text.contains("unauthenticated") => Error::Denied(format!(
             "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
         )),
         "WRONGPASS" => Error::Denied(format!("{store} refused the user name or the password")),
+        "NOPERM" if text.contains("access") => Error::Denied(format!(
+            "{store} denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
+        )),
         "NOPERM" => Error::Denied(format!("{store} denies this user a right that dlock needs: {said}")),
         "DENIED" => Error::Denied(format!("{store} is in protected mode and refuses this host")),
         "LOADING" => {
@@ -322,3 +358,6 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
         code => Error::Garbled(format!("{store} answered {code} {said}")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! The Lua scripts and how they are called: by hash, and once with the text when the server does not know the hash.
 
 use crate::law;
-use redis::{Cmd, Script, cmd};
+use redis::{Cmd, Script, ServerError, cmd};
 use std::sync::LazyLock;
 
 /// One script of `scripts/`, with what all of them start with in front.
@@ -55,10 +55,26 @@ impl Code {
         call("EVALSHA", self.hash.get_hash(), keys, args)
     }
 
+    /// The command that a user had no right to run in this script, or not on its keys. Before Redis 7.2 a server says
+    /// only in which line that was.
+    pub fn command_at_fault(&self, error: &ServerError) -> Option<&str> {
+        let (_, line) = error.details()?.split_once("@user_script:")?;
+        let line = line.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok()?;
+        let (_, call) = self.text.lines().nth(line.checked_sub(1)?)?.split_once("call('")?;
+        call.split_once('\'').map(|(command, _)| command)
+    }
+
     /// The call that brings the text along.
     pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
         call("EVAL", &self.text, keys, args)
     }
+}
+
+/// Whether an error says that the user has no right to do what the script does, as against to run scripts at all.
+pub fn lacks_right(error: &ServerError) -> bool {
+    let text = error.details().unwrap_or_default();
+    let refused = error.code() == "NOPERM" || text.contains("The user executing the script can't");
+    refused && text.contains("@user_script:")
 }
 
 fn call(command: &str, script: &str, keys: &[String], args: &[&str]) -> Cmd {

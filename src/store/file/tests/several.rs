@@ -254,8 +254,12 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
     assert_eq!(both.waits()?, 0);
     assert_eq!(behind.waits()?, 1);
     a.leave()?;
+    assert_eq!(place.view("a")?.state, State::Free, "not granted without the other");
     both.waits()?;
     b.leave()?;
+    for key in ["a", "b"] {
+        assert_eq!(place.view(key)?.holders.len(), 1, "granted by a step on one of them");
+    }
     both.woken()?;
     both.granted()?;
     both.leave()?;
@@ -372,7 +376,7 @@ fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
         }
         served.fetch_add(1, Ordering::SeqCst);
         // Every fourth dies instead of giving back.
-        if number % 4 != 0 {
+        if !number.is_multiple_of(4) {
             process.leave()?;
         }
         Ok(())

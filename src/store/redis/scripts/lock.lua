@@ -83,6 +83,8 @@ end
 -- What the lock key says. `caller` is the token on whose behalf the script runs, if there is one.
 local function load(lock, caller)
   local value = redis.pcall('GET', lock.L)
+  -- Only a value of another type is somebody else's; a right that is missing must not pass for it.
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', lock.L) end
   lock.holds = {}
   if not value then
     lock.kind = 'free'
@@ -435,6 +437,12 @@ local function head_of(lock, work)
   end
 end
 
+local function is_before(lock, token, other_lock, other)
+  local x = tonumber(redis.call('ZSCORE', lock.QUEUE, token))
+  local y = tonumber(redis.call('ZSCORE', other_lock.QUEUE, other))
+  return x < y or x == y and token < other
+end
+
 -- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
 local function serve_one(at, token, work, caller)
   local w = redis.call('HMGET', waiter_key(at, token), 'mode', 'names', 'since', 'owner', 'wake')
@@ -443,9 +451,11 @@ local function serve_one(at, token, work, caller)
     local lock = open(rest)
     if lock ~= at then
       expire(lock)
-      if head_of(lock, work) ~= token then
-        -- Who is before it there has an earlier ticket, so this ends.
-        work[#work + 1] = rest
+      local first = head_of(lock, work)
+      if first ~= token then
+        -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
+        -- them would send each other round.
+        if first and is_before(lock, first, at, token) then work[#work + 1] = rest end
         return false
       end
     end

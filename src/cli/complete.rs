@@ -1,0 +1,320 @@
+//! What is somebody about to type? For a shell that completes: takes apart an unfinished line, and says whether a key
+//! goes where the cursor is, and which store the line names. Nothing is expanded as a shell would: a word that needs
+//! it is not known. Whatever the line is, this only answers; it is never an error.
+
+use super::{Cli, Common};
+use clap::{ArgAction, CommandFactory};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// What a completion script asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Who asks.
+    pub shell: Shell,
+    /// The line, up to the cursor.
+    pub line: String,
+    /// What the shell will replace by the answer; less than a word where it breaks words at a `:`.
+    pub word: String,
+}
+
+/// A shell, by what it leaves to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shell {
+    /// Wants to be told whether a key goes here, and takes the answer as it is.
+    Bash,
+    /// Knows where keys go, picks those that match, and escapes them itself.
+    Other,
+}
+
+impl Question {
+    /// The word that asks it, in the place of a command. It is no command of the parser's, or it would be completed, too.
+    pub const WORD: &'static str = "complete-keys";
+
+    /// Reads what follows [`Question::WORD`]: the shell, the line, and the word if the shell says it.
+    pub fn read(arguments: &[OsString]) -> Option<Self> {
+        let text = |at: usize| arguments.get(at).and_then(|text| text.to_str());
+        let shell = if text(0)? == "bash" { Shell::Bash } else { Shell::Other };
+        Some(Self { shell, line: text(1)?.into(), word: text(2).unwrap_or_default().into() })
+    }
+}
+
+/// An unfinished line, up to the cursor.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// The options on it that say which locks are meant.
+    pub common: Common,
+    /// The assignments before the command, by name.
+    pub variables: Vec<(String, OsString)>,
+    /// Whether one of these cannot be known before the shell has expanded it.
+    pub expands: Expands,
+    /// What stands in the place of a key so far, if one goes there.
+    pub key: Option<Partial>,
+}
+
+/// Whether a shell would make something else of what is typed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Expands {
+    /// It is what it is.
+    #[default]
+    No,
+    /// It would.
+    Yes,
+}
+
+/// The beginning of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partial {
+    /// What stands before it in the same word: nothing, `-k` or `--key=`.
+    pub lead: String,
+    /// What there is of it.
+    pub text: String,
+    /// Whether a quote is open, so that the rest needs no escapes.
+    pub quote: Quote,
+}
+
+/// Whether a quote is open.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Quote {
+    /// None.
+    #[default]
+    None,
+    /// One is.
+    Open,
+}
+
+impl Line {
+    /// Takes a line apart.
+    pub fn read(line: &str) -> Self {
+        let (words, last, quote) = split(line);
+        let mut this = Self::default();
+        let is_dlock = |word: &Word| Path::new(&word.text).file_name().is_some_and(|name| name == "dlock");
+        let Some(at) = words.iter().position(is_dlock) else { return this };
+        for word in &words[..at] {
+            if let Some((name, value)) =
+                word.text.split_once('=').filter(|(name, _)| name.starts_with("DLOCK_"))
+            {
+                this.note(word);
+                this.variables.push((name.into(), value.into()));
+            }
+        }
+        let Some((command, arguments)) = words[at + 1..].split_first() else { return this };
+        let cli = Cli::command();
+        let Some(command) = cli.find_subcommand(&command.text) else { return this };
+        this.walk(command, arguments, &last, quote);
+        this
+    }
+
+    /// Goes through the arguments as the parser would.
+    fn walk(&mut self, command: &clap::Command, arguments: &[Word], last: &Word, quote: Quote) {
+        let mut operands = 0;
+        let mut options = true;
+        let mut wants: Option<&clap::Arg> = None;
+        for word in arguments {
+            if let Some(option) = wants.take().filter(|option| takes(option, &word.text)) {
+                self.set(option, word, &word.text);
+            } else if options && word.text == "--" {
+                options = false;
+            } else if options && word.text.len() > 1 && word.text.starts_with('-') {
+                match option(command, &word.text) {
+                    Some((option, _, Some(value))) => self.set(option, word, value),
+                    Some((option, _, None)) => wants = Some(option),
+                    None => {}
+                }
+            } else {
+                operands += 1;
+            }
+        }
+        let partial = |lead: &str, text: &str| Some(Partial { lead: lead.into(), text: text.into(), quote });
+        self.key = match wants.filter(|option| takes(option, &last.text)) {
+            Some(option) if is_key(option) => partial("", &last.text),
+            Some(_) => None,
+            None if options && last.text.starts_with('-') => match option(command, &last.text) {
+                Some((option, lead, Some(value))) if is_key(option) => partial(lead, value),
+                _ => None,
+            },
+            None => {
+                let operand = command.get_positionals().find(|operand| is_key(operand));
+                let more =
+                    |operand: &clap::Arg| operands == 0 || matches!(operand.get_action(), ArgAction::Append);
+                operand.filter(|operand| more(operand)).and_then(|_| partial("", &last.text))
+            }
+        };
+    }
+
+    fn set(&mut self, option: &clap::Arg, word: &Word, value: &str) {
+        let place = match option.get_long() {
+            Some("store") => {
+                self.common.store = vec![value.into()];
+                return self.note(word);
+            }
+            Some("prefix") => &mut self.common.prefix,
+            Some("config") => &mut self.common.config,
+            Some("username") => &mut self.common.username,
+            Some("password-file") => &mut self.common.password_file,
+            _ => return,
+        };
+        *place = Some(value.into());
+        self.note(word);
+    }
+
+    fn note(&mut self, word: &Word) {
+        if word.expands == Expands::Yes {
+            self.expands = Expands::Yes;
+        }
+    }
+}
+
+/// Whether a key is what the argument takes.
+fn is_key(argument: &clap::Arg) -> bool {
+    argument.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "KEY"))
+}
+
+/// Whether the next word is the option's value.
+fn takes(option: &clap::Arg, word: &str) -> bool {
+    let may_be_left_out = option.get_num_args().is_some_and(|number| number.min_values() == 0);
+    !(may_be_left_out && word.starts_with('-'))
+}
+
+/// The option that a word names, if it takes a value: with the part of the word that names it, and the value that
+/// stands in the same word.
+fn option<'c, 'w>(
+    command: &'c clap::Command,
+    word: &'w str,
+) -> Option<(&'c clap::Arg, &'w str, Option<&'w str>)> {
+    let takes = |argument: &&clap::Arg| matches!(argument.get_action(), ArgAction::Set | ArgAction::Append);
+    if let Some(long) = word.strip_prefix("--") {
+        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+        let option = command.get_arguments().filter(takes).find(|option| option.get_long() == Some(name))?;
+        let lead = &word[..word.len() - value.map_or(0, str::len)];
+        return Some((option, lead, value));
+    }
+    // Of several letters in one word only the last can take a value: it is the first that does.
+    let letters = word.strip_prefix('-')?;
+    letters.char_indices().find_map(|(at, letter)| {
+        let option =
+            command.get_arguments().filter(takes).find(|option| option.get_short() == Some(letter))?;
+        let (lead, value) = word.split_at(1 + at + letter.len_utf8());
+        Some((option, lead, Some(value).filter(|value| !value.is_empty())))
+    })
+}
+
+/// A word without its quotes.
+#[derive(Debug, Default)]
+struct Word {
+    text: String,
+    expands: Expands,
+}
+
+/// The words of the last command on the line, the one that the cursor is in apart.
+fn split(line: &str) -> (Vec<Word>, Word, Quote) {
+    let mut words = Vec::new();
+    let mut word = Word::default();
+    let mut begun = false;
+    let mut quote = None;
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (Some('\''), c) => word.text.push(c),
+            (_, '\\') => {
+                word.text.extend(chars.next());
+                begun = true;
+            }
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                begun = true;
+            }
+            (None, ' ' | '\t') => {
+                if begun {
+                    words.push(std::mem::take(&mut word));
+                }
+                begun = false;
+            }
+            (None, ';' | '|' | '&' | '\n' | '(' | ')') => {
+                words.clear();
+                word = Word::default();
+                begun = false;
+            }
+            (_, c) => {
+                if matches!(c, '$' | '`') || quote.is_none() && c == '~' && word.text.is_empty() {
+                    word.expands = Expands::Yes;
+                }
+                word.text.push(c);
+                begun = true;
+            }
+        }
+    }
+    let quote = if quote.is_some() { Quote::Open } else { Quote::None };
+    (words, word, quote)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(line: &str) -> Option<(String, String)> {
+        Line::read(line).key.map(|key| (key.lead, key.text))
+    }
+
+    #[test]
+    fn where_a_key_goes() {
+        let at = |lead: &str, text: &str| Some((lead.to_owned(), text.to_owned()));
+        for (line, expected) in [
+            ("dlock status ", at("", "")),
+            ("dlock status a b:c", at("", "b:c")),
+            ("dlock status --json -v a", at("", "a")),
+            ("dlock status --store file:/x a", at("", "a")),
+            ("dlock status --store fil", None),
+            ("dlock status --color ", None),
+            ("dlock status --js", None),
+            ("dlock status -- -a", at("", "-a")),
+            ("dlock release ", at("", "")),
+            ("dlock release a ", None),
+            ("dlock release --force a", at("", "a")),
+            ("dlock history 'a b", at("", "a b")),
+            ("dlock history a\\ b", at("", "a b")),
+            ("dlock run -k ", at("", "")),
+            ("dlock run -k a", at("", "a")),
+            ("dlock run -ka", at("-k", "a")),
+            ("dlock run -qk a", at("", "a")),
+            ("dlock run --key a", at("", "a")),
+            ("dlock run --key=a", at("--key=", "a")),
+            ("dlock run --key=", at("--key=", "")),
+            ("dlock run a", None),
+            ("dlock run -k a -- rsync -k ", None),
+            ("dlock run -w -k ", at("", "")),
+            ("dlock completions ", None),
+            ("dlock st", None),
+            ("dlock", None),
+            ("", None),
+            ("ls | sudo dlock status a", at("", "a")),
+            ("dlock status a; ls ", None),
+            ("/usr/bin/dlock status a", at("", "a")),
+            ("nodlock status a", None),
+        ] {
+            // A word after -w is its value to the parser, too.
+            assert_eq!(key(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn which_store_is_meant() {
+        let line =
+            Line::read("DLOCK_STORE=file:/a env DLOCK_PREFIX= X=1 dlock status --prefix=p --config 'a b' k");
+        assert_eq!(line.variables.len(), 2);
+        assert_eq!(line.variables[0], ("DLOCK_STORE".into(), "file:/a".into()));
+        assert_eq!(line.common.prefix, Some("p".into()));
+        assert_eq!(line.common.config, Some("a b".into()));
+        assert_eq!(line.expands, Expands::No);
+        assert_eq!(Line::read("dlock status --store file:/a k").common.store, ["file:/a"]);
+        for line in
+            ["dlock status --store $S ", "dlock status --config ~/x ", "DLOCK_STORE=\"$S\" dlock status "]
+        {
+            assert_eq!(Line::read(line).expands, Expands::Yes, "{line}");
+        }
+        for line in ["dlock status --store '$S' ", "dlock status '$S' ", "dlock status --store \\$S "] {
+            assert_eq!(Line::read(line).expands, Expands::No, "{line}");
+        }
+    }
+}

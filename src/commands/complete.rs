@@ -1,0 +1,116 @@
+//! Which keys can stand where the cursor is? Asked by the completion scripts, on every press of TAB: so it never says
+//! anything but keys, and gives up in time, whatever the store does. Where it cannot know, it knows none.
+
+use super::open;
+use crate::cli::complete::{Expands, Line, Partial, Question, Quote, Shell};
+use crate::clock::Moment;
+use crate::config::url::Place;
+use crate::config::{Settings, Surroundings, VARIABLES};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::{self, escaped};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// How long the store has. With the start of the process it stays under 300 ms, which is still at once for a person.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Prints the keys, one a line. [`Exit::No`] if none goes here, so that the script completes what else may.
+pub fn complete(question: &Question) -> Result<Exit, Error> {
+    let by = Moment::now().after(PATIENCE);
+    let line = Line::read(&question.line);
+    let partial = match (question.shell, line.key.clone()) {
+        (Shell::Bash, None) => return Ok(Exit::No),
+        (Shell::Bash, Some(partial)) => Some(partial),
+        (Shell::Other, _) => None,
+    };
+    let (found, keys) = mpsc::channel();
+    // Left behind when its time is over; the process ends all the same.
+    let asking = thread::Builder::new().spawn(move || found.send(keys_of(&line, by)));
+    let keys = asking.ok().and_then(|_| keys.recv_timeout(by.left()).ok().flatten()).unwrap_or_default();
+    let lines = keys.iter().filter_map(|key| match &partial {
+        Some(partial) => for_bash(key, partial, &question.word),
+        None => Some(key.clone()),
+    });
+    output::print(&lines.map(|line| line + "\n").collect::<String>())?;
+    Ok(Exit::Ok)
+}
+
+/// The keys of which the store that the line names has any record.
+fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
+    if line.expands == Expands::Yes {
+        return None;
+    }
+    let mut around = Surroundings::of_process();
+    for (name, value) in &line.variables {
+        if let Some(name) = VARIABLES.iter().find(|known| *known == name) {
+            around.variables.insert(name, value.clone());
+        }
+    }
+    let mut settings = Settings::resolve(&line.common, &around).ok()?;
+    settings.connect_timeout = settings.connect_timeout.min(by.left());
+    settings.op_timeout = settings.op_timeout.min(by.left());
+    if let Place::File { dir } = &settings.store.place
+        && !dir.is_dir()
+    {
+        // It would be made.
+        return None;
+    }
+    let names = open(&settings).ok()?.list(&settings.prefix).ok()?;
+    // What would be escaped on the screen could not be typed back from it.
+    let keys = names.iter().map(|name| name.key()).filter(|key| escaped(key) == *key);
+    Some(keys.map(str::to_owned).collect())
+}
+
+/// What bash is to put in place of `word`, if the key begins as what is typed does.
+fn for_bash(key: &str, partial: &Partial, word: &str) -> Option<String> {
+    key.strip_prefix(partial.text.as_str())?;
+    // Bash breaks words at : and =, and replaces only what is behind the last one.
+    let typed = format!("{}{}", partial.lead, partial.text);
+    let word = word.trim_start_matches(['"', '\'', ':', '=']);
+    let kept = if word.is_empty() {
+        typed.rfind([':', '=']).map_or(0, |at| at + 1)
+    } else {
+        typed.strip_suffix(&word.replace('\\', "")).map_or(0, str::len)
+    };
+    let whole = format!("{}{key}", partial.lead);
+    let rest = whole.get(kept..)?;
+    Some(match partial.quote {
+        Quote::Open => rest.to_owned(),
+        Quote::None => rest.chars().fold(String::new(), |mut text, c| {
+            if c.is_ascii() && !c.is_ascii_alphanumeric() && !"-_./:=,+@%^".contains(c) {
+                text.push('\\');
+            }
+            text.push(c);
+            text
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bash_replaces_what_it_takes_for_a_word() {
+        for (line, word, expected) in [
+            ("dlock status d", "d", Some("db:the\\ big\\ one")),
+            ("dlock status db:t", "t", Some("the\\ big\\ one")),
+            ("dlock status db:", "", Some("the\\ big\\ one")),
+            ("dlock status db:", ":", Some("the\\ big\\ one")),
+            ("dlock status ", "", Some("db:the\\ big\\ one")),
+            ("dlock status db:the\\ b", "the\\ b", Some("the\\ big\\ one")),
+            ("dlock status 'db:the b", "'db:the b", Some("db:the big one")),
+            ("dlock run -kdb", "-kdb", Some("-kdb:the\\ big\\ one")),
+            ("dlock run --key=d", "d", Some("db:the\\ big\\ one")),
+            ("dlock run --key=", "", Some("db:the\\ big\\ one")),
+            ("dlock run --key=", "=", Some("db:the\\ big\\ one")),
+            ("dlock status x", "x", None),
+        ] {
+            let partial = Line::read(line).key;
+            let answer = partial.and_then(|partial| for_bash("db:the big one", &partial, word));
+            assert_eq!(answer.as_deref(), expected, "{line}");
+        }
+    }
+}

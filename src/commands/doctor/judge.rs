@@ -1,0 +1,360 @@
+//! Is what was found good enough to hold locks? Pure: facts in, findings out. Each bound says why it is where it is.
+//! *Bad* is what keeps locks from working, or from holding; *warn* is a case in which they may not.
+
+use crate::output::doctor::{Finding, Verdict};
+use crate::output::time::span;
+use crate::store::Error;
+use crate::store::probe::{Directory, Disk, Facts, Fenced, Info, Offset, Persistence, Rights, Role, Survey};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The first version that has everything the scripts use.
+const OLDEST: u64 = 7;
+/// From here on people who compare times of two machines are misled, and fences after a failover may be, too.
+const CLOCK: Duration = Duration::from_secs(1);
+/// What a failover takes beside noticing: an election and a promotion.
+const ELECTION: Duration = Duration::from_secs(2);
+/// A renewal gets this part of the lease for one attempt (I6).
+const ATTEMPT: u32 = 16;
+
+/// What is judged by, beside the store itself.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How messages name the store.
+    pub store: String,
+    /// Whether somebody named it.
+    pub named: Named,
+    /// The lease.
+    pub ttl: Duration,
+    /// The longest that one operation may take.
+    pub op_timeout: Duration,
+    /// The files that secrets were read from, with their permission bits.
+    pub secrets: Vec<(PathBuf, u32)>,
+}
+
+/// Whether somebody named the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Named {
+    /// Somebody did, in this way.
+    By(String),
+    /// It is the built-in default.
+    Nobody,
+}
+
+/// Judges everything.
+pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
+    let mut findings = of_settings(settings);
+    match survey {
+        Survey::Servers { nodes, failover } => {
+            findings.extend(failover.map(|after| of_failover(after, settings)));
+            for node in nodes {
+                let of_node = match &node.facts {
+                    Ok(facts) => of_facts(facts, settings),
+                    Err(error) => vec![unreachable(error)],
+                };
+                let name = Some(node.name.clone());
+                findings.extend(of_node.into_iter().map(|finding| Finding { node: name.clone(), ..finding }));
+            }
+        }
+        Survey::Directory(directory) => findings.extend(of_directory(directory)),
+    }
+    findings
+}
+
+fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+    Finding { node: None, check, verdict: Verdict::Ok, found: found.into(), advice: None }
+}
+
+fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { verdict: Verdict::Warn, advice: Some(advice.into()), ..ok(check, found) }
+}
+
+fn bad(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+    Finding { verdict: Verdict::Bad, ..warn(check, found, advice) }
+}
+
+/// A time that may be a fraction of a millisecond.
+fn brief(time: Duration) -> String {
+    if time < Duration::from_millis(10) {
+        format!("{:.2}ms", time.as_secs_f64() * 1000.0)
+    } else {
+        span(time)
+    }
+}
+
+/// Up to whole seconds, so that it can be typed.
+fn at_least(time: Duration) -> String {
+    span(Duration::from_secs(time.as_secs() + 1))
+}
+
+fn of_settings(settings: &Settings) -> Vec<Finding> {
+    let mut findings = vec![match &settings.named {
+        Named::By(who) => ok("store", format!("{} ({who})", settings.store)),
+        Named::Nobody => warn(
+            "store",
+            format!("{}, the built-in default: nobody named one", settings.store),
+            "name it by --store, DLOCK_STORE or /etc/dlock.toml, for the same default on another machine is another server",
+        ),
+    }];
+    for (path, mode) in &settings.secrets {
+        let path = path.display();
+        findings.push(if mode & 0o004 != 0 {
+            warn(
+                "secrets",
+                format!("every user of this machine can read {path}"),
+                format!("chmod 600 {path}"),
+            )
+        } else if mode & 0o022 != 0 {
+            warn("secrets", format!("others than its owner can write {path}"), format!("chmod 600 {path}"))
+        } else {
+            ok("secrets", format!("{path} is not open to all"))
+        });
+    }
+    findings
+}
+
+fn unreachable(error: &Error) -> Finding {
+    let advice = match error {
+        Error::Denied(_) => "give dlock a user and a password that may log in",
+        _ => "see that it runs, and that this machine may reach it",
+    };
+    bad("reachable", error.to_string(), advice)
+}
+
+fn of_facts(facts: &Facts, settings: &Settings) -> Vec<Finding> {
+    let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
+    match &facts.info {
+        Some(info) => findings.extend(of_info(info, settings)),
+        None => findings.push(warn(
+            "info",
+            "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
+            "run this once as an administrator's user",
+        )),
+    }
+    findings.extend(facts.clock.map(of_clock));
+    findings.extend(of_rights(&facts.rights));
+    findings
+}
+
+/// The 99th of a hundred, the 50th: by the nearest rank.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or_default()
+}
+
+fn of_round_trips(sorted: &[Duration], settings: &Settings) -> Finding {
+    let (half, most) = (percentile(sorted, 50), percentile(sorted, 99));
+    let attempt = settings.op_timeout.min(settings.ttl / ATTEMPT);
+    let found = format!(
+        "{} (p50), {} (p99) of {}; a renewal under --ttl {} gets {}",
+        brief(half),
+        brief(most),
+        sorted.len(),
+        span(settings.ttl),
+        brief(attempt)
+    );
+    let advice = if settings.op_timeout <= most {
+        format!("give --op-timeout {} or more", at_least(most * 4))
+    } else {
+        format!("take a lease of {} or more (--ttl)", at_least(most * 4 * ATTEMPT))
+    };
+    if most >= attempt {
+        bad("round trip", found, advice)
+    } else if most * 4 > attempt {
+        warn("round trip", found, advice)
+    } else {
+        ok("round trip", found)
+    }
+}
+
+fn of_info(info: &Info, settings: &Settings) -> Vec<Finding> {
+    let major = info.version.split('.').next().and_then(|major| major.parse::<u64>().ok());
+    let version = match major {
+        Some(major) if major >= OLDEST => ok("version", info.version.clone()),
+        Some(_) => warn("version", info.version.clone(), "take Redis 7 or later, which dlock is tested with"),
+        None => warn("version", "not known", "take Redis 7 or later, which dlock is tested with"),
+    };
+    let role = match info.role {
+        Role::Master => ok("role", "master"),
+        Role::Replica => bad("role", "a read-only replica", "name the master"),
+    };
+    vec![version, role, of_eviction(info), of_persistence(info), of_replicas(info), of_uptime(info, settings)]
+}
+
+fn of_eviction(info: &Info) -> Finding {
+    let policy = &info.eviction;
+    match (policy.as_str(), info.memory) {
+        ("noeviction", _) => ok("eviction", "noeviction"),
+        (_, 0) => warn(
+            "eviction",
+            format!("{policy}, and no limit set yet (maxmemory 0)"),
+            "set maxmemory-policy noeviction before anybody sets a limit",
+        ),
+        // Every key of dlock's has a time to live, so volatile-… is no better.
+        _ => bad(
+            "eviction",
+            format!("{policy}: a full server throws locks away while their jobs run"),
+            "set maxmemory-policy noeviction, or give dlock a server of its own",
+        ),
+    }
+}
+
+fn of_persistence(info: &Info) -> Finding {
+    let advice = "set appendonly yes";
+    match info.persistence {
+        Persistence::Log => ok("persistence", "append-only file"),
+        Persistence::Snapshots => {
+            warn("persistence", "snapshots: a restart forgets the locks since the last one", advice)
+        }
+        Persistence::None => {
+            warn("persistence", "none: a restart forgets every lock while its job runs", advice)
+        }
+        Persistence::NoLog => {
+            warn("persistence", "no append-only file: a restart forgets locks while their jobs run", advice)
+        }
+    }
+}
+
+fn of_replicas(info: &Info) -> Finding {
+    let replicas = match info.replicas {
+        1 => "1 replica".into(),
+        n => format!("{n} replicas"),
+    };
+    match (info.replicas, info.fenced) {
+        (0, Fenced::No) => ok("replicas", "none, so there is no failover that could forget a lock"),
+        (_, Fenced::Yes) => ok("replicas", format!("{replicas}, and min-replicas-to-write is set")),
+        (_, Fenced::No) => warn(
+            "replicas",
+            format!(
+                "{replicas}, and a master that is cut off from them goes on to grant (min-replicas-to-write 0)"
+            ),
+            "set min-replicas-to-write 1 and min-replicas-max-lag 10",
+        ),
+    }
+}
+
+/// A server that forgets and that restarted within the lease may have forgotten a lock that is still held.
+fn of_uptime(info: &Info, settings: &Settings) -> Finding {
+    let found = span(info.uptime);
+    if info.persistence != Persistence::Log && info.uptime < settings.ttl {
+        let advice =
+            format!("wait until it has run for {}, the lease, before jobs start", span(settings.ttl));
+        return warn("uptime", format!("{found}: it may have forgotten locks that are still held"), advice);
+    }
+    ok("uptime", found)
+}
+
+fn of_clock(offset: Offset) -> Finding {
+    let (by, found) = match offset {
+        Offset::Ahead(by) => (by, format!("{} ahead of this machine's", brief(by))),
+        Offset::Behind(by) => (by, format!("{} behind this machine's", brief(by))),
+    };
+    if by < Duration::from_millis(1) {
+        return ok("clock", "as this machine's, to a millisecond");
+    }
+    if by < CLOCK {
+        return ok("clock", found);
+    }
+    warn(
+        "clock",
+        found,
+        "let a time service set both; locks do not mind, but fences after a failover and people who compare times do",
+    )
+}
+
+fn of_rights(rights: &Rights) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(pattern) = &rights.keys {
+        findings.push(bad(
+            "rights",
+            "this user may not touch dlock's keys",
+            format!("give it {pattern} (ACL SETUSER; docs/stores.md has the line)"),
+        ));
+    }
+    if !rights.commands.is_empty() {
+        let commands = rights.commands.iter().map(|command| format!("+{}", command.to_lowercase()));
+        findings.push(bad(
+            "rights",
+            format!("this user may not use {}", rights.commands.join(", ")),
+            format!("give it {} (ACL SETUSER)", commands.collect::<Vec<_>>().join(" ")),
+        ));
+    }
+    if let Some(said) = &rights.refused {
+        findings.push(bad("rights", format!("it refuses to be written: {said}"), "see the server's log"));
+    }
+    if findings.is_empty() {
+        findings.push(ok("rights", "all that locks need, tried with keys that are gone"));
+    }
+    findings
+}
+
+/// An outage of up to half of the lease disturbs no job (I6).
+fn of_failover(after: Duration, settings: &Settings) -> Finding {
+    let takes = after + ELECTION;
+    let found = format!(
+        "after {} of silence, so some {} in all; --ttl {} outlasts {}",
+        span(after),
+        span(takes),
+        span(settings.ttl),
+        span(settings.ttl / 2)
+    );
+    if takes > settings.ttl / 2 {
+        return warn(
+            "failover",
+            found,
+            format!("take a lease of {} or more, else a failover stops jobs", at_least(takes * 2)),
+        );
+    }
+    ok("failover", found)
+}
+
+fn of_directory(directory: &Directory) -> Vec<Finding> {
+    match &directory.found {
+        None => vec![warn(
+            "directory",
+            format!(
+                "{} does not exist; the first run makes it, for its user alone",
+                directory.path.display()
+            ),
+            "make it yourself if several users are to share locks: group-writable, set-gid and not sticky",
+        )],
+        Some(Err(error)) => vec![bad("directory", error.to_string(), "name or mend the directory")],
+        Some(Ok(disk)) => of_disk(disk),
+    }
+}
+
+fn of_disk(disk: &Disk) -> Vec<Finding> {
+    let mode = disk.mode;
+    let tried = |check, result: &Result<(), String>, good: &str| match result {
+        Ok(()) => ok(check, good),
+        Err(why) => bad(check, why.clone(), "name a directory on another file system"),
+    };
+    vec![
+        ok("file system", format!("{}, of this machine", disk.file_system)),
+        match (mode & 0o002 != 0, mode & 0o1000 != 0) {
+            (true, false) => warn(
+                "mode",
+                format!("{mode:04o}: every user of this machine can take, keep and delete every lock"),
+                "give it to a group (chmod 2770) if not all are meant to",
+            ),
+            (_, true) if mode & 0o022 != 0 => warn(
+                "mode",
+                format!("{mode:04o}: it is sticky, so no user can use a lock that another one used before"),
+                "take the sticky bit away (chmod -t) or give each user a directory",
+            ),
+            _ if mode & 0o020 != 0 => ok("mode", format!("{mode:04o}, shared with its group")),
+            _ => ok("mode", format!("{mode:04o}, its owner's alone")),
+        },
+        tried("file locks", &disk.locks, "a second one is refused"),
+        tried("FIFOs", &disk.fifos, "the end of a reader is seen"),
+        match &disk.exchange {
+            Ok(()) => ok("exchange", "two files change places at once"),
+            Err(why) => {
+                ok("exchange", format!("not there ({why}); records are renamed instead, which is slower"))
+            }
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! What is judged how.
+
+use super::*;
+use crate::store::probe::Node;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn settings() -> Settings {
+    Settings {
+        store: "redis://h:6379".into(),
+        named: Named::By("set by --store".into()),
+        ttl: Duration::from_secs(30),
+        op_timeout: Duration::from_secs(1),
+        secrets: vec![],
+    }
+}
+
+fn info() -> Info {
+    Info {
+        version: "7.0.15".into(),
+        role: Role::Master,
+        uptime: Duration::from_secs(86_400),
+        eviction: "noeviction".into(),
+        memory: 0,
+        persistence: Persistence::Log,
+        replicas: 0,
+        fenced: Fenced::No,
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        round_trips: vec![ms(1); 50],
+        clock: Some(Offset::Ahead(ms(3))),
+        info: Some(info()),
+        rights: Rights::default(),
+    }
+}
+
+fn survey(facts: Facts) -> Survey {
+    Survey::Servers { nodes: vec![Node { name: "h:6379".into(), facts: Ok(facts) }], failover: None }
+}
+
+/// What is not ok, as check and verdict; each with its advice.
+fn complaints(survey: &Survey, settings: &Settings) -> Vec<(&'static str, Verdict)> {
+    let findings = judge(survey, settings);
+    for finding in &findings {
+        println!("{finding:?}");
+        assert_eq!(finding.advice.is_some(), finding.verdict != Verdict::Ok, "{finding:?}");
+        assert!(!finding.found.is_empty(), "{finding:?}");
+    }
+    let complaints = findings.iter().filter(|finding| finding.verdict != Verdict::Ok);
+    complaints.map(|finding| (finding.check, finding.verdict)).collect()
+}
+
+#[test]
+fn a_good_server_has_no_complaint() {
+    assert_eq!(complaints(&survey(facts()), &settings()), []);
+}
+
+#[test]
+fn what_a_server_says_of_itself() {
+    let cases: [(Info, &[(&str, Verdict)]); 13] = [
+        (Info { version: "6.2.0".into(), ..info() }, &[("version", Verdict::Warn)]),
+        (Info { version: String::new(), ..info() }, &[("version", Verdict::Warn)]),
+        (Info { version: "10.1".into(), ..info() }, &[]),
+        (Info { role: Role::Replica, ..info() }, &[("role", Verdict::Bad)]),
+        (Info { eviction: "allkeys-lru".into(), memory: 1, ..info() }, &[("eviction", Verdict::Bad)]),
+        (Info { eviction: "volatile-ttl".into(), memory: 1, ..info() }, &[("eviction", Verdict::Bad)]),
+        (Info { eviction: "allkeys-lru".into(), ..info() }, &[("eviction", Verdict::Warn)]),
+        (Info { memory: 1, ..info() }, &[]),
+        (Info { persistence: Persistence::Snapshots, ..info() }, &[("persistence", Verdict::Warn)]),
+        (
+            Info { persistence: Persistence::None, uptime: Duration::from_secs(29), ..info() },
+            &[("persistence", Verdict::Warn), ("uptime", Verdict::Warn)],
+        ),
+        (Info { uptime: Duration::from_secs(29), ..info() }, &[]),
+        (Info { replicas: 1, ..info() }, &[("replicas", Verdict::Warn)]),
+        (Info { replicas: 1, fenced: Fenced::Yes, ..info() }, &[]),
+    ];
+    for (info, expected) in cases {
+        let found = complaints(&survey(Facts { info: Some(info), ..facts() }), &settings());
+        assert_eq!(found, expected);
+    }
+    let none = complaints(&survey(Facts { info: None, ..facts() }), &settings());
+    assert_eq!(none, [("info", Verdict::Warn)]);
+}
+
+#[test]
+fn the_round_trip_against_what_a_renewal_gets() {
+    // A sixteenth of 30 s is more than the op-timeout of 1 s; a sixteenth of 500 ms is 31 ms.
+    let short = Settings { ttl: ms(500), ..settings() };
+    for (settings, slowest, expected) in [
+        (settings(), 250, &[][..]),
+        (settings(), 251, &[("round trip", Verdict::Warn)]),
+        (settings(), 1000, &[("round trip", Verdict::Bad)]),
+        (short.clone(), 7, &[]),
+        (short.clone(), 8, &[("round trip", Verdict::Warn)]),
+        (short, 32, &[("round trip", Verdict::Bad)]),
+    ] {
+        let mut round_trips = vec![ms(1); 48];
+        round_trips.extend([ms(slowest), ms(slowest)]);
+        assert_eq!(complaints(&survey(Facts { round_trips, ..facts() }), &settings), expected, "{slowest}");
+    }
+    let sorted: Vec<_> = (1..=50).map(ms).collect();
+    assert_eq!((percentile(&sorted, 50), percentile(&sorted, 99)), (ms(25), ms(50)));
+    assert_eq!(percentile(&[ms(7)], 99), ms(7));
+}
+
+#[test]
+fn clocks_and_rights() {
+    for (clock, expected) in [
+        (Some(Offset::Behind(ms(999))), &[][..]),
+        (Some(Offset::Behind(ms(1000))), &[("clock", Verdict::Warn)]),
+        (Some(Offset::Ahead(ms(3_600_000))), &[("clock", Verdict::Warn)]),
+        (None, &[]),
+    ] {
+        assert_eq!(complaints(&survey(Facts { clock, ..facts() }), &settings()), expected);
+    }
+    let rights = Rights {
+        commands: vec!["ZADD".into(), "SCAN".into()],
+        keys: Some("~dlock*".into()),
+        refused: Some("OOM".into()),
+    };
+    let findings = judge(&survey(Facts { rights, ..facts() }), &settings());
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).collect();
+    assert_eq!(bad.len(), 3, "{bad:?}");
+    assert!(bad[0].advice.as_deref().is_some_and(|text| text.contains("~dlock*")), "{bad:?}");
+    assert!(bad[1].advice.as_deref().is_some_and(|text| text.contains("+zadd +scan")), "{bad:?}");
+}
+
+#[test]
+fn settings_and_failover() {
+    let secret = |mode| Settings { secrets: vec![("/etc/dlock.toml".into(), mode)], ..settings() };
+    for (settings, expected) in [
+        (Settings { named: Named::Nobody, ..settings() }, &[("store", Verdict::Warn)][..]),
+        (secret(0o100_644), &[("secrets", Verdict::Warn)]),
+        (secret(0o100_660), &[("secrets", Verdict::Warn)]),
+        (secret(0o100_640), &[]),
+        (secret(0o100_600), &[]),
+    ] {
+        assert_eq!(complaints(&survey(facts()), &settings), expected);
+    }
+    for (seconds, expected) in [(13, &[][..]), (14, &[("failover", Verdict::Warn)])] {
+        let failover = Some(Duration::from_secs(seconds));
+        let survey = Survey::Servers { nodes: vec![], failover };
+        assert_eq!(complaints(&survey, &settings()), expected, "{seconds}");
+    }
+    let gone = Node { name: "h:1".into(), facts: Err(Error::Unreachable("cannot reach it".into())) };
+    let survey = Survey::Servers { nodes: vec![gone], failover: None };
+    assert_eq!(complaints(&survey, &settings()), [("reachable", Verdict::Bad)]);
+}
+
+#[test]
+fn directories() {
+    let disk =
+        Disk { file_system: "ext4".into(), mode: 0o2770, locks: Ok(()), fifos: Ok(()), exchange: Ok(()) };
+    let broken = || Err("no".to_owned());
+    let cases: [(Disk, &[(&str, Verdict)]); 7] = [
+        (disk.clone(), &[]),
+        (Disk { mode: 0o700, ..disk.clone() }, &[]),
+        (Disk { mode: 0o777, ..disk.clone() }, &[("mode", Verdict::Warn)]),
+        (Disk { mode: 0o1777, ..disk.clone() }, &[("mode", Verdict::Warn)]),
+        (Disk { locks: broken(), ..disk.clone() }, &[("file locks", Verdict::Bad)]),
+        (Disk { fifos: broken(), ..disk.clone() }, &[("FIFOs", Verdict::Bad)]),
+        (Disk { exchange: broken(), ..disk }, &[]),
+    ];
+    let survey = |found| Survey::Directory(Directory { path: "/locks".into(), found });
+    for (disk, expected) in cases {
+        assert_eq!(complaints(&survey(Some(Ok(disk))), &settings()), expected);
+    }
+    assert_eq!(complaints(&survey(None), &settings()), [("directory", Verdict::Warn)]);
+    let unfit = Some(Err(Error::Unfit("NFS".into())));
+    assert_eq!(complaints(&survey(unfit), &settings()), [("directory", Verdict::Bad)]);
+}

@@ -1,0 +1,151 @@
+//! How is a store URL taken apart? The pieces that all schemes share: user and password, hosts, path, parameters,
+//! percent-decoding. What a scheme allows of them is decided in `url`.
+
+use super::{ALLOWED, Host, Secret};
+use percent_encoding::percent_decode_str;
+use std::net::Ipv6Addr;
+use std::path::{Component, Path, PathBuf};
+
+/// The part of a redis URL after `scheme:`, split; hosts, path and query not yet decoded.
+pub struct Parts<'a> {
+    pub username: Option<String>,
+    pub password: Option<Secret>,
+    pub hosts: &'a str,
+    pub path: &'a str,
+    pub query: Option<&'a str>,
+    /// How much of what is wrong may be repeated.
+    echo: Echo,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Echo {
+    Shown,
+    /// There is an `@`: where the password ends is what may be wrong.
+    Hidden,
+}
+
+/// Splits `//user:password@hosts/path?query`.
+pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
+    let Some(rest) = rest.strip_prefix("//") else {
+        return Err(format!("// is missing after the scheme; {ALLOWED}"));
+    };
+    let echo = if rest.contains('@') { Echo::Hidden } else { Echo::Shown };
+    let encode =
+        if echo == Echo::Hidden { " (in a password / ? # and @ are written %2F %3F %23 %40)" } else { "" };
+    if rest.contains('#') {
+        return Err(format!("a store URL has no # part{encode}; {ALLOWED}"));
+    }
+    let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    if path.contains('@') || query.is_some_and(|query| query.contains('@')) {
+        return Err(format!("there is an @ after the host{encode}; {ALLOWED}"));
+    }
+    let (user, hosts) =
+        authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
+    let user = user.map(|user| user.split_once(':').map_or((user, None), |(name, word)| (name, Some(word))));
+    let (username, password) = match user {
+        None => (None, None),
+        Some(("", None)) => return Err(format!("nothing stands before the @; {ALLOWED}")),
+        Some((_, Some(""))) => return Err(format!("the password in the URL is empty; {ALLOWED}")),
+        Some((name, word)) => {
+            let name = if name.is_empty() { None } else { Some(decode(name)?) };
+            (name, word.map(decode).transpose()?.map(Secret::new))
+        }
+    };
+    Ok(Parts { username, password, hosts, path, query, echo })
+}
+
+impl Parts<'_> {
+    /// The hosts between the commas.
+    pub fn hosts(&self, port: u16) -> Result<Vec<Host>, String> {
+        self.hosts.split(',').map(|at| self.host(at, port)).collect()
+    }
+
+    /// `HOST`, `HOST:PORT` or `[IPV6]:PORT`.
+    pub fn host(&self, at: &str, port: u16) -> Result<Host, String> {
+        let (name, given) = if let Some(inner) = at.strip_prefix('[') {
+            let Some((address, after)) = inner.split_once(']') else {
+                return Err(format!("a ] is missing after the IPv6 address; {ALLOWED}"));
+            };
+            if address.parse::<Ipv6Addr>().is_err() {
+                let shown = self.shown(address);
+                return Err(format!("what stands in the brackets{shown} is no IPv6 address; {ALLOWED}"));
+            }
+            match after.strip_prefix(':') {
+                Some(port) => (address, Some(port)),
+                None if after.is_empty() => (address, None),
+                None => return Err(format!("only :PORT may follow the ]; {ALLOWED}")),
+            }
+        } else {
+            if at.matches(':').count() > 1 {
+                return Err(format!("an IPv6 address stands in brackets, redis://[::1]:6379; {ALLOWED}"));
+            }
+            at.split_once(':').map_or((at, None), |(name, port)| (name, Some(port)))
+        };
+        if name.is_empty() {
+            return Err(format!("the host is missing; {ALLOWED}"));
+        }
+        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte)) {
+            let shown = self.shown(name);
+            return Err(format!("a host has letters, digits, - and .; this one{shown} does not; {ALLOWED}"));
+        }
+        let port = match given.map(|text| (text, number(text))) {
+            None => port,
+            Some((_, Some(port))) if port > 0 => port,
+            Some((text, _)) => {
+                let shown = self.shown(text);
+                return Err(format!("the port{shown} is not a number from 1 to 65535; {ALLOWED}"));
+            }
+        };
+        Ok(Host { name: name.to_ascii_lowercase(), port })
+    }
+
+    /// A database, as the part of a path that `text` is; 0 where it is empty.
+    pub fn database(&self, text: &str) -> Result<u16, String> {
+        let db = if text.is_empty() { Some(0) } else { number(text) };
+        db.ok_or_else(|| {
+            format!("the database{} is not a number from 0 to 65535; {ALLOWED}", self.shown(text))
+        })
+    }
+
+    /// The parameters, not decoded.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.query.into_iter().flat_map(|query| query.split('&'));
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// Something of the URL to be repeated, if it may be.
+    pub fn shown(&self, what: &str) -> String {
+        if self.echo == Echo::Hidden { String::new() } else { format!(" '{what}'") }
+    }
+}
+
+/// Decodes an absolute path, and drops what does not change it (`//`, `/./`, a slash at the end).
+pub fn absolute(text: &str) -> Result<PathBuf, String> {
+    let decoded = decode(text)?;
+    if !decoded.starts_with('/') {
+        return Err(format!("the path must be absolute; {ALLOWED}"));
+    }
+    Ok(Path::new(&decoded).components().filter(|part| *part != Component::CurDir).collect())
+}
+
+/// Decodes %XX. What results must be UTF-8 and must not contain control characters: nothing here needs them, and a
+/// line break would break a message.
+pub fn decode(text: &str) -> Result<String, String> {
+    let bytes = text.as_bytes();
+    for (at, _) in text.match_indices('%') {
+        let digits = bytes.get(at + 1..at + 3).is_some_and(|two| two.iter().all(u8::is_ascii_hexdigit));
+        if !digits {
+            return Err("a % in a store URL is followed by two hex digits (% itself is %25)".into());
+        }
+    }
+    match percent_decode_str(text).decode_utf8() {
+        Ok(decoded) if !decoded.chars().any(char::is_control) => Ok(decoded.into_owned()),
+        _ => Err("a store URL must decode to UTF-8 without control characters".into()),
+    }
+}
+
+/// A number of decimal digits only (`u16::from_str` takes a `+`).
+pub fn number(text: &str) -> Option<u16> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}

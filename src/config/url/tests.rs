@@ -1,0 +1,279 @@
+//! Are store URLs read as documented, and refused without their secrets?
+
+use super::*;
+
+fn tcp(host: &str, port: u16, db: u16) -> Place {
+    Place::Tcp { host: at(host, port), db, tls: None }
+}
+
+fn at(name: &str, port: u16) -> Host {
+    Host { name: name.into(), port }
+}
+
+#[test]
+fn places() -> Result<(), String> {
+    for (text, place, shown) in [
+        ("redis://h", tcp("h", 6379, 0), "redis://h:6379"),
+        ("redis://h/", tcp("h", 6379, 0), "redis://h:6379"),
+        ("REDIS://H.example:1/15", tcp("h.example", 1, 15), "redis://h.example:1/15"),
+        ("redis://[::1]", tcp("::1", 6379, 0), "redis://[::1]:6379"),
+        ("redis://u:p@[::1]:7/2", tcp("::1", 7, 2), "redis://[::1]:7/2"),
+        (
+            "redis+unix:///run/r.sock",
+            Place::Unix { path: "/run/r.sock".into(), db: 0 },
+            "redis+unix:///run/r.sock",
+        ),
+        ("redis+unix:///a%20b?db=3", Place::Unix { path: "/a b".into(), db: 3 }, "redis+unix:///a b?db=3"),
+        ("file:/var/lib/dlock/", Place::File { dir: "/var/lib/dlock".into() }, "file:/var/lib/dlock"),
+        ("file:///tmp//x/./y", Place::File { dir: "/tmp/x/y".into() }, "file:/tmp/x/y"),
+    ] {
+        let url = parse(text)?;
+        assert_eq!(url.place, place, "{text}");
+        assert_eq!(url.place.to_string(), shown);
+    }
+    Ok(())
+}
+
+#[test]
+fn credentials() -> Result<(), String> {
+    for (text, user, password) in [
+        ("redis://h", None, None),
+        ("redis://u@h", Some("u"), None),
+        ("redis://:p@h", None, Some("p")),
+        ("redis://u:p@h", Some("u"), Some("p")),
+        ("redis://u:a%2Fb%40%3A@h", Some("u"), Some("a/b@:")),
+        ("redis://u:a@b:c@h", Some("u"), Some("a@b:c")),
+        ("redis+unix://u:p@/s", Some("u"), Some("p")),
+    ] {
+        let url = parse(text)?;
+        assert_eq!(url.username.as_deref(), user, "{text}");
+        assert_eq!(url.password.as_ref().map(Secret::expose), password, "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn several_hosts() -> Result<(), String> {
+    let plain = None;
+    let three = vec![at("a", 6379), at("b", 7), at("::1", 6379)];
+    for (text, place, shown) in [
+        (
+            "redis+sentinel://A,b:7,[::1]/my.master",
+            Place::Sentinel {
+                sentinels: vec![at("a", 26379), at("b", 7), at("::1", 26379)],
+                master: "my.master".into(),
+                db: 0,
+                tls: plain.clone(),
+            },
+            "redis+sentinel://a:26379,b:7,[::1]:26379/my.master",
+        ),
+        (
+            "rediss+sentinel://a/m/3",
+            Place::Sentinel {
+                sentinels: vec![at("a", 26379)],
+                master: "m".into(),
+                db: 3,
+                tls: Some(Tls::default()),
+            },
+            "rediss+sentinel://a:26379/m/3",
+        ),
+        (
+            "redis+cluster://a,b:7,[::1]/",
+            Place::Cluster { nodes: three.clone(), tls: plain.clone() },
+            "redis+cluster://a:6379,b:7,[::1]:6379",
+        ),
+        (
+            "rediss+cluster://u:p@a",
+            Place::Cluster { nodes: vec![at("a", 6379)], tls: Some(Tls::default()) },
+            "rediss+cluster://a:6379",
+        ),
+        (
+            "redis+quorum://a,b:7,[::1]/2",
+            Place::Quorum { nodes: three.clone(), db: 2, tls: plain },
+            "redis+quorum://a:6379,b:7,[::1]:6379/2",
+        ),
+        (
+            "rediss+quorum://a,b:7,[::1]",
+            Place::Quorum { nodes: three, db: 0, tls: Some(Tls::default()) },
+            "rediss+quorum://a:6379,b:7,[::1]:6379",
+        ),
+    ] {
+        let url = parse(text)?;
+        assert_eq!(url.place, place, "{text}");
+        assert_eq!(url.place.to_string(), shown);
+        assert_eq!(parse(shown)?.place, place, "what is shown names the same place");
+    }
+    Ok(())
+}
+
+#[test]
+fn certificates() -> Result<(), String> {
+    let url = parse("rediss://h:1/2?key=/k&ca=/a%20b&cert=/c")?;
+    let client = Some(ClientCertificate { cert: "/c".into(), key: "/k".into() });
+    let tls = Some(Tls { ca: Some("/a b".into()), client });
+    assert_eq!(url.place, Place::Tcp { host: at("h", 1), db: 2, tls });
+    assert_eq!(url.place.to_string(), "rediss://h:1/2");
+    for (text, word) in [
+        ("rediss://h?verify=no", "verify"),
+        ("redis://h?ca=/a", "rediss"),
+        ("rediss://h?ca=a", "absolute"),
+        ("rediss://h?cert=/c", "key="),
+        ("rediss://h?key=/c", "cert="),
+        ("redis://a,b", "redis+quorum://"),
+        ("redis+cluster://h/1", "database 0"),
+        ("redis+quorum://a", "at least three"),
+        ("redis+quorum://a,b,c,d", "odd"),
+        ("redis+quorum://a,b,a:6379", "a:6379"),
+        ("redis+sentinel://a", "name of the master"),
+    ] {
+        let said = parse(text).err().unwrap_or_default();
+        assert!(said.contains(word), "{text}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn logins_of_sentinels() -> Result<(), String> {
+    let url = parse("redis+sentinel://u:p@a/m?sentinel-username=s&sentinel-password-file=/f")?;
+    assert_eq!(url.username.as_deref(), Some("u"));
+    let login = SentinelLogin { username: Some("s".into()), password_file: "/f".into() };
+    assert_eq!(url.sentinel, Some(login));
+    assert_eq!(url.place.to_string(), "redis+sentinel://a:26379/m");
+    assert_eq!(parse("redis+sentinel://u:p@a/m")?.sentinel, None);
+    Ok(())
+}
+
+#[test]
+fn refusals_keep_the_secret() {
+    for text in [
+        "",
+        "h",
+        "h:6379",
+        "127.0.0.1:6379",
+        "/tmp/x",
+        "redis",
+        "redis:",
+        "redis:h",
+        "redis://",
+        "redis:///0",
+        "redis://:6379",
+        "redis://h:",
+        "redis://h:0",
+        "redis://h:65536",
+        "redis://h:+1",
+        "redis://h:x",
+        "redis://h/x",
+        "redis://h/-1",
+        "redis://h/65536",
+        "redis://h/0/1",
+        "redis://h?db=1",
+        "redis://h#f",
+        "redis://a,b",
+        "redis://::1",
+        "redis://::1:6379",
+        "redis://[::1",
+        "redis://[::1]x",
+        "redis://[x]:1",
+        "redis://[]:1",
+        "redis://a b",
+        " redis://a",
+        "redis://a ",
+        "redis://a redis://b",
+        "redis://a\n",
+        "redis://ü",
+        "redis://h%41",
+        "redis+quorum://a",
+        "http://h",
+        "valkey://h",
+        "unix:///s",
+        "redis+unix://s",
+        "redis+unix://",
+        "redis+unix:///",
+        "redis+unix:/s",
+        "redis+unix:///s?db=x",
+        "redis+unix:///s?x=1",
+        "redis+unix:///s#x",
+        "file:",
+        "file:x",
+        "file://h/x",
+        "file:./x",
+        "file:/x?y",
+        "file:/x#y",
+        "file:/%zz",
+        "file:/%00",
+        "file:/%ff",
+        "file:/%",
+        "file:/%4",
+        "file:/%é",
+        "redis://@h",
+        "redis://:@h",
+        "redis://u:@h",
+        "redis://u:SECRET/x@h",
+        "redis://u:12/SECRET@h",
+        "redis://u:SECRET?x@h",
+        "redis://u:SECRET#x@h",
+        "redis://u:SECRET@h:x",
+        "redis://u:SECRET@",
+        "redis://u:SECRET@h/x",
+        "redis://u:SECRET@h h",
+        "redis://u:%SECRET@h",
+        "redis+unix:///s?password=SECRET",
+        "redis+unix:///s?pass=SECRET",
+        "http://u:SECRET@h",
+        "u:SECRET@h",
+        "SECRET@h:6379",
+        "redis:u:SECRET@h",
+        "file://u:SECRET@h/x",
+        "redis://u:SECRET@h?x=1",
+        "redis://u:SECRET@[x",
+        "redis://u:SECRET@[x]",
+        "redis://u:SECRET@a,b",
+        "redis://h?",
+        "redis://h?ca=/c",
+        "redis+quorum://a,b,c?ca=/c",
+        "rediss://h?ca=c",
+        "rediss://h?ca=",
+        "rediss://h?ca",
+        "rediss://h?ca=/a&ca=/a",
+        "rediss://h?cert=/c",
+        "rediss://h?key=/k",
+        "rediss://h?verify=no",
+        "rediss://h?db=1",
+        "rediss://h?ca=/%00",
+        "rediss://u:p@h?ca=/x@SECRET",
+        "rediss://u:SECRET?ca=/x@h",
+        "rediss://h?password=SECRET",
+        "rediss://h?sentinel-username=u&sentinel-password-file=/p",
+        "rediss+unix:///s",
+        "redis+sentinel://a",
+        "redis+sentinel://a/",
+        "redis+sentinel:///m",
+        "redis+sentinel://a,/m",
+        "redis+sentinel://a/m%20n",
+        "redis+sentinel://a/m/x",
+        "redis+sentinel://a/m/0/1",
+        "redis+sentinel://a/m?sentinel-username=u",
+        "redis+sentinel://a/m?sentinel-password=SECRET",
+        "redis+sentinel://a/m?sentinel-password-file=p",
+        "redis+cluster://",
+        "redis+cluster://a,,b",
+        "redis+cluster://a/1",
+        "redis+quorum://a,b",
+        "redis+quorum://a,b,c,d",
+        "redis+quorum://u:SECRET@a,b,a",
+        "redis+quorum://a,B,b:6379",
+        "redis+quorum://a,b,c/x",
+    ] {
+        match parse(text) {
+            Ok(url) => assert!(text.is_empty(), "{text:?} gave {url:?}"),
+            Err(said) => {
+                assert!(!said.contains("SECRET") && !said.contains('\n'), "{text:?}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_secret_does_not_print() {
+    assert_eq!(format!("{:?}", Secret::new("hush")), "Secret(…)");
+}

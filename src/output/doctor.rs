@@ -1,0 +1,138 @@
+//! What does `dlock doctor` show? A line for each thing that was looked at: a verdict, what was found, what to do. On a
+//! terminal long lines are broken at words; into a pipe they are not.
+
+use super::locale::Charset;
+use super::table::Width;
+use super::{Coloured, escaped, json};
+use serde::Serialize;
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The server, where there may be several; null for what concerns the settings or the whole store.
+    pub node: Option<String>,
+    /// What was looked at, in a word or two.
+    pub check: &'static str,
+    /// Whether it is good.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do; null where there is nothing.
+    pub advice: Option<String>,
+}
+
+/// Whether it is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It is.
+    Ok,
+    /// Locks work, and there is a case in which they may not.
+    Warn,
+    /// Locks do not work, or do not hold.
+    Bad,
+}
+
+impl Verdict {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Bad => "bad",
+        }
+    }
+
+    const fn colour(self) -> &'static str {
+        match self {
+            Self::Ok => "\x1b[32m",
+            Self::Warn => "\x1b[33m",
+            Self::Bad => "\x1b[31m",
+        }
+    }
+}
+
+/// The findings, for people. Those of one node stand under its name.
+pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Coloured) -> String {
+    let checks = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+    let indent = "warn".len() + 2 + checks + 2;
+    let mut text = String::new();
+    let mut node = None;
+    for finding in findings {
+        if finding.node.is_some() && finding.node.as_ref() != node {
+            let name = escaped(finding.node.as_deref().unwrap_or_default()).into_owned();
+            text.push_str(&name);
+            text.push('\n');
+            node = finding.node.as_ref();
+        }
+        let word = finding.verdict.word();
+        let (on, off) =
+            if coloured == Coloured::Yes { (finding.verdict.colour(), "\x1b[0m") } else { ("", "") };
+        text.push_str(&format!("{on}{word}{off}{:1$}", "", "warn".len() - word.len() + 2));
+        text.push_str(&format!("{:checks$}  ", finding.check));
+        let mut sentence = escaped(&finding.found).into_owned();
+        if let Some(advice) = &finding.advice {
+            sentence.push_str("; ");
+            sentence.push_str(&escaped(advice));
+        }
+        match width {
+            Width::Endless => text.push_str(&sentence),
+            Width::Columns(columns) => {
+                let sentence = charset.fitted(&sentence, usize::MAX);
+                let room = columns.saturating_sub(indent).max(20);
+                text.push_str(&broken(&sentence, room).join(&format!("\n{:indent$}", "")));
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The text in lines of at most so many characters; a longer word has a line of its own.
+fn broken(text: &str, room: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// The findings, for programs: an array.
+pub fn json(findings: &[Finding]) -> serde_json::Result<String> {
+    json::pretty(&findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fits_a_terminal_and_is_whole_in_a_pipe() {
+        let finding = |node: Option<&str>, verdict, found: &str, advice: Option<&str>| Finding {
+            node: node.map(Into::into),
+            check: "persistence",
+            verdict,
+            found: found.into(),
+            advice: advice.map(Into::into),
+        };
+        let findings = [
+            finding(None, Verdict::Ok, "fine", None),
+            finding(Some("h:1"), Verdict::Warn, &"many words ".repeat(12), Some("do\u{1b}this")),
+            finding(Some("h:1"), Verdict::Bad, "x", Some("y")),
+        ];
+        let text_at = |width, coloured| text(&findings, width, Charset::Ascii, coloured);
+        let narrow = text_at(Width::Columns(60), Coloured::No);
+        println!("{narrow}");
+        assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
+        let whole = text_at(Width::Endless, Coloured::No);
+        assert_eq!(whole.lines().count(), 4, "{whole}");
+        assert!(whole.contains("do\\x1bthis") && whole.lines().nth(1) == Some("h:1"), "{whole}");
+        let painted = text_at(Width::Endless, Coloured::Yes);
+        assert_eq!(painted.matches("\x1b[0m").count(), 3);
+    }
+}

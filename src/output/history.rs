@@ -1,0 +1,194 @@
+//! What does `dlock history` show to people? Into a pipe a plain table, never cut; on a terminal a picture: one row a
+//! run, with a bar on a time axis that all rows share. All times are the store's own. The axis ends with the newest
+//! end, not now, so that runs of long ago are still told apart.
+
+use super::locale::Charset;
+use super::time::{self, span};
+use super::{Coloured, escaped};
+use crate::cli::Color;
+use crate::law::{JobEnd, LoggedEnd, Outcome};
+use axis::Axis;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+mod axis;
+
+/// How it is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Whether in colour.
+    pub coloured: Coloured,
+    /// With which characters.
+    pub charset: Charset,
+}
+
+impl Look {
+    /// What stdout can show.
+    pub fn of_stdout(color: Color) -> Self {
+        Self { coloured: super::coloured(color), charset: Charset::of_environment() }
+    }
+}
+
+/// How a hold ended, in a word or two.
+pub fn how(end: &LoggedEnd) -> String {
+    match (end.outcome, end.job) {
+        (Outcome::Released, Some(JobEnd::Status(0))) => "ok".into(),
+        (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
+        (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
+        (Outcome::Released, None) => "ended".into(),
+        (Outcome::Expired, _) => "expired".into(),
+        (Outcome::Lost, _) => "lost".into(),
+        (Outcome::Forced, _) => "forced".into(),
+    }
+}
+
+/// The colour of an end.
+fn colour(end: &LoggedEnd) -> Option<&'static str> {
+    match (end.outcome, end.job) {
+        (Outcome::Released, Some(JobEnd::Status(0))) => Some("\x1b[32m"),
+        (Outcome::Released, Some(_)) => Some("\x1b[31m"),
+        (Outcome::Released, None) => None,
+        (Outcome::Expired | Outcome::Lost, _) => Some("\x1b[35m"),
+        (Outcome::Forced, _) => Some("\x1b[33m"),
+    }
+}
+
+/// The text in the colour of an end.
+fn painted(text: &str, end: &LoggedEnd, look: Look) -> String {
+    match colour(end) {
+        Some(on) if look.coloured == Coloured::Yes && !text.is_empty() => format!("{on}{text}\x1b[0m"),
+        _ => text.into(),
+    }
+}
+
+fn held(end: &LoggedEnd) -> String {
+    span(Duration::from_millis(end.ended.saturating_sub(end.since)))
+}
+
+fn waited(end: &LoggedEnd) -> String {
+    if end.waited == 0 { "-".into() } else { span(Duration::from_millis(end.waited)) }
+}
+
+fn holder(end: &LoggedEnd) -> String {
+    escaped(&format!("{}@{} {}", end.owner.user, end.owner.host, end.owner.pid)).into_owned()
+}
+
+fn command(end: &LoggedEnd) -> String {
+    let text = match &end.owner.reason {
+        Some(reason) => format!("{} ({reason})", end.owner.command),
+        None => end.owner.command.clone(),
+    };
+    escaped(&text).into_owned()
+}
+
+/// One column of the picture: what it is called, what stands in it, and how wide it is.
+struct Column {
+    head: &'static str,
+    cells: Vec<String>,
+    width: usize,
+}
+
+impl Column {
+    fn new(head: &'static str, log: &[LoggedEnd], cell: impl Fn(&LoggedEnd) -> String) -> Self {
+        let cells: Vec<String> = log.iter().map(cell).collect();
+        let width = cells.iter().map(|cell| cell.chars().count()).chain([head.len()]).max().unwrap_or(0);
+        Self { head, cells, width }
+    }
+}
+
+/// The space between two columns.
+const GAP: usize = 2;
+/// The fewest columns on which an axis says something.
+const AXIS_MIN: usize = 12;
+
+/// The picture of these ends, the newest first, on a terminal with so many columns. `now` is the store's clock.
+pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> String {
+    let started =
+        Column::new("STARTED", log, |end| time::short(end.since, log.iter().map(|end| end.since), now));
+    let outcome = Column::new("END", log, how);
+    let mut shown = vec![started, Column::new("HELD", log, held), outcome];
+    // Two fifths of the width are the picture's own; what can be left out comes in as far as there is room.
+    let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN));
+    room = room.saturating_sub(shown.iter().map(|column| column.width + GAP).sum());
+    let optional = [
+        (Column::new("HOLDER", log, holder), 8, 30),
+        (Column::new("WAITED", log, waited), 6, 6),
+        (Column::new("COMMAND", log, command), 12, 40),
+    ];
+    for (column, least, most) in optional {
+        let width = column.width.min(most).min(room.saturating_sub(GAP));
+        if width >= least.min(column.width) {
+            room -= width + GAP;
+            shown.push(Column { width, ..column });
+        }
+    }
+    let used: usize = shown.iter().map(|column| column.width + GAP).sum();
+    let axis = Some(columns.saturating_sub(used)).filter(|width| *width >= AXIS_MIN);
+    let axis = axis.map(|width| Axis::over(log, width, look.charset));
+
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = String>, bar: String| {
+        let mut line: String = cells.collect();
+        line.push_str(&bar);
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    let pad = |cell: &str, shown: &str, width: usize| {
+        format!("{shown}{:1$}", "", width.saturating_sub(cell.chars().count()) + GAP)
+    };
+    line(
+        &mut shown.iter().map(|column| pad(column.head, column.head, column.width)),
+        axis.as_ref().map(|axis| axis.head()).unwrap_or_default(),
+    );
+    for (row, end) in log.iter().enumerate() {
+        let mut cells = shown.iter().map(|column| {
+            let cell = column.cells.get(row).map(|cell| look.charset.fitted(cell, column.width));
+            let cell = cell.unwrap_or_default();
+            let painted = if column.head == "END" { painted(&cell, end, look) } else { cell.clone() };
+            pad(&cell, &painted, column.width)
+        });
+        let bar = axis.as_ref().map(|axis| {
+            let bar = axis.bar(end);
+            let ink = bar.trim_start_matches(' ');
+            format!("{:1$}{2}", "", bar.chars().count() - ink.chars().count(), painted(ink, end, look))
+        });
+        line(&mut cells, bar.unwrap_or_default());
+    }
+    text
+}
+
+const HEAD: [&str; 8] = ["STARTED", "ENDED", "WAITED", "HELD", "END", "HOLDER", "ENDED BY", "COMMAND"];
+
+/// The plain table of these ends, the newest first.
+pub fn table(log: &[LoggedEnd], look: Look) -> String {
+    let mut rows = vec![HEAD.map(String::from)];
+    rows.extend(log.iter().map(|end| {
+        let by =
+            end.by.as_ref().map(|by| escaped(&format!("{}@{} {}", by.user, by.host, by.pid)).into_owned());
+        let by = by.unwrap_or_else(|| "-".into());
+        let (since, ended) = (time::whole(end.since), time::whole(end.ended));
+        [since, ended, waited(end), held(end), how(end), holder(end), by, command(end)]
+    }));
+    let mut widths = [0; HEAD.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for (at, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let end = at.checked_sub(1).and_then(|at| log.get(at)).filter(|_| HEAD[column] == "END");
+            let shown = end.map_or_else(|| cell.clone(), |end| painted(cell, end, look));
+            let pad = width - cell.chars().count() + GAP;
+            let _infallible = write!(line, "{shown}{:pad$}", "");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Which characters can the terminal show? Decided by the locale's name, as programs do that have no C library to ask.
+//! For what dlock draws itself; a pipe gets the text as it is.
+
+use std::ffi::OsString;
+
+/// The characters that are drawn with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Charset {
+    /// All of Unicode.
+    Unicode,
+    /// The first 128.
+    Ascii,
+}
+
+impl Charset {
+    /// That of the environment: the first of LC_ALL, LC_CTYPE and LANG that is not empty decides.
+    pub fn of_environment() -> Self {
+        Self::of(|name| std::env::var_os(name))
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let set = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable);
+        let name = set.into_iter().find(|value| !value.is_empty()).unwrap_or_default();
+        let name = name.to_string_lossy().to_ascii_lowercase();
+        if name.contains("utf-8") || name.contains("utf8") { Self::Unicode } else { Self::Ascii }
+    }
+
+    /// The text, at most `width` characters of it, and only such as can be shown.
+    pub fn fitted(self, text: &str, width: usize) -> String {
+        let shown = |c: char| if self == Self::Ascii && !c.is_ascii() { '?' } else { c };
+        if text.chars().count() <= width {
+            return text.chars().map(shown).collect();
+        }
+        let more = if self == Self::Unicode { '…' } else { '~' };
+        text.chars().take(width.saturating_sub(1)).map(shown).chain((width > 0).then_some(more)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_is_set_decides() {
+        for (set, expected) in [
+            (&[][..], Charset::Ascii),
+            (&[("LANG", "de_DE.UTF-8")], Charset::Unicode),
+            (&[("LANG", "de_DE.UTF-8"), ("LC_ALL", "C")], Charset::Ascii),
+            (&[("LANG", "C"), ("LC_CTYPE", "C.utf8"), ("LC_ALL", "")], Charset::Unicode),
+            (&[("LANG", "de_DE.ISO-8859-1")], Charset::Ascii),
+        ] {
+            let variable =
+                |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into());
+            assert_eq!(Charset::of(variable), expected, "{set:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut() {
+        assert_eq!(Charset::Unicode.fitted("häuser", 6), "häuser");
+        assert_eq!(Charset::Unicode.fitted("häuser", 4), "häu…");
+        assert_eq!(Charset::Ascii.fitted("häuser", 4), "h?u~");
+        assert_eq!(Charset::Ascii.fitted("abc", 0), "");
+    }
+}

@@ -1,0 +1,98 @@
+//! How is a page shown again and again in one place? On the terminal's second screen, so that the first one is as it
+//! was when dlock ends. Nothing else of the terminal is changed: its modes are left alone, so ^C and ^Z are what they
+//! always are. What is on the page, and when it is drawn, is the caller's.
+
+use super::print;
+use crate::error::Error;
+use rustix::stdio::stdout;
+use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
+
+/// The second screen, without a cursor, and without wrapping what is too long.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+/// What undoes it, the last first.
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// Stdout, as a screen. Left when dropped.
+#[derive(Debug, Default)]
+pub struct Screen {
+    page: Page,
+}
+
+/// Which page the terminal shows.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Page {
+    /// The one it had.
+    #[default]
+    Theirs,
+    /// Ours.
+    Ours,
+}
+
+impl Screen {
+    /// Stdout as a screen, not changed yet. The error says why it is none.
+    pub fn of_stdout() -> Result<Self, &'static str> {
+        if !isatty(stdout()) {
+            return Err("standard output is not a terminal");
+        }
+        match std::env::var_os("TERM") {
+            Some(term) if term == "dumb" => Err("the terminal cannot redraw (TERM is dumb)"),
+            _ => Ok(Self::default()),
+        }
+    }
+
+    /// Shows a page: as much of it as the terminal has lines. Does nothing while the terminal is another job's.
+    pub fn draw(&mut self, page: &str) -> Result<(), Error> {
+        if tcgetpgrp(stdout()) != Ok(rustix::process::getpgrp()) {
+            return Ok(());
+        }
+        let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
+        let mut text = if self.page == Page::Theirs { ENTER } else { "" }.to_owned();
+        self.page = Page::Ours;
+        text.push_str("\x1b[H");
+        for (at, line) in shown(page, if rows == 0 { 24 } else { rows }).iter().enumerate() {
+            text.push_str(if at == 0 { "" } else { "\r\n" });
+            text.push_str(line);
+            text.push_str("\x1b[K");
+        }
+        text.push_str("\x1b[J");
+        print(&text)
+    }
+
+    /// Gives the terminal back as it was. The next [`Screen::draw`] takes it again.
+    pub fn leave(&mut self) {
+        if self.page == Page::Ours {
+            self.page = Page::Theirs;
+            // Where it cannot be written to any more, there is nothing to give back.
+            print(LEAVE).ok();
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// The lines of a page that fit; where some do not, the last one counts them.
+fn shown(page: &str, rows: usize) -> Vec<String> {
+    let lines: Vec<String> = page.lines().map(str::to_owned).collect();
+    if lines.len() <= rows {
+        return lines;
+    }
+    let kept = rows.saturating_sub(1);
+    let more = format!("({} more lines)", lines.len() - kept);
+    lines.into_iter().take(kept).chain([more]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted() {
+        assert_eq!(shown("a\nb\nc\n", 3), ["a", "b", "c"]);
+        assert_eq!(shown("a\nb\nc\n", 2), ["a", "(2 more lines)"]);
+        assert_eq!(shown("", 2), [""; 0]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Can this directory hold locks? Tries there what the store relies on, with files of its own that are gone at the end.
+//! Makes no directory.
+
+use super::directory::{Directory, Kind, remove};
+use super::life::{Life, Pulse, pulse};
+use super::mutex::Mutex;
+use crate::clock::Moment;
+use crate::lock::Token;
+use crate::store::Error;
+use crate::store::probe::{self, Disk};
+use rustix::fs::{CWD, RenameFlags, renameat_with, stat, statfs};
+use std::path::Path;
+
+/// The names of the types of file systems, from linux/magic.h and the drivers' sources.
+const FILE_SYSTEMS: [(u64, &str); 11] = [
+    (0xEF53, "ext4"),
+    (0x5846_5342, "XFS"),
+    (0x9123_683E, "Btrfs"),
+    (0x2FC1_2FC1, "ZFS"),
+    (0xF2F5_2010, "F2FS"),
+    (0x0102_1994, "tmpfs"),
+    (0x8584_58F6, "ramfs"),
+    (0x794C_7630, "overlayfs"),
+    (0xCA45_1A4E, "bcachefs"),
+    (0x4D44, "FAT"),
+    (0x3153_464A, "JFS"),
+];
+
+/// Looks at a directory. `shown` names the store in messages.
+pub fn probe(path: &Path, shown: &str) -> probe::Directory {
+    let found = path.exists().then(|| disk(path, shown));
+    probe::Directory { path: path.into(), found }
+}
+
+fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
+    let directory = Directory::open(path, shown)?;
+    let fs = statfs(path).map_err(|errno| directory.error("use the directory", errno))?;
+    let mode = stat(path).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
+    let token = Token::random()
+        .map_err(|error| Error::Unavailable(format!("{shown}: no randomness from the system: {error}")))?;
+    Ok(Disk {
+        file_system: file_system(fs.f_type),
+        mode,
+        locks: locks(&directory, &token),
+        fifos: fifos(&directory, &token),
+        exchange: exchange(&directory, &token),
+    })
+}
+
+/// Two descriptors of one file: the second lock is to be refused.
+fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
+    let now = Moment::now();
+    let held = Mutex::lock(directory, token.secret(), now).map_err(|error| error.to_string())?;
+    let second = Mutex::lock(directory, token.secret(), now);
+    held.remove().map_err(|errno| errno.to_string())?;
+    match second {
+        Err(Error::Unreachable(_)) => Ok(()),
+        Err(error) => Err(error.to_string()),
+        Ok(_) => Err("a file that is locked can be locked again".into()),
+    }
+}
+
+/// A life is to be felt while it lasts, and not after.
+fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
+    let life = Life::begin(directory, token).map_err(|error| error.to_string())?;
+    let during = pulse(directory, token);
+    drop(life);
+    let after = pulse(directory, token);
+    remove(&directory.file(token.secret(), Kind::Life)).map_err(|errno| errno.to_string())?;
+    match (during, after) {
+        (Pulse::Beats(_), Pulse::Stopped) => Ok(()),
+        _ => Err("a FIFO does not tell whether anybody reads it".into()),
+    }
+}
+
+fn exchange(directory: &Directory, token: &Token) -> Result<(), String> {
+    let paths = [Kind::Draft, Kind::Unborn].map(|kind| directory.file(token.secret(), kind));
+    let tried = || {
+        std::fs::write(&paths[0], b"")?;
+        std::fs::write(&paths[1], b"")?;
+        renameat_with(CWD, &paths[0], CWD, &paths[1], RenameFlags::EXCHANGE)?;
+        Ok::<_, std::io::Error>(())
+    };
+    let tried = tried();
+    for path in &paths {
+        remove(path).map_err(|errno| errno.to_string())?;
+    }
+    tried.map_err(|error| error.to_string())
+}
+
+/// The kernel's type is signed and of different widths; only 32 bits count.
+fn file_system(f_type: impl TryInto<i64>) -> String {
+    let magic = f_type.try_into().unwrap_or(0).cast_unsigned() & 0xFFFF_FFFF;
+    let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == magic);
+    known.map_or_else(|| format!("a file system of type {magic:#x}"), |(_, name)| (*name).into())
+}

@@ -1,0 +1,140 @@
+//! What is a store like, as far as that matters to locks? What the probes of the stores find out, as plain facts.
+//! Nothing here says whether it is good: that is the judge's (`commands::doctor`). A fact that the store would not tell
+//! is null.
+
+use crate::store::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What was found out about a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Survey {
+    /// Redis servers.
+    Servers {
+        /// Each of them.
+        nodes: Vec<Node>,
+        /// How long a master must be silent before another server takes its place, as sentinels or a cluster are set
+        /// to; null where nothing takes its place, or that is not known.
+        failover: Option<Duration>,
+    },
+    /// A directory.
+    Directory(Directory),
+}
+
+/// One server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// How messages name it.
+    pub name: String,
+    /// What it said; or why it said nothing.
+    pub facts: Result<Facts, Error>,
+}
+
+/// What a server says of itself, and how it behaves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// How long each of up to 50 requests took, the fastest first; at least one.
+    pub round_trips: Vec<Duration>,
+    /// Its clock against this machine's.
+    pub clock: Option<Offset>,
+    /// What it says of itself; null where the user may not ask (INFO).
+    pub info: Option<Info>,
+    /// What it would not do that locks need.
+    pub rights: Rights,
+}
+
+/// How far the server's clock is from this machine's; known to half a round trip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offset {
+    /// The server's is later.
+    Ahead(Duration),
+    /// The server's is earlier.
+    Behind(Duration),
+}
+
+/// What INFO says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    /// The version of Redis that it is, or claims to be.
+    pub version: String,
+    /// Whether it takes writes from clients.
+    pub role: Role,
+    /// How long it has been running.
+    pub uptime: Duration,
+    /// `maxmemory-policy`.
+    pub eviction: String,
+    /// `maxmemory`, in bytes; 0 for no limit.
+    pub memory: u64,
+    /// What a restart leaves.
+    pub persistence: Persistence,
+    /// How many replicas are connected.
+    pub replicas: u64,
+    /// `min-replicas-to-write`: whether the master stops to take writes when too few replicas are there.
+    pub fenced: Fenced,
+}
+
+/// What a server is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It takes writes.
+    Master,
+    /// It repeats what another one does.
+    Replica,
+}
+
+/// What a restart leaves of the locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// All but the last moment: an append-only file.
+    Log,
+    /// What there was when it was last saved.
+    Snapshots,
+    /// Nothing.
+    None,
+    /// It has no append-only file; whether it saves it would not say (CONFIG).
+    NoLog,
+}
+
+/// Whether a master that is cut off from its replicas stops to take writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fenced {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+}
+
+/// What was tried, with throw-away keys, and refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// The commands that the user may not use.
+    pub commands: Vec<String>,
+    /// The keys that the user may not touch, as a pattern.
+    pub keys: Option<String>,
+    /// What else the server answered: it is a replica, out of memory, …
+    pub refused: Option<String>,
+}
+
+/// A directory of a `file:` store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directory {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it is like; null if it does not exist yet.
+    pub found: Option<Result<Disk, Error>>,
+}
+
+/// A directory that can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// The file system, by name or by the number of its type.
+    pub file_system: String,
+    /// The permission bits.
+    pub mode: u32,
+    /// Whether a second lock on a locked file is refused.
+    pub locks: Result<(), String>,
+    /// Whether a FIFO tells of the death of its reader.
+    pub fifos: Result<(), String>,
+    /// Whether two files can change places at once.
+    pub exchange: Result<(), String>,
+}

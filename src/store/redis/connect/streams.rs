@@ -1,0 +1,187 @@
+//! How do bytes get from a socket to the parser and back? The streams of one connection, each over the one before:
+//! a socket whose every read and write ends at one moment, TLS if there is any, and lines for the parser. What the bytes
+//! mean is not known here.
+
+use crate::clock::Moment;
+use crate::store::redis::tls::Session;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// How much is read at once.
+const READ_SIZE: usize = 16 * 1024;
+
+/// A socket of either kind.
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What has been read and not yet parsed. The parser keeps whatever it is given, so it is given no more than a line at
+/// a time, where every reply ends: what follows a reply stays here, where it can be seen.
+#[derive(Default)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Inbox {
+    /// Whether all of it has been taken.
+    pub const fn is_empty(&self) -> bool {
+        self.taken == self.bytes.len()
+    }
+
+    /// Moves what is there, up to the end of a line, into `buf`.
+    fn take(&mut self, buf: &mut [u8]) -> usize {
+        let rest = &self.bytes[self.taken..];
+        let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
+        let count = line.min(buf.len());
+        buf[..count].copy_from_slice(&rest[..count]);
+        self.taken += count;
+        count
+    }
+
+    /// Reads once.
+    fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
+        self.bytes.resize(READ_SIZE, 0);
+        self.taken = 0;
+        let read = from.read(&mut self.bytes);
+        self.bytes.truncate(*read.as_ref().unwrap_or(&0));
+        read.map(drop)
+    }
+}
+
+/// What the parser reads from.
+pub struct Lines<'a> {
+    pub inbox: &'a mut Inbox,
+    pub channel: Channel<'a>,
+    /// What went wrong: the parser does not hand an error on as it was.
+    pub broke: Option<io::Error>,
+}
+
+impl Read for Lines<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.inbox.is_empty()
+            && let Err(error) = self.inbox.fill(&mut self.channel)
+        {
+            let kind = error.kind();
+            self.broke = Some(error);
+            return Err(kind.into());
+        }
+        Ok(self.inbox.take(buf))
+    }
+}
+
+/// What commands and replies go through, with or without TLS.
+pub struct Channel<'a> {
+    pub tls: Option<&'a mut Session>,
+    pub raw: Bounded<'a>,
+}
+
+impl Channel<'_> {
+    /// See [`Session::last_words`].
+    pub fn last_words(&mut self) -> Option<io::Error> {
+        self.tls.as_mut()?.last_words(&mut self.raw)
+    }
+}
+
+impl Read for Channel<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(session) => session.over(&mut self.raw).read(buf),
+            None => self.raw.read(buf),
+        }
+    }
+}
+
+impl Write for Channel<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(session) => session.over(&mut self.raw).write(buf),
+            None => self.raw.write(buf),
+        }
+    }
+
+    /// Over TLS this is what tells whether the writing went well.
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.tls {
+            Some(session) => session.over(&mut self.raw).flush(),
+            None => self.raw.flush(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buf),
+            Self::Unix(stream) => stream.read(buf),
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// A stream whose every read and write ends at one moment.
+pub struct Bounded<'a> {
+    pub stream: &'a mut Stream,
+    pub by: Moment,
+}
+
+impl Bounded<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.by.left();
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+/// A timeout is always called so, and never `WouldBlock`, which rustls would take for something else.
+fn timed(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let left = self.left()?;
+            match &self.stream {
+                Stream::Tcp(stream) => stream.set_read_timeout(left)?,
+                Stream::Unix(stream) => stream.set_read_timeout(left)?,
+            }
+            match self.stream.read(buf) {
+                // A read with a timeout ends so when the process is stopped and continued (signal(7)).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read.map_err(timed),
+            }
+        }
+    }
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        loop {
+            let left = self.left()?;
+            let written = match self.stream {
+                Stream::Tcp(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
+                Stream::Unix(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
+            };
+            match written {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                written => return written.map_err(timed),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

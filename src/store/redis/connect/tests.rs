@@ -1,0 +1,123 @@
+//! Is what has arrived seen, wherever it waits: in the kernel, inside TLS, or behind the reply before it?
+
+use super::*;
+use crate::store::redis::{Files, Tls};
+use redis::cmd;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection};
+use std::error::Error as Any;
+use std::io::Read;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+type Outcome<T = ()> = Result<T, Box<dyn Any>>;
+
+/// Long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(20);
+
+/// What the server of a test does with a client's stream.
+type Served = JoinHandle<io::Result<()>>;
+
+fn target(listener: &TcpListener, tls: Option<Tls>) -> Outcome<Target> {
+    Ok(Target {
+        address: Address::Tcp { host: "127.0.0.1".into(), port: listener.local_addr()?.port() },
+        database: 0,
+        username: None,
+        password: Some("p".into()),
+        tls,
+        shown: "the server".into(),
+        connect_timeout: LONG,
+        op_timeout: LONG,
+    })
+}
+
+fn soon() -> Moment {
+    Moment::now().after(LONG)
+}
+
+/// Reads until what was sent contains this.
+fn hear(stream: &mut impl Read, what: &[u8]) -> io::Result<()> {
+    let (mut heard, mut byte) = (Vec::new(), [0]);
+    while !heard.windows(what.len()).any(|window| window == what) {
+        stream.read_exact(&mut byte)?;
+        heard.push(byte[0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reply_behind_the_greeting() -> Outcome {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let target = target(&listener, None)?;
+    let server: Served = thread::spawn(move || {
+        let (mut stream, _) = listener.accept()?;
+        hear(&mut stream, b"BLPOP\r\n")?;
+        stream.write_all(b"+OK\r\n$2\r\nhi\r\n")?;
+        stream.read_exact(&mut [0; 1])
+    });
+    let mut link = Link::dial(&target, soon())?;
+    link.send(&target, &cmd("BLPOP"), soon())?;
+    assert!(link.listen(&target, Moment::now())?, "the reply is here, and no descriptor shows it");
+    assert_eq!(link.answer(&target, soon())?, Value::BulkString(b"hi".into()));
+    assert!(link.if_good().is_some(), "and nothing else");
+    let _ = server.join();
+    Ok(())
+}
+
+/// A certificate for 127.0.0.1 on both ends of the line.
+fn both_ends(directory: &tempfile::TempDir) -> Outcome<(Arc<ServerConfig>, Tls)> {
+    let issued = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    let ca = directory.path().join("ca.pem");
+    std::fs::write(&ca, issued.cert.pem())?;
+    let key = PrivateKeyDer::try_from(issued.signing_key.serialize_der())?;
+    let server = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(vec![issued.cert.der().clone()], key)?;
+    Ok((Arc::new(server), Tls::read(Files { ca: Some(ca), client: None }, "the server")?))
+}
+
+/// Tickets make the descriptor readable and are no reply; two replies in one packet are two.
+#[test]
+fn records_that_wait_inside_tls() -> Outcome {
+    let directory = tempfile::tempdir()?;
+    let (config, tls) = both_ends(&directory)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let target = target(&listener, Some(tls))?;
+    let (go, going) = mpsc::channel();
+    let server: Served = thread::spawn(move || {
+        let (mut stream, _) = listener.accept()?;
+        let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
+        let mut both = rustls::Stream::new(&mut session, &mut stream);
+        hear(&mut both, b"BLPOP\r\n")?;
+        both.write_all(b"+OK\r\n")?;
+        both.flush()?;
+        going.recv().map_err(io::Error::other)?;
+        // An update of the keys is a record that carries no reply.
+        session.refresh_traffic_keys().map_err(io::Error::other)?;
+        session.write_tls(&mut stream)?;
+        going.recv().map_err(io::Error::other)?;
+        session.writer().write_all(b"$2\r\nhi\r\n")?;
+        session.writer().write_all(b"$2\r\nho\r\n")?;
+        let mut packet = Vec::new();
+        while session.wants_write() {
+            session.write_tls(&mut packet)?;
+        }
+        stream.write_all(&packet)?;
+        stream.read_exact(&mut [0; 1])
+    });
+    let mut link = Link::dial(&target, soon())?;
+    link.send(&target, &cmd("BLPOP"), soon())?;
+    go.send(())?;
+    assert!(!link.listen(&target, Moment::now().after(Duration::from_millis(100)))?, "no reply yet");
+    let mut link = link.if_good().ok_or("keys and tickets do not make a connection bad")?;
+    go.send(())?;
+    assert!(link.listen(&target, soon())?);
+    assert_eq!(link.answer(&target, soon())?, Value::BulkString(b"hi".into()));
+    assert!(link.listen(&target, Moment::now())?, "the second one came along");
+    assert_eq!(link.answer(&target, soon())?, Value::BulkString(b"ho".into()));
+    drop(link);
+    let _ = server.join();
+    Ok(())
+}

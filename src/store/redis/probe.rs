@@ -1,0 +1,237 @@
+//! What is this server like? Asks one server what `doctor` wants to know, on a connection of its own. It changes nothing
+//! but two keys of its own that are gone at the end, and would be after a minute in any case.
+//!
+//! The rights are tried rather than asked for: ACL DRYRUN is an administrator's, and knows nothing of a server that is
+//! read-only or full.
+
+use super::connect::Link;
+use super::{Address, Target};
+use crate::clock::Moment;
+use crate::lock::{Key, Name, Token};
+use crate::store::Error;
+use crate::store::probe::{Facts, Fenced, Info, Node, Offset, Persistence, Rights, Role};
+use redis::{Cmd, Value};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How many round trips are measured.
+const SAMPLES: usize = 50;
+/// How long measuring may take, in operations' time limits.
+const SAMPLES_WITHIN: u32 = 3;
+
+const TRIAL: &str = include_str!("scripts/probe.lua");
+const CLEAN: &str = "redis.call('DEL', KEYS[1], KEYS[2])";
+
+/// Asks a server. `prefix` is what the names of all locks begin with.
+pub fn probe(target: &Target, prefix: &str) -> Node {
+    let name = match &target.address {
+        Address::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
+        Address::Tcp { host, port } => format!("{host}:{port}"),
+        Address::Unix(path) => path.display().to_string(),
+    };
+    Node { name, facts: facts(target, prefix) }
+}
+
+fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
+    let link = Link::dial(target, Moment::now().after(target.connect_timeout))?;
+    let mut server = Server { link, target };
+    // The first one brings AUTH and SELECT along, so it is not measured.
+    server.ask(&["TIME"])?;
+    let (round_trips, clock) = server.measure()?;
+    let info = server.info()?;
+    Ok(Facts { round_trips, clock, info, rights: server.rights(prefix)? })
+}
+
+struct Server<'a> {
+    link: Link,
+    target: &'a Target,
+}
+
+impl Server<'_> {
+    fn ask(&mut self, words: &[&str]) -> Result<Value, Error> {
+        let mut command = Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        self.link.ask(self.target, &command, Moment::now().after(self.target.op_timeout))
+    }
+
+    /// An answer that the server may refuse to give.
+    fn ask_if_allowed(&mut self, words: &[&str]) -> Result<Result<Value, String>, Error> {
+        match self.ask(words) {
+            Ok(value) => Ok(Ok(value)),
+            Err(error @ Error::Unreachable(_)) => Err(error),
+            Err(error) => Ok(Err(error.to_string())),
+        }
+    }
+
+    /// By TIME, which every user of dlock's may ask.
+    fn measure(&mut self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+        let by = Moment::now().after(self.target.op_timeout * SAMPLES_WITHIN);
+        let mut samples = Vec::new();
+        while samples.len() < SAMPLES && (samples.is_empty() || !by.passed()) {
+            let (began, here) = (Moment::now(), SystemTime::now());
+            let there = self.ask(&["TIME"])?;
+            let took = Moment::now().since(began);
+            samples.push((took, offset(&there, here + took / 2)));
+        }
+        samples.sort_by_key(|(took, _)| *took);
+        let clock = samples.first().and_then(|(_, clock)| *clock);
+        Ok((samples.into_iter().map(|(took, _)| took).collect(), clock))
+    }
+
+    fn info(&mut self) -> Result<Option<Info>, Error> {
+        let Ok(value) = self.ask_if_allowed(&["INFO"])? else { return Ok(None) };
+        let Ok(text) = redis::from_redis_value::<String>(value) else { return Ok(None) };
+        let saves = match self.ask_if_allowed(&["CONFIG", "GET", "save"])? {
+            Ok(value) => redis::from_redis_value::<Vec<String>>(value).ok().and_then(|mut pair| pair.pop()),
+            Err(_) => None,
+        };
+        Ok(Some(read_info(&text, saves.as_deref())))
+    }
+
+    fn rights(&mut self, prefix: &str) -> Result<Rights, Error> {
+        let mut rights = Rights::default();
+        let name = Token::random()
+            .map_err(|error| error.to_string())
+            .and_then(|token| Name::new(prefix, &Key::new(&format!("doctor-{}", token.secret()))?));
+        let name = match name {
+            Ok(name) => name,
+            Err(why) => return Ok(Rights { refused: Some(why), ..rights }),
+        };
+        let lock = name.as_str();
+        let derived = format!("dlock.doctor:{{{}}}:{lock}", name.tag());
+        match self.ask_if_allowed(&["EVAL", TRIAL, "2", lock, &derived])? {
+            Err(said) => rights.note("EVAL", &said),
+            Ok(value) => {
+                let answers: Vec<String> = redis::from_redis_value(value).unwrap_or_default();
+                for pair in answers.chunks_exact(2) {
+                    rights.note(&pair[0], &pair[1]);
+                }
+            }
+        }
+        let outside: [&[&str]; 3] = [
+            &["BLPOP", &derived, "0.01"],
+            &["EVALSHA", "0000000000000000000000000000000000000000", "0"],
+            &["SCAN", "0", "MATCH", &derived, "COUNT", "1"],
+        ];
+        for words in outside {
+            if let Err(said) = self.ask_if_allowed(words)? {
+                rights.note(words[0], &said);
+            }
+        }
+        // Whatever the trial could not take away itself.
+        self.ask_if_allowed(&["EVAL", CLEAN, "2", lock, &derived])?.ok();
+        if rights.keys.is_some() {
+            let own = if prefix.starts_with("dlock") { String::new() } else { format!(" ~{prefix}*") };
+            rights.keys = Some(format!("~dlock*{own}"));
+        }
+        Ok(rights)
+    }
+}
+
+impl Rights {
+    /// What a refusal of a command means. The words are those of Redis 7.0 to 8, inside and outside of scripts.
+    fn note(&mut self, command: &str, said: &str) {
+        let about_keys = [
+            "access at least one of the keys",
+            "access one of the keys",
+            "can't access",
+            "denies this user its keys",
+        ];
+        let about_command = ["can't run this command", "no permissions to run", "denies this user a right"];
+        if about_keys.iter().any(|words| said.contains(words)) {
+            self.keys = Some(String::new());
+        } else if about_command.iter().any(|words| said.contains(words)) {
+            if !self.commands.iter().any(|known| known == command) {
+                self.commands.push(command.into());
+            }
+        } else if self.refused.is_none() {
+            self.refused = Some(said.into());
+        }
+    }
+}
+
+/// The server's TIME against a time here.
+fn offset(there: &Value, here: SystemTime) -> Option<Offset> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(there).ok()?;
+    let there = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    let here = here.duration_since(UNIX_EPOCH).ok()?;
+    Some(if there >= here { Offset::Ahead(there - here) } else { Offset::Behind(here - there) })
+}
+
+/// Reads what INFO says. `saves` is the setting `save`, if it is known.
+fn read_info(text: &str, saves: Option<&str>) -> Info {
+    let field = |name: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
+    };
+    let number = |name: &str| field(name).parse().unwrap_or(0);
+    Info {
+        version: field("redis_version").into(),
+        role: if field("role") == "slave" { Role::Replica } else { Role::Master },
+        uptime: Duration::from_secs(number("uptime_in_seconds")),
+        eviction: field("maxmemory_policy").into(),
+        memory: number("maxmemory"),
+        persistence: match (field("aof_enabled"), saves) {
+            ("1", _) => Persistence::Log,
+            (_, None) => Persistence::NoLog,
+            (_, Some("")) => Persistence::None,
+            (_, Some(_)) => Persistence::Snapshots,
+        },
+        replicas: number("connected_slaves"),
+        // Redis counts the good ones only where the setting is not 0.
+        fenced: if field("min_slaves_good_slaves").is_empty() { Fenced::No } else { Fenced::Yes },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever gives a script a new command gives it to the trial, too.
+    #[test]
+    fn every_command_of_the_scripts_is_tried() {
+        let scripts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis/scripts");
+        let call = regex_lite::Regex::new("call\\('([A-Z]+)'").map_err(|error| error.to_string());
+        let mut untried = std::collections::BTreeSet::new();
+        for entry in std::fs::read_dir(scripts).into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            for found in call.iter().flat_map(|call| call.captures_iter(&text)) {
+                if !TRIAL.contains(&format!("try('{}'", &found[1])) {
+                    untried.insert(found[1].to_owned());
+                }
+            }
+        }
+        assert!(untried.is_empty(), "probe.lua does not try {untried:?}");
+    }
+
+    #[test]
+    fn info_is_read() {
+        let text = "# Server\r\nredis_version:7.0.15\r\nuptime_in_seconds:60\r\nrole:master\r\nmaxmemory:100\r\n\
+            maxmemory_policy:noeviction\r\naof_enabled:0\r\nconnected_slaves:2\r\nmin_slaves_good_slaves:1\r\n";
+        let info = read_info(text, Some("3600 1"));
+        assert_eq!((info.version.as_str(), info.memory, info.replicas), ("7.0.15", 100, 2));
+        assert_eq!((info.role, info.fenced), (Role::Master, Fenced::Yes));
+        assert_eq!(info.persistence, Persistence::Snapshots);
+        assert_eq!(read_info("role:slave\r\n", None).role, Role::Replica);
+        assert_eq!(read_info("aof_enabled:1\r\n", None).persistence, Persistence::Log);
+        assert_eq!(read_info("", Some("")).persistence, Persistence::None);
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let mut rights = Rights::default();
+        for said in [
+            "ERR The user executing the script can't run this command or subcommand script: x",
+            "NOPERM this user has no permissions to run the 'zadd' command",
+        ] {
+            rights.note("ZADD", said);
+        }
+        rights.note("SET", "READONLY You can't write against a read only replica.");
+        rights
+            .note("GET", "ERR The user executing the script can't access at least one of the keys mentioned");
+        assert_eq!(rights.commands, ["ZADD"]);
+        assert!(rights.keys.is_some());
+        assert_eq!(rights.refused.as_deref(), Some("READONLY You can't write against a read only replica."));
+    }
+}

@@ -1,0 +1,201 @@
+//! The least rights that the documents give are enough and none too many, and what is said when one is missing.
+
+use crate::support::dlock::{Dlock, End};
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// The section of the documents that is about rights.
+fn section() -> String {
+    let stores = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/stores.md"));
+    let stores = stores.expect("docs/stores.md");
+    let (_, section) = stores.split_once("\n### ACL\n").expect("a section about rights");
+    section.split("\n##").next().expect("text").to_owned()
+}
+
+/// The words of the line that the documents give, with a password.
+fn line() -> Vec<String> {
+    let section = section();
+    let line = section.lines().find(|line| line.starts_with("ACL SETUSER dlock ")).expect("the line");
+    line.replace("PASSWORD", "hush").split_whitespace().map(str::to_owned).collect()
+}
+
+fn grant(world: &World, words: &[String]) {
+    world.redis().ask::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// The same dlock, as the user with few rights.
+fn as_user(dlock: Dlock<'_>) -> Dlock<'_> {
+    dlock.env("DLOCK_USERNAME", "dlock").env("DLOCK_PASSWORD", "hush")
+}
+
+#[test]
+fn the_documented_line_is_enough() {
+    let world = World::new(Backend::Redis);
+    grant(&world, &line());
+    let run = |key, options: &[&str], script| as_user(world.run(key, options, script));
+    let dlock = |words: &[&str]| as_user(world.dlock(words)).any_stdout().any_stderr();
+    let until_go = "echo started >> log; while [ ! -e go ]; do sleep 0.02; done";
+
+    run("k", &[], "true").run();
+    run("tick", &["--min-hold", "1h"], "true").run();
+    run("tick", &[], "true").status(75).any_stderr().run();
+    let holder = run("k", &["-t", "600ms", "--reason", "why"], until_go).any_stderr().spawn();
+    world.wait_for_log("started");
+    world.redis().after_renewal("dlock:k");
+    run("k", &[], "true").status(75).any_stderr().run();
+    run("k", &["-w", "300ms"], "true").status(75).any_stderr().run();
+    let waiter = run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    wait_until("it waits", || dlock(&["status", "--json", "k"]).run().stdout.contains("waiting_ms"));
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.lines("waited"), 1);
+
+    // Somebody else's value.
+    world.redis().ask::<()>(&["SET", "dlock:foreign", "x"]);
+    run("foreign", &["-w", "300ms"], "true").status(75).any_stderr().run();
+    world.redis().ask::<()>(&["RPUSH", "dlock:list", "x"]);
+    run("list", &[], "true").status(75).any_stderr().run();
+    let table = dlock(&["status"]).run().stdout;
+    assert!(table.contains("foreign") && table.contains("tick"), "{table}");
+    dlock(&["release", "foreign", "--force", "--now"]).run();
+
+    // Taken away, given back by token, given back by the guard.
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
+    let lost = run("lost", &["-t", "2s"], job).status(79).any_stderr().spawn();
+    wait_until("it runs", || !world.read("token").is_empty());
+    dlock(&["release", "lost", "--token-file", "token"]).run();
+    lost.finish();
+    let forced = run("forced", &["-t", "2s"], "echo forced >> log; exec sleep 1000");
+    let forced = forced.status(79).any_stderr().spawn();
+    world.wait_for_log("forced");
+    dlock(&["release", "forced", "--force"]).run();
+    forced.finish();
+    let killed = run("killed", &["-t", "1h"], "echo killed >> log; exec sleep 1000");
+    let killed = killed.dies_of(9).any_stderr().spawn();
+    world.wait_for_log("killed");
+    killed.signal(Signal::KILL);
+    wait_until("the guard gives it back", || {
+        dlock(&["status", "--json", "killed"]).run().stdout.contains("\"free\"")
+    });
+    killed.finish();
+
+    let denied: Vec<redis::Value> = world.redis().ask(&["ACL", "LOG"]);
+    assert!(denied.is_empty(), "the server refused nothing: {denied:?}");
+}
+
+/// Each right is used, and its absence named.
+#[test]
+fn a_command_that_is_missing_is_named() {
+    let world = World::new(Backend::Redis);
+    let line = line();
+    let mut unnoticed = Vec::new();
+    for right in line.iter().filter(|word| word.starts_with('+')) {
+        let command = right.trim_start_matches('+').to_uppercase();
+        world.redis().ask::<()>(&["FLUSHALL"]);
+        world.redis().ask::<()>(&["SET", "dlock:foreign", "x"]);
+        world.redis().ask::<()>(&["RPUSH", "dlock:list", "x"]);
+        grant(&world, &line);
+        as_user(world.run("k", &["--min-hold", "1h"], "true")).run();
+        as_user(world.run("again", &[], "true")).run();
+        grant(&world, &line.iter().filter(|word| *word != right).cloned().collect::<Vec<_>>());
+        let attempts: [&[&str]; 9] = [
+            &["run", "-k", "new", "--", "true"],
+            &["status"],
+            &["status", "again"],
+            &["run", "-k", "foreign", "-w", "200ms", "--", "true"],
+            &["run", "-k", "list", "--", "true"],
+            &["run", "-k", "k", "-w", "200ms", "--", "true"],
+            &["run", "-k", "shared", "-s", "--", "true"],
+            &["run", "-k", "slots", "-n", "2", "--", "true"],
+            &["release", "k", "--force", "--now"],
+        ];
+        let mut named = false;
+        for words in attempts {
+            let output = as_user(world.dlock(words)).spawn().output();
+            let said = output.stderr.to_uppercase();
+            // Nobody has it: that would be a right that is missing and taken for a foreign value.
+            assert!(!words.contains(&"new") || output.end() != End::Status(75), "without {right}: {said}");
+            // By dlock in a script, by the server elsewhere.
+            let is_named =
+                said.contains(&format!("NEEDS: {command},")) || said.contains(&format!("'{command}'"));
+            if output.end() == End::Status(77) {
+                assert!(is_named, "without {right}, {words:?}: {said}");
+                assert!(output.stderr.contains(&world.url()) && said.lines().count() == 1, "{said}");
+            }
+            // What fails after the job is a warning.
+            named |= is_named;
+        }
+        if !named {
+            unnoticed.push(right.as_str());
+        }
+    }
+    // A log and counters that cannot be written keep nobody from giving back. The other two are for several holders.
+    unnoticed.retain(|right| !["+hincrby", "+lpush", "+zremrangebyscore", "+zcard"].contains(right));
+    assert_eq!(unnoticed, [""; 0]);
+}
+
+/// Nor is a key that nobody may touch taken for a foreign holder's.
+#[test]
+fn keys_that_are_missing_are_named() {
+    let world = World::new(Backend::Redis);
+    for patterns in [
+        &["~other*"][..],
+        &["~dlock:*"],
+        &["~dlock.*"],
+        // All that a script declares, and not what it makes of it.
+        &[
+            "~dlock:*",
+            "~dlock.hold*",
+            "~dlock.due*",
+            "~dlock.kept*",
+            "~dlock.queue*",
+            "~dlock.fence*",
+            "~dlock.log*",
+            "~dlock.stat*",
+            "~dlock.watch*",
+        ],
+    ] {
+        let mut words = line();
+        words.retain(|word| !word.starts_with('~'));
+        words.extend(patterns.iter().map(ToString::to_string));
+        grant(&world, &words);
+        let run = as_user(world.run("k", &[], "echo ran >> log")).status(77).stderr_like("dlock: .*\n");
+        let said = run.run().stderr;
+        assert!(said.contains("~dlock") && said.contains(&world.url()), "{patterns:?}: {said}");
+    }
+    assert_eq!(world.log(), [""; 0]);
+}
+
+/// Nobody adds a command to a script or to the client and forgets the documents, nor leaves one there.
+#[test]
+fn the_documents_name_every_command() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis");
+    let mut used = BTreeSet::new();
+    let mut pending = vec![root.with_extension("rs"), root];
+    while let Some(path) = pending.pop() {
+        if path.is_dir() {
+            pending.extend(fs::read_dir(&path).expect("a directory").flatten().map(|entry| entry.path()));
+        } else if path.file_name().is_some_and(|name| name != "tests.rs") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            for start in ["call('", "cmd(\"", "call(\""] {
+                used.extend(text.split(start).skip(1).filter_map(|rest| {
+                    let word = rest.split(['\'', '"']).next()?.to_lowercase();
+                    (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase())).then_some(word)
+                }));
+            }
+        }
+    }
+    // Everybody may.
+    assert!(used.remove("auth"));
+    let text = section();
+    let documented = text.split('+').skip(1).filter_map(|rest| {
+        let word = rest.split(|c: char| !c.is_ascii_lowercase()).next()?;
+        (!word.is_empty()).then(|| word.to_owned())
+    });
+    assert_eq!(used, documented.collect());
+}

@@ -1,0 +1,158 @@
+//! The completion scripts in real shells: live keys where a key goes, in time, and nothing else anywhere.
+
+use crate::support::dlock::BINARY;
+use crate::support::pty::Terminal;
+use crate::support::world::{Backend, World};
+use std::net::TcpListener;
+use std::process::Command;
+
+/// Whether this shell is here. `./test` sees to it; a bare `cargo test` may have to do without.
+fn installed(shell: &str) -> bool {
+    Command::new(shell).args(["-c", "true"]).status().is_ok_and(|status| status.success())
+}
+
+/// A world whose store knows some keys, and whose directory has the script.
+fn world(backend: Backend, shell: &str) -> World {
+    let world = World::new(backend);
+    for key in ["nightly-report", "nightly-backup", "db:main", "two words", "it's"] {
+        world.run(key, &[], "true").run();
+    }
+    let script = world.dlock(["completions", shell]).any_stdout().run().stdout;
+    world.write("_dlock", &script);
+    world
+}
+
+/// A shell with line editing, and the script loaded. There dlock is a function that shows what it is given: the scripts
+/// ask the program.
+fn terminal(world: &World, shell: &str, load: &str) -> Terminal {
+    let mut terminal = Terminal::open(world);
+    terminal.type_line(&format!("LC_ALL=C.UTF-8 TERM=xterm exec {shell}"));
+    let function = r#"dlock() { printf '<%s>' "$@"; echo; }"#;
+    terminal.press(&format!("{load}; {function}; echo $((40+2))-loaded\n"));
+    terminal.expect("42-loaded");
+    terminal.expect("READY> ");
+    terminal
+}
+
+/// Types, presses TAB, runs the line and compares what dlock is given.
+#[track_caller]
+fn completes(terminal: &mut Terminal, typed: &str, arguments: &[&str]) {
+    terminal.press(&format!("{typed}\t\n"));
+    let shown = terminal.expect(">\r\n");
+    let expected = arguments.iter().map(|argument| format!("<{argument}>")).collect::<String>();
+    assert!(shown.ends_with(&format!("{expected}\r\n")), "{typed:?} became {shown:?}, not {expected:?}");
+    terminal.expect("READY> ");
+}
+
+const LINES: [(&str, &[&str]); 10] = [
+    ("echo dlock; : ; dlock status nightly-r", &["status", "nightly-report"]),
+    ("dlock status nightly-report nightly-b", &["status", "nightly-report", "nightly-backup"]),
+    ("dlock status --json nightly-b", &["status", "--json", "nightly-backup"]),
+    ("dlock release nightly-r", &["release", "nightly-report"]),
+    ("dlock history db:m", &["history", "db:main"]),
+    ("dlock run -k nightly-r", &["run", "-k", "nightly-report"]),
+    ("dlock run -w 5 --key nightly-b", &["run", "-w", "5", "--key", "nightly-backup"]),
+    ("dlock run --key=nightly-b", &["run", "--key=nightly-backup"]),
+    ("dlock status tw", &["status", "two words"]),
+    ("dlock status it", &["status", "it's"]),
+];
+
+#[test]
+fn bash_completes_keys() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = world(backend, "bash");
+        let mut terminal = terminal(&world, "bash --norc --noprofile", "source ./_dlock");
+        for (typed, arguments) in LINES {
+            completes(&mut terminal, typed, arguments);
+        }
+        // A quote that is open is kept, and everything else is completed as ever.
+        completes(&mut terminal, "dlock status 'two w", &["status", "two words"]);
+        completes(&mut terminal, "dlock status --js", &["status", "--json"]);
+        completes(&mut terminal, "dlock hist", &["history"]);
+        completes(&mut terminal, "dlock run -k x -- cat _dl", &["run", "-k", "x", "--", "cat", "_dlock"]);
+        // No key is known there: no file is offered in its place.
+        completes(&mut terminal, "dlock run -k _dl", &["run", "-k", "_dl"]);
+        // Another store is named on the line.
+        let store = format!("file:{}", world.path("other").display());
+        world.dlock(["run", "-k", "elsewhere", "--store", &store, "--", "true"]).run();
+        let typed = format!("dlock status --store {store} els");
+        completes(&mut terminal, &typed, &["status", "--store", &store, "elsewhere"]);
+        let typed = format!("dlock run --store={store} -k els");
+        completes(&mut terminal, &typed, &["run", &format!("--store={store}"), "-k", "elsewhere"]);
+        terminal.press("exit\n");
+    }
+}
+
+#[test]
+fn zsh_completes_keys() {
+    if !installed("zsh") {
+        return;
+    }
+    let world = world(Backend::File, "zsh");
+    let load = "PS1='READY> '; autoload -U compinit; compinit -D -u; source ./_dlock";
+    let mut terminal = terminal(&world, "zsh -f", load);
+    for (typed, arguments) in LINES {
+        completes(&mut terminal, typed, arguments);
+    }
+    let store = format!("file:{}", world.path("other").display());
+    world.dlock(["run", "-k", "elsewhere", "--store", &store, "--", "true"]).run();
+    completes(&mut terminal, &format!("DLOCK_STORE={store} dlock status els"), &["status", "elsewhere"]);
+    terminal.press("exit\n");
+}
+
+#[test]
+fn fish_completes_keys() {
+    if !installed("fish") {
+        return;
+    }
+    let world = world(Backend::File, "fish");
+    let other = format!("file:{}", world.path("other").display());
+    world.dlock(["run", "-k", "elsewhere", "--store", &other, "--", "true"]).run();
+    let elsewhere = format!("DLOCK_STORE={other} dlock status els");
+    for (typed, candidates) in [
+        (elsewhere.as_str(), "elsewhere\n"),
+        ("dlock status nightly-r", "nightly-report\n"),
+        ("dlock release nightly-", "nightly-backup\nnightly-report\n"),
+        ("dlock history db:", "db:main\n"),
+        ("dlock run -k nightly-b", "nightly-backup\n"),
+        ("dlock run --key nightly-b", "nightly-backup\n"),
+        ("dlock run --key=nightly-b", "--key=nightly-backup\n"),
+        ("dlock status tw", "two words\n"),
+    ] {
+        let mut fish = world.command("fish");
+        let bin = std::path::Path::new(BINARY).parent().expect("a directory").display();
+        fish.args(["--no-config", "-c", "source ./_dlock; complete -C $TYPED"]).env("TYPED", typed);
+        fish.env("DLOCK_STORE", world.url()).env("PATH", format!("{bin}:/usr/bin:/bin"));
+        let output = fish.output().expect("fish");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), candidates, "{typed}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+/// What the scripts ask is answered in time and without a word of complaint, whatever is wrong with the store.
+#[test]
+fn a_store_that_does_not_answer_has_no_keys() {
+    let world = world(Backend::Redis, "bash");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = format!("redis://{}", silent.local_addr().expect("an address"));
+    let missing = format!("file:{}", world.path("missing").display());
+    for store in [&silent, "redis://127.0.0.1:1", &missing, "nonsense", "redis://192.0.2.1:6379"] {
+        let line = format!("dlock status --store {store} ");
+        // A tenth of a second is left for the shell. Slow machines get ten times that; a timeout of dlock's own
+        // would be more.
+        world
+            .dlock(["complete-keys", "bash", &line, ""])
+            .env("DLOCK_OP_TIMEOUT", "1m")
+            .under(&["timeout", "3"])
+            .run();
+    }
+    assert!(!world.path("missing").exists(), "TAB makes no store");
+    world.redis().pause();
+    world.dlock(["complete-keys", "bash", "dlock status ", ""]).under(&["timeout", "3"]).run();
+    world.redis().resume();
+    let all = "db:main\nit\\'s\nnightly-backup\nnightly-report\ntwo\\ words\n";
+    world.dlock(["complete-keys", "bash", "dlock status ", ""]).stdout(all).run();
+    // What a shell would have to expand first is not known.
+    world.dlock(["complete-keys", "bash", "dlock status --store $STORE ", ""]).run();
+    world.dlock(["complete-keys", "bash", "dlock status --js", "--js"]).status(1).run();
+}

@@ -1,0 +1,194 @@
+//! `dlock doctor`: is this store fit to hold locks? What it finds on real servers and directories; how each fact is
+//! judged is tested where that is done.
+
+use crate::support::dlock::{Dlock, End};
+use crate::support::pty::Terminal;
+use crate::support::world::{Backend, World, on_every_store};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+on_every_store!(a_fit_store, nothing_is_left_behind);
+
+/// What lets no round trip be too slow, however busy this machine is.
+const PATIENT: [&str; 4] = ["--op-timeout", "40s", "--ttl", "24h"];
+
+/// The findings by check, each with its verdict.
+#[track_caller]
+fn findings(dlock: Dlock<'_>) -> Vec<(String, String, Value)> {
+    let output = dlock.any_stdout().any_stderr().spawn().output();
+    let json: Value = serde_json::from_str(&output.stdout).expect("doctor --json prints JSON");
+    let text = |value: &Value| value.as_str().expect("a word").to_owned();
+    let one = |finding: &Value| (text(&finding["check"]), text(&finding["verdict"]), finding.clone());
+    json.as_array().expect("an array").iter().map(one).collect()
+}
+
+#[track_caller]
+fn verdict<'f>(findings: &'f [(String, String, Value)], check: &str) -> &'f str {
+    let found = findings.iter().find(|(name, ..)| name == check);
+    &found.unwrap_or_else(|| panic!("no finding about {check}: {findings:#?}")).1
+}
+
+fn a_fit_store(backend: Backend) {
+    let world = match backend {
+        Backend::Redis => World::with_redis(&["--appendonly", "yes"]),
+        Backend::File => World::without_redis(),
+    };
+    let text = world.dlock(["doctor", "--strict"]).args(PATIENT).any_stdout().run().stdout;
+    assert!(text.lines().filter(|line| line.contains("  ")).all(|line| line.starts_with("ok ")), "{text}");
+    let found = findings(world.dlock(["doctor", "--json"]).args(PATIENT));
+    let expected: &[&str] = match backend {
+        Backend::Redis => &[
+            "store",
+            "reachable",
+            "round trip",
+            "version",
+            "role",
+            "eviction",
+            "persistence",
+            "replicas",
+            "uptime",
+            "clock",
+            "rights",
+        ],
+        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs", "exchange"],
+    };
+    assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
+    for (_, verdict, finding) in &found {
+        assert_eq!((verdict.as_str(), &finding["advice"]), ("ok", &Value::Null), "{finding}");
+    }
+}
+
+fn nothing_is_left_behind(backend: Backend) {
+    let world = World::new(backend);
+    let count = || match backend {
+        Backend::Redis => world.redis().keys().len(),
+        Backend::File => fs::read_dir(world.path("locks")).expect("a directory").count(),
+    };
+    world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
+    assert_eq!(count(), 0);
+    // A directory that is not there is not made.
+    let missing = format!("file:{}", world.path("missing").display());
+    let found = findings(world.dlock(["doctor", "--json", "--store", &missing]));
+    assert_eq!(verdict(&found, "directory"), "warn");
+    assert!(!world.path("missing").exists());
+}
+
+#[test]
+fn a_server_that_may_lose_locks() {
+    let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let mut world = World::with_redis(&options);
+    let found = findings(world.dlock(["doctor", "--json"]).args(PATIENT));
+    assert_eq!(verdict(&found, "eviction"), "bad");
+    assert_eq!(verdict(&found, "persistence"), "warn");
+    assert_eq!(verdict(&found, "uptime"), "warn");
+    world.dlock(["doctor"]).any_stdout().status(69).run();
+    world.redis_mut().restart_with(&["--maxmemory-policy", "noeviction"]);
+    // What is only doubtful fails where it is asked to.
+    world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
+    world.dlock(["doctor", "--strict"]).args(PATIENT).any_stdout().status(1).run();
+}
+
+#[test]
+fn a_replica_and_its_master() {
+    let master = World::with_redis(&["--repl-diskless-sync-delay", "0"]);
+    let port = master.redis().port().to_string();
+    let replica = World::with_redis(&["--replicaof", "127.0.0.1", &port]);
+    crate::support::wait::wait_until("the replica has connected", || {
+        master.redis().ask::<String>(&["INFO", "replication"]).contains("connected_slaves:1")
+    });
+    let found = findings(replica.dlock(["doctor", "--json"]));
+    assert_eq!((verdict(&found, "role"), verdict(&found, "rights")), ("bad", "bad"));
+    assert_eq!(verdict(&findings(master.dlock(["doctor", "--json"])), "replicas"), "warn");
+    master.redis().ask::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    assert_eq!(verdict(&findings(master.dlock(["doctor", "--json"])), "replicas"), "ok");
+}
+
+/// The user of the documents may do all that is needed, and each right that is missing is named.
+#[test]
+fn rights() {
+    let world = World::new(Backend::Redis);
+    let as_user = |rights: &[&str]| {
+        let words = [&["ACL", "SETUSER", "dlock", "reset", "on", ">hush"][..], rights].concat();
+        world.redis().ask::<()>(&words);
+        let doctor = world.dlock(["doctor", "--json"]);
+        let found = findings(doctor.env("DLOCK_USERNAME", "dlock").env("DLOCK_PASSWORD", "hush"));
+        let advice = |finding: &Value| finding["advice"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(verdict(&found, "info"), "warn", "INFO is not needed for locks");
+        found.iter().filter(|(check, ..)| check == "rights").map(|(.., one)| advice(one)).collect::<Vec<_>>()
+    };
+    let all = ["~dlock*", "+@read", "+@write", "+@scripting", "+time", "-info"];
+    assert_eq!(as_user(&all), [""]);
+    let fewer = [&all[..], &["-zpopmin", "-scan", "-blpop"]].concat();
+    assert_eq!(as_user(&fewer), ["give it +zpopmin +blpop +scan (ACL SETUSER)"]);
+    let advice = as_user(&[&["~other*"][..], &all[1..]].concat());
+    assert!(advice[0].contains("~dlock*"), "{advice:?}");
+    assert_eq!(world.redis().keys(), [""; 0]);
+}
+
+#[test]
+fn a_server_that_is_not_there_or_does_not_let_in() {
+    let world = World::with_redis(&["--requirepass", "hush"]);
+    let unreachable = world.dlock(["doctor", "--store", "redis://127.0.0.1:1"]).any_stdout().status(69).run();
+    assert!(unreachable.stdout.contains("bad   reachable"), "{}", unreachable.stdout);
+    let denied = world.dlock(["doctor"]).any_stdout().status(69).run();
+    assert!(denied.stdout.contains("password"), "{}", denied.stdout);
+    world.dlock(["doctor"]).args(PATIENT).env("DLOCK_PASSWORD", "hush").any_stdout().run();
+    let silent = World::new(Backend::Redis);
+    silent.redis().pause();
+    silent.dlock(["doctor"]).env("DLOCK_OP_TIMEOUT", "200ms").any_stdout().status(69).run();
+    silent.redis().resume();
+}
+
+#[test]
+fn settings_are_looked_at() {
+    let world = World::with_redis(&["--requirepass", "hush"]);
+    let mode = |name: &str, mode| {
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(mode)).expect("permissions");
+    };
+    world.write("password", "hush\n");
+    world.write("dlock.toml", "password = 'hush'\nttl = '500ms'\n");
+    for (bits, expected) in [(0o644, "warn"), (0o600, "ok")] {
+        mode("password", bits);
+        let doctor = world.dlock(["doctor", "--json", "--password-file", "password"]);
+        assert_eq!(verdict(&findings(doctor), "secrets"), expected);
+        mode("dlock.toml", bits);
+        let doctor = world.dlock(["doctor", "--json", "--config", "dlock.toml"]);
+        let found = findings(doctor);
+        assert_eq!(verdict(&found, "secrets"), expected);
+        // The lease is that of the file.
+        assert!(
+            found
+                .iter()
+                .any(|(.., finding)| finding["found"].as_str().is_some_and(|text| text.contains("500ms")))
+        );
+    }
+    let text = world.dlock(["doctor", "--password-file", "password"]).any_stdout().run().stdout;
+    assert!(!text.contains("hush"), "{text}");
+    // On this machine a server may be at the default address, or not.
+    let output = world.dlock(["doctor", "--json"]).env_remove("DLOCK_STORE").any_stdout().any_stderr();
+    assert_eq!(verdict(&findings(output), "store"), "warn");
+}
+
+#[test]
+fn a_directory_for_everybody() {
+    let world = World::without_redis();
+    for (bits, expected) in [(0o777, "warn"), (0o1777, "warn"), (0o2770, "ok"), (0o700, "ok")] {
+        fs::set_permissions(world.path("locks"), fs::Permissions::from_mode(bits)).expect("permissions");
+        assert_eq!(verdict(&findings(world.dlock(["doctor", "--json"])), "mode"), expected, "{bits:o}");
+    }
+    let output = world.dlock(["doctor", "--store", "file:/proc"]).any_stdout().spawn().output();
+    assert_eq!(output.end(), End::Status(69), "{output:?}");
+}
+
+#[test]
+fn it_fits_a_terminal() {
+    let world = World::without_redis();
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("stty columns 40; TERM=xterm dlock doctor --store redis+unix:///nowhere");
+    let shown = terminal.expect("READY> ");
+    assert!(shown.contains("\x1b[31mbad\x1b[0m"), "{shown:?}");
+    let plain = shown.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "");
+    assert!(plain.lines().all(|line| line.trim_end().chars().count() <= 40), "{plain}");
+    terminal.close();
+}

@@ -1,0 +1,117 @@
+//! `dlock history`: the last ends, those of crashed holders included, for programs and for people.
+
+use crate::support::proc;
+use crate::support::pty::Terminal;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+on_every_store!(every_kind_of_end, nothing_has_ended, only_the_last_64_are_kept);
+
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+
+fn ends(world: &World, key: &str) -> Vec<Value> {
+    let output = world.dlock(["history", key, "--json"]).any_stdout().run();
+    let json: Value = serde_json::from_str(&output.stdout).expect("history --json prints JSON");
+    json.as_array().expect("an array").clone()
+}
+
+fn every_kind_of_end(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &["--reason", "why"], "exit 0").run();
+    world.run("k", &[], "exit 3").status(3).run();
+    world.run("k", &[], "kill -TERM $$").dies_of(15).run();
+    // Nobody is left to give the lock back, or to stop the job: the lease ends by itself.
+    let crashed = world.run("k", &["-t", "1s"], HOLD).any_stderr().spawn();
+    world.wait_for_log("up");
+    for pid in [crashed.guard(), crashed.pid()] {
+        proc::signal(pid, Signal::STOP);
+    }
+    for pid in [crashed.guard(), crashed.pid()] {
+        proc::signal(pid, Signal::KILL);
+    }
+    wait_until("the crashed one is seen to be gone", || ends(&world, "k").len() == 4);
+    let forced = world.run("k", &["-w", "1m"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_lines("up", 2);
+    world.dlock(["release", "k", "--force"]).any_stderr().run();
+    forced.finish();
+
+    let ends = ends(&world, "k");
+    let outcomes = ends.iter().map(|end| end["outcome"].clone()).collect::<Vec<_>>();
+    assert_eq!(outcomes, ["forced", "expired", "released", "released", "released"]);
+    let [forced, expired, signalled, failed, good] = &ends[..] else { panic!("five: {ends:#?}") };
+    assert_eq!((&good["exit_status"], &good["signal"]), (&json!(0), &Value::Null));
+    assert_eq!((&failed["exit_status"], &failed["signal"]), (&json!(3), &Value::Null));
+    assert_eq!((&signalled["exit_status"], &signalled["signal"]), (&Value::Null, &json!(15)));
+    assert_eq!((&expired["exit_status"], &expired["signal"]), (&Value::Null, &Value::Null));
+    assert_eq!((&good["reason"], &failed["reason"]), (&json!("why"), &Value::Null));
+    assert_eq!(forced["forced_by"]["host"], forced["host"]);
+    assert!(ends[1..].iter().all(|end| end["forced_by"].is_null()), "{ends:#?}");
+    for end in &ends {
+        assert!(end["acquired_at"].as_str() <= end["ended_at"].as_str(), "{end}");
+        assert!(end["held_ms"].is_u64() && end["waited_ms"].is_u64() && end["fence"].is_u64(), "{end}");
+    }
+    // Into a pipe: a plain table with nothing cut.
+    let table = world.dlock(["history", "k"]).any_stdout().run().stdout;
+    assert_eq!(table.lines().count(), 6, "{table}");
+    assert!(table.contains(HOLD) && !table.contains('\x1b') && !table.contains('━'), "{table}");
+    for word in ["forced", "expired", "signal 15", "exit 3", " ok ", "(why)"] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
+    // The status shows the newest of them.
+    assert_eq!(world.status("k")["last_run"], *forced);
+}
+
+fn nothing_has_ended(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["history", "k", "--json"]).stdout("[]\n").run();
+    world.dlock(["history", "k"]).stdout_like("no run under k in .* has ended in the last 40 days\n").run();
+}
+
+fn only_the_last_64_are_kept(backend: Backend) {
+    let world = World::new(backend);
+    for number in 0..66 {
+        world.run("k", &["--label", &number.to_string()], "exit 0").run();
+    }
+    let ends = ends(&world, "k");
+    let labels = ends.iter().map(|end| end["command"].as_str().expect("a label")).collect::<Vec<_>>();
+    let expected = (2..66).rev().map(|number| number.to_string()).collect::<Vec<_>>();
+    assert_eq!(labels, expected);
+}
+
+/// On a terminal there is a picture, in the terminal's own characters.
+#[test]
+fn a_terminal_gets_a_picture() {
+    let world = World::without_redis();
+    world.run("k", &[], "exit 0").run();
+    world.run("k", &[], "exit 3").status(3).run();
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("LC_ALL=C.UTF-8 dlock history k --color always");
+    let shown = terminal.expect("READY> ");
+    assert!(shown.contains("\x1b[31mexit 3\x1b[0m") && shown.contains("\x1b[32mok\x1b[0m"), "{shown:?}");
+    assert!(shown.contains(['━', '╺', '╸']), "{shown:?}");
+    // The suite's locale is C, and the terminal claims to be dumb.
+    terminal.type_line("dlock history k");
+    let shown = terminal.expect("READY> ");
+    assert!(shown.is_ascii() && shown.contains('=') && !shown.contains("\x1b["), "{shown:?}");
+    terminal.type_line("NO_COLOR=1 TERM=xterm dlock history k");
+    let shown = terminal.expect("READY> ");
+    assert!(shown.contains("exit 3") && !shown.contains("\x1b["), "{shown:?}");
+    terminal.close();
+}
+
+/// That nobody reads on is no error.
+#[test]
+fn a_broken_pipe_is_no_error() {
+    let world = World::without_redis();
+    world.run("k", &["--label", &"x".repeat(400)], "exit 0").run();
+    for command in ["history k", "history k --json", "status k", "status --json k"] {
+        let script = format!("set -o pipefail; dlock {command} | true");
+        let mut shell = world.command("bash");
+        let bin = std::path::Path::new(crate::support::dlock::BINARY).parent().expect("a directory");
+        shell.args(["-c", &script]).env("DLOCK_STORE", world.url());
+        let output = shell.env("PATH", format!("{}:/usr/bin:/bin", bin.display())).output().expect("bash");
+        assert!(output.status.success() && output.stderr.is_empty(), "{command}: {output:?}");
+    }
+}

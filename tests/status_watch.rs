@@ -1,0 +1,127 @@
+//! `dlock status --watch`: the table redrawn in place, on a terminal that is given back as it was.
+
+use crate::support::proc;
+use crate::support::pty::{CTRL_C, CTRL_Z, Terminal};
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+
+on_every_store!(it_shows_what_changes, every_end_gives_the_terminal_back, it_stops_and_goes_on);
+
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+const WATCH: &str = "TERM=xterm sh -c 'echo $$ > watch.pid; exec dlock status --watch 100ms'";
+
+fn it_shows_what_changes(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line(WATCH);
+    terminal.expect(ENTER);
+    terminal.expect("no lock is held");
+    let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
+    terminal.expect(&format!(" {} ", holder.pid()));
+    let waiter = world.run("k", &["-w"], "true").any_stderr().spawn();
+    terminal.expect("waits");
+    terminal.expect(&format!(" {} ", waiter.pid()));
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    terminal.expect("no lock is held");
+    terminal.press(CTRL_C);
+    terminal.expect(LEAVE);
+    terminal.close();
+}
+
+fn every_end_gives_the_terminal_back(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::QUIT, 131)]
+    {
+        world.write("watch.pid", "");
+        terminal.type_line(WATCH);
+        terminal.expect("no lock is held");
+        proc::signal(world.wait_for_pid("watch.pid"), signal);
+        terminal.expect(LEAVE);
+        terminal.expect("READY> ");
+        terminal.type_line("echo $?-is-the-status");
+        terminal.expect(&format!("{status}-is-the-status"));
+    }
+    let screen = terminal.screen();
+    assert_eq!((screen.matches(ENTER).count(), screen.matches(LEAVE).count()), (4, 4));
+    terminal.close();
+}
+
+fn it_stops_and_goes_on(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line(WATCH);
+    terminal.expect("no lock is held");
+    terminal.press(CTRL_Z);
+    terminal.expect(LEAVE);
+    terminal.expect("Stopped");
+    // In the background it keeps off the screen, which is the shell's.
+    terminal.type_line("bg");
+    let pid = world.wait_for_pid("watch.pid");
+    wait_until("it runs", || !proc::stopped(pid));
+    terminal.type_line("echo $((40+2))-quiet");
+    assert!(!terminal.expect("42-quiet").contains(ENTER));
+    terminal.type_line("fg");
+    terminal.expect(ENTER);
+    terminal.press(CTRL_C);
+    terminal.expect(LEAVE);
+    terminal.close();
+}
+
+/// A store that goes away and comes back is said, with the time of its last answer; what it said then stays.
+#[test]
+fn a_store_that_goes_away_is_ridden_out() {
+    let mut world = World::new(Backend::Redis);
+    let holder = world.run("k", &["-t", "5m"], HOLD).any_stderr().spawn();
+    world.wait_for_log("up");
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line(WATCH);
+    terminal.expect(&format!(" {} ", holder.pid()));
+    world.redis().pause();
+    terminal.expect("no answer since ");
+    terminal.expect(&format!(" {} ", holder.pid()));
+    // A silent store holds up no signal.
+    terminal.press(CTRL_Z);
+    terminal.expect(LEAVE);
+    terminal.type_line("fg");
+    terminal.expect("no answer since ");
+    world.redis().resume();
+    terminal.expect("\x1b[H");
+    wait_until("it answers again", || {
+        terminal.screen().rsplit("\x1b[H").nth(1).is_some_and(|page| !page.contains("no answer"))
+    });
+    world.redis_mut().restart();
+    wait_until("the restarted one answers, and has forgotten", || {
+        terminal.screen().rsplit("\x1b[H").nth(1).is_some_and(|page| page.contains("no lock is held"))
+    });
+    terminal.press(CTRL_C);
+    terminal.expect(LEAVE);
+    terminal.close();
+}
+
+#[test]
+fn it_is_for_terminals() {
+    let world = World::without_redis();
+    let refused = |words: &[&str], why: &str| {
+        world.dlock(words).status(64).stderr_like(&format!("dlock: [^\n]*{why}[^\n]*\n")).run();
+    };
+    refused(&["status", "--watch"], "standard output is not a terminal");
+    refused(&["status", "--watch", "--json"], "exclude each other");
+    refused(&["status", "--watch", "nightly-report"], "a KEY stands before --watch");
+    refused(&["status", "--watch", "1ms"], "100ms is the shortest");
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock status --watch; echo $?-is-the-status");
+    terminal.expect("the terminal cannot redraw");
+    terminal.expect("64-is-the-status");
+    // A store that was never there is an error as everywhere.
+    terminal
+        .type_line("TERM=xterm dlock status --watch --store redis+unix:///nowhere; echo $?-is-the-status");
+    let shown = terminal.expect("69-is-the-status");
+    assert!(!shown.contains(ENTER), "{shown:?}");
+    terminal.close();
+}

@@ -1,0 +1,280 @@
+//! TLS: who is trusted, who is not, and what is said about it. The servers are real ones, their certificates the
+//! test's own.
+
+use crate::support::certificates::{Authority, Certificate, early, expired, for_clients};
+use crate::support::dlock::Dlock;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use rcgen::{BasicConstraints, IsCa};
+use rustix::fs::{CWD, Mode, mkfifoat};
+use rustix::process::Signal;
+use std::net::TcpListener;
+
+/// A run on the world's server by another URL.
+fn run_at<'w>(world: &'w World, url: &str) -> Dlock<'w> {
+    world.run("k", &[], "echo ran >> log").env("DLOCK_STORE", url)
+}
+
+/// The run ends before it starts, with one line that says all of this.
+#[track_caller]
+fn refused(world: &World, what: &str, run: Dlock<'_>, status: i32, says: &[&str]) {
+    let output = run.status(status).stderr_like("dlock: .*\n").run();
+    for part in says {
+        assert!(output.stderr.contains(part), "{what}: {part:?}: {}", output.stderr);
+    }
+    assert_eq!(world.log(), [""; 0], "{what}");
+}
+
+/// The URL of the world's server, with other parameters.
+fn url(world: &World, host: &str, parameters: &str) -> String {
+    let home = world.path("");
+    let parameters = parameters.replace('~', home.to_str().expect("UTF-8").trim_end_matches('/'));
+    format!("rediss://{host}:{}?{parameters}", world.redis().port())
+}
+
+#[test]
+fn a_server_is_trusted_by_name_and_by_address() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    for host in ["localhost", "127.0.0.1", "LOCALHOST"] {
+        run_at(&world, &url(&world, host, "ca=~/ca.pem")).run();
+    }
+    assert_eq!(world.lines("ran"), 3);
+    let shown = format!("rediss://localhost:{}", world.redis().port());
+    let said = world.run("k", &["-v"], "true").any_stderr().run().stderr;
+    assert!(said.contains(&shown) && !said.contains("ca="), "certificates are not part of the name: {said}");
+}
+
+/// Everything else is as without TLS: waiting in order, being woken, being told, being shown.
+#[test]
+fn waiting_and_waking() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let first =
+        world.run("k", &["-t", "60s"], "echo first >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("first");
+    world.run("k", &[], "true").status(75).stderr_like("dlock: .*\n").run();
+    let second = world.run("k", &["-w"], "echo second >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let third = world.run("k", &["-w"], "echo third >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 2);
+    world.write("go", "");
+    first.finish();
+    second.finish();
+    third.finish();
+    assert_eq!(world.log(), ["first", "second", "third"]);
+    world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
+}
+
+/// Passwords go through it, too.
+#[test]
+fn a_password() {
+    let world = World::with_tls(&Authority::new("ca"), &["--requirepass", "hush"]);
+    refused(&world, "none", run_at(&world, &world.url()), 77, &["wants a password"]);
+    refused(&world, "wrong", run_at(&world, &world.url()).env("DLOCK_PASSWORD", "x"), 77, &["refused"]);
+    run_at(&world, &world.url()).env("DLOCK_PASSWORD", "hush").run();
+    assert_eq!(world.lines("ran"), 1);
+}
+
+#[test]
+fn who_is_not_trusted() {
+    let authority = Authority::new("ca");
+    let world = World::with_tls(&authority, &[]);
+    let here = ["localhost"];
+    let nobody: [&str; 0] = [];
+    let ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    for (what, certificate, says) in [
+        ("another authority", Authority::new("other").issue(&here), &["no authority in", "ca.pem"][..]),
+        (
+            "another name",
+            authority.issue(&["redis.example", "10.1.2.3"]),
+            &["redis.example, 10.1.2.3", "not for localhost"],
+        ),
+        ("no name", authority.issue(&nobody), &["names no host", "subjectAltName"]),
+        ("expired", authority.issue_with(&here, expired), &["expired at 2020-01-01T00:00:00Z"]),
+        ("early", authority.issue_with(&here, early), &["not valid before 2090-01-01", "clock"]),
+        ("a client's", authority.issue_with(&here, for_clients), &["not one for servers"]),
+        ("self-signed", Certificate::self_signed(&here, IsCa::NoCa), &["no authority in"]),
+        ("self-signed as by openssl", Certificate::self_signed(&here, ca), &["self-signed"]),
+    ] {
+        certificate.write(&world.path(""), "bad");
+        world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", "bad.pem", "tls-key-file", "bad.key"]);
+        let shown = format!("cannot trust rediss://localhost:{}: ", world.redis().port());
+        let says = [says, &[&shown]].concat();
+        refused(&world, what, run_at(&world, &world.url()), 69, &says);
+    }
+}
+
+/// A certificate that vouches for itself may be named as what to trust, if it is not an authority's.
+#[test]
+fn a_self_signed_certificate_that_is_named() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    Certificate::self_signed(&["localhost"], IsCa::NoCa).write(&world.path(""), "own");
+    world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", "own.pem", "tls-key-file", "own.key"]);
+    run_at(&world, &url(&world, "localhost", "ca=~/own.pem")).run();
+    assert_eq!(world.lines("ran"), 1);
+}
+
+#[test]
+fn the_authorities_of_the_machine() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let url = format!("rediss://localhost:{}", world.redis().port());
+    let run = || run_at(&world, &url).env_remove("SSL_CERT_FILE").env_remove("SSL_CERT_DIR");
+    world.write("empty.pem", "");
+    Authority::new("other").write(&world.path("other.pem"));
+    let others = run().env("SSL_CERT_FILE", world.path("other.pem"));
+    refused(&world, "not among them", others, 69, &["this machine trusts", "?ca=FILE"]);
+    refused(
+        &world,
+        "there are none",
+        run().env("SSL_CERT_FILE", world.path("empty.pem")),
+        78,
+        &["SSL_CERT_FILE", "?ca=FILE"],
+    );
+    run().env("SSL_CERT_FILE", world.path("ca.pem")).run();
+    assert_eq!(world.lines("ran"), 1);
+}
+
+/// Whoever does not use TLS does not pay for it: nobody ever writes into this file, and a reader would wait.
+#[test]
+fn without_tls_no_certificate_is_read() {
+    let world = World::new(Backend::Redis);
+    mkfifoat(CWD, world.path("fifo"), Mode::RWXU).expect("a fifo");
+    world.run("k", &[], "echo ran >> log").env("SSL_CERT_FILE", world.path("fifo")).run();
+    assert_eq!(world.lines("ran"), 1);
+}
+
+#[test]
+fn client_certificates() {
+    let authority = Authority::new("ca");
+    let world = World::with_tls(&authority, &["--tls-auth-clients", "yes"]);
+    authority.issue(&["client"]).write(&world.path(""), "client");
+    Authority::new("other").issue(&["client"]).write(&world.path(""), "foreign");
+    authority.issue_with(&["client"], expired).write(&world.path(""), "old");
+    for version in ["TLSv1.3", "TLSv1.2"] {
+        world.redis().ask::<()>(&["CONFIG", "SET", "tls-protocols", version]);
+        let run = |parameters| run_at(&world, &url(&world, "localhost", parameters));
+        refused(&world, version, run("ca=~/ca.pem"), 77, &["client certificate", "?cert=FILE&key=FILE"]);
+        let foreign = run("ca=~/ca.pem&cert=~/foreign.pem&key=~/foreign.key");
+        refused(&world, version, foreign, 77, &["refused the client certificate", "foreign.pem"]);
+        let old = run("ca=~/ca.pem&cert=~/old.pem&key=~/old.key");
+        refused(&world, version, old, 77, &["refused the client certificate", "expired"]);
+        run("ca=~/ca.pem&cert=~/client.pem&key=~/client.key").run();
+        assert_eq!(world.lines("ran"), 1, "{version}");
+        std::fs::remove_file(world.path("log")).expect("the job's file");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used() {
+    let authority = Authority::new("ca");
+    let world = World::with_tls(&authority, &[]);
+    authority.issue(&["client"]).write(&world.path(""), "client");
+    world.write("text", "no certificate\n");
+    world.write("cut.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    world.write("noise.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    for (parameters, says) in [
+        ("ca=~/absent", &["ca=", "/absent", "does not exist"][..]),
+        ("ca=~/", &["cannot read ca="]),
+        ("ca=~/text", &["no certificate in ca="]),
+        ("ca=~/server.key", &["no certificate in ca="]),
+        ("ca=~/cut.pem", &["cut.pem", "not valid PEM"]),
+        ("ca=~/noise.pem", &["noise.pem"]),
+        ("ca=~/ca.pem&cert=~/client.pem&key=~/absent", &["key=", "does not exist"]),
+        ("ca=~/ca.pem&cert=~/client.pem&key=~/client.pem", &["no private key in key="]),
+        ("ca=~/ca.pem&cert=~/client.key&key=~/client.key", &["no certificate in cert="]),
+        ("ca=~/ca.pem&cert=~/client.pem&key=~/server.key", &["is not the key of"]),
+        ("ca=ca.pem", &["absolute"]),
+        ("ca=~/ca.pem&cert=~/client.pem", &["needs key="]),
+        ("insecure=1", &["no parameter insecure"]),
+    ] {
+        let run = run_at(&world, &url(&world, "localhost", parameters));
+        refused(&world, parameters, run, 78, &[says, &["DLOCK_STORE"]].concat());
+    }
+}
+
+/// Each end speaks another language.
+#[test]
+fn one_side_only() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let plain = format!("redis://localhost:{}", world.redis().port());
+    refused(
+        &world,
+        "the server",
+        run_at(&world, &plain),
+        69,
+        &["closed the connection", "begins with rediss"],
+    );
+
+    let world = World::new(Backend::Redis);
+    Authority::new("ca").write(&world.path("ca.pem"));
+    let run = run_at(&world, &url(&world, "127.0.0.1", "ca=~/ca.pem"));
+    let run = run.env("DLOCK_CONNECT_TIMEOUT", "300ms");
+    refused(&world, "dlock", run, 69, &["no answer to the TLS handshake", "redis:// in place of rediss://"]);
+}
+
+/// Whoever takes the connection and says nothing does not keep dlock: connect-timeout covers the handshake.
+#[test]
+fn the_handshake_ends_in_time() {
+    let world = World::without_redis();
+    Authority::new("ca").write(&world.path("ca.pem"));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let url = format!("rediss://127.0.0.1:{port}?ca={}", world.path("ca.pem").display());
+    for options in [&[][..], &["-w", "500ms"]] {
+        let run = world.run("k", options, "echo ran >> log").env("DLOCK_STORE", &url);
+        refused(&world, "silence", run.env("DLOCK_CONNECT_TIMEOUT", "200ms"), 69, &["TLS handshake in time"]);
+    }
+}
+
+/// The guard has a session of its own: it gives the lock back when dlock is no more.
+#[test]
+fn a_killed_dlock() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let job = "echo started >> log; exec sleep 1000";
+    let running = world.run("k", &["-t", "1h", "--grace", "100ms"], job).dies_of(9).any_stderr().spawn();
+    world.wait_for_log("started");
+    running.signal(Signal::KILL);
+    world.wait_for_state("k", "free");
+    running.finish();
+}
+
+/// A connection that breaks is replaced by a new one, with a handshake of its own.
+#[test]
+fn a_lease_outlives_its_connection() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let job = "echo started >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let running = world.run("k", &["-t", "4s"], job).any_stderr().spawn();
+    world.wait_for_log("started");
+    for _ in 0..2 {
+        world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    running.finish();
+}
+
+/// Whoever stands in the way for a while cannot end a job, nor send a waiter away.
+#[test]
+fn a_certificate_that_is_wrong_for_a_while() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    Authority::new("other").issue(&["localhost"]).write(&world.path(""), "bad");
+    let certificate = |name: &str| {
+        let (pem, key) = (format!("{name}.pem"), format!("{name}.key"));
+        world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", &pem, "tls-key-file", &key]);
+        world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    };
+    let job = "echo held >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
+    world.wait_for_log("held");
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    certificate("bad");
+    wait_until("both say why", || {
+        [&holder, &waiter].iter().all(|running| running.messages().contains("cannot trust"))
+    });
+    certificate("server");
+    world.redis().after_renewal("dlock:k");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["held", "waited"]);
+}
