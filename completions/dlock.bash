@@ -366,7 +366,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -s -x -n -w -t -E -c -q -v -h --key --shared --exclusive --slots --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --report --reason --label --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --replicas --help"
+            opts="-k -s -x -n -w -t -E -c -q -v -h --key --shared --exclusive --slots --wait --min-hold --max-run --ttl --grace --on-lost --busy-exit-code --tree --report --replicas --reason --label --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -449,6 +449,10 @@ _dlock() {
                     fi
                     return 0
                     ;;
+                --replicas)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --reason)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -524,10 +528,6 @@ _dlock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --replicas)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

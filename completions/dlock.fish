@@ -43,6 +43,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to 
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant and each renewal [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r
@@ -59,7 +60,6 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'When to us
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambiguous word' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'A later version\'s' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'

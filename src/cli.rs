@@ -2,7 +2,7 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, SLOTS_MAX, Ttl};
+use crate::lock::{Key, Replicas, SLOTS_MAX, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -252,6 +252,13 @@ pub struct Run {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
+    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    ///
+    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
+    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -275,7 +282,7 @@ pub struct Run {
     #[command(flatten)]
     pub common: Common,
 
-    /// Other tools' habits, and what later versions bring.
+    /// Other tools' habits.
     #[command(flatten)]
     pub hidden: Hidden,
 }
@@ -293,7 +300,7 @@ impl Run {
     }
 }
 
-/// What `run` understands without showing it: habits of other tools, and what a later version brings.
+/// What `run` understands without showing it: habits of other tools.
 #[derive(Debug, Args)]
 pub struct Hidden {
     /// flock's way to say that it does not wait
@@ -303,10 +310,6 @@ pub struct Hidden {
     /// An ambiguous word
     #[arg(long, hide = true, num_args = 0..=1)]
     pub timeout: Option<Option<String>>,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub replicas: Option<Option<String>>,
 }
 
 const STATUS_AFTER: &str = "\
@@ -465,10 +468,10 @@ pub struct Completions {
 pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
-    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], or file:/DIR for locks between the
-    /// processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the system's authorities,
-    /// &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of this machine can see
-    /// it.
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
+    /// redis+cluster://HOST,HOST, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS:
+    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Better not
+    /// write a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

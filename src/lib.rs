@@ -18,7 +18,8 @@
 //! `cli`, `lock`, `law` and `exit` know nothing below them. `store` and `lease` know those; neither knows that children
 //! exist. `job` does not know that locks exist. Only `commands` joins them. `law` reads no clock and does no I/O.
 //! A test (`tests/walls.rs`) holds these walls. There are two threads: the main one supervises the job, the other one
-//! talks to the store.
+//! talks to the store. What may hang without a deadline (a name service, a sentinel that does not answer) is asked on
+//! further threads, which may be left behind.
 
 pub mod cli;
 pub mod clock;

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// The greatest number of bytes in a [`Key`].
@@ -135,6 +136,31 @@ pub enum Mode {
     Shared,
     /// This many, each with a number of its own from 0 on: 1 to [`SLOTS_MAX`].
     Slots(u32),
+}
+
+/// How many replicas of the store must acknowledge what a hold rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replicas {
+    /// None.
+    #[default]
+    None,
+    /// This many.
+    AtLeast(NonZeroU32),
+    /// All that are connected, and there must be one.
+    All,
+}
+
+impl Replicas {
+    /// Reads `N` or `all`. The error says what is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.parse::<u32>() {
+            _ if text == "all" => Ok(Self::All),
+            Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Ok(NonZeroU32::new(number).map_or(Self::None, Self::AtLeast))
+            }
+            _ => Err("it is a number of replicas, or 'all'".into()),
+        }
+    }
 }
 
 /// The greatest number of slots. A grant looks for the lowest free one among those that are taken.

@@ -135,6 +135,8 @@ pub enum Error {
     Unreachable(String),
     /// It answered, and cannot serve now: loading, read-only, out of memory, cannot persist.
     Unavailable(String),
+    /// It did what was asked, and too few of its replicas acknowledged that in time.
+    Unacknowledged(String),
     /// Authentication failed or a right is missing.
     Denied(String),
     /// This place cannot hold locks, whenever one asks.
@@ -149,14 +151,16 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Unavailable(_) => true,
-            Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
+            Self::Unacknowledged(_) | Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
         }
     }
 
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) | Self::Garbled(_) => Exit::Unavailable,
+            Self::Unreachable(_) | Self::Unavailable(_) | Self::Unacknowledged(_) | Self::Garbled(_) => {
+                Exit::Unavailable
+            }
             Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
         }
@@ -167,6 +171,7 @@ impl Error {
         match self {
             Self::Unreachable(text) => Self::Unreachable(change(text)),
             Self::Unavailable(text) => Self::Unavailable(change(text)),
+            Self::Unacknowledged(text) => Self::Unacknowledged(change(text)),
             Self::Denied(text) => Self::Denied(change(text)),
             Self::Unfit(text) => Self::Unfit(change(text)),
             Self::Garbled(text) => Self::Garbled(change(text)),
@@ -179,6 +184,7 @@ impl fmt::Display for Error {
         match self {
             Self::Unreachable(text)
             | Self::Unavailable(text)
+            | Self::Unacknowledged(text)
             | Self::Denied(text)
             | Self::Unfit(text)
             | Self::Garbled(text) => f.write_str(text),

@@ -80,6 +80,8 @@ fn usage_is_64() {
         (&["run", "-k", "k", "--on-lost", "panic", "--", "touch", "ran"], &["stop", "warn"]),
         (&["run", "-k", "k", "--log-format", "xml", "--", "touch", "ran"], &["text", "json"]),
         (&["run", "-k", "k", "--color", "blue", "--", "touch", "ran"], &["auto"]),
+        (&["run", "-k", "k", "--replicas", "some", "--", "touch", "ran"], &["all"]),
+        (&["run", "-k", "k", "--replicas", "-1", "--", "touch", "ran"], &[]),
         // Modes.
         (&["run", "-k", "k", "-s", "-x", "--", "touch", "ran"], &["--shared", "--exclusive", "exclude"]),
         (&["run", "-k", "k", "-s", "-n", "3", "--", "touch", "ran"], &["--shared", "--slots", "exclude"]),
@@ -95,7 +97,6 @@ fn usage_is_64() {
         (&["run", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-x", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
         // What comes with a later version.
-        (&["run", "-k", "k", "--replicas", "1", "--", "touch", "ran"], &["later"]),
         (&["release", "k"], &["later"]),
         (&["release"], &[]),
         (&["release", "k", "--now"], &["--force"]),

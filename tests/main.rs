@@ -21,6 +21,7 @@
 //! - status, status_watch, history, release, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
+//! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
@@ -40,6 +41,7 @@
 mod acl;
 mod acquire;
 mod check;
+mod cluster;
 mod completions;
 mod config;
 mod contention;
@@ -58,8 +60,10 @@ mod passwords;
 mod readme;
 mod release;
 mod renew;
+mod replicas;
 mod report;
 mod schema;
+mod sentinel;
 mod server_states;
 mod several;
 mod shared;

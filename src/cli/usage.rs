@@ -96,9 +96,6 @@ fn check_run(run: &Run) -> Result<(), String> {
     if let (Some(one), Some(other)) = (given.next(), given.next()) {
         return Err(format!("{one} and {other} exclude each other; leave one out"));
     }
-    if hidden.replicas.is_some() {
-        return Err(later("--replicas", "only the server that was asked acknowledges"));
-    }
     if run.key.is_empty() {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
     }
@@ -138,11 +135,6 @@ fn check_release(release: &Release) -> Result<(), String> {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
     }
     Ok(())
-}
-
-/// The line for what this version does not do.
-fn later(what: &str, today: &str) -> String {
-    format!("{what} comes with a later version; today {today}")
 }
 
 /// One line for what clap refuses.
@@ -300,7 +292,7 @@ mod tests {
             &["run", "-k", "a", "--tree=yes", "--", "true"],
             &["run", "-k", "a", "--report", "--", "true"],
             &["run", "-k", "a", "--report=", "--", "true"],
-            &["run", "-k", "a", "--replicas", "all", "--", "true"],
+            &["run", "-k", "a", "--replicas", "some", "--", "true"],
             &["run", "-k", "a", "--min-hold", "1", "-w", "--", "true"],
             &["run", "-k", "a", "--nonblock", "-w", "1", "--", "true"],
             &["run", "-k", "a", "--wiat", "--", "true"],

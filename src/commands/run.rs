@@ -6,7 +6,7 @@
 
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
-use super::{located, names, open, settle};
+use super::{located, names, open_for_hold, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -70,7 +70,7 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
     let names = names(settings, &rest)?;
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited = prepare()?;
-    let mut store = open(settings).map_err(unstarted)?;
+    let mut store = open_for_hold(settings, run.replicas).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
     let wait = waits(run);

@@ -6,7 +6,7 @@ use super::{Settings, Source};
 use crate::cli::{self, OnLost};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Key, Mode, Ttl};
+use crate::lock::{Key, Mode, Replicas, Ttl};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub struct Run {
     pub busy: u8,
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
+    /// How many replicas must acknowledge.
+    pub replicas: Replicas,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
     /// `--label`.
@@ -109,6 +111,10 @@ impl Settings {
             Some(Value::Status(status)) => *status,
             _ => Exit::BUSY,
         };
+        let replicas = match file.get("replicas").map(|set| &set.value) {
+            Some(Value::Replicas(replicas)) => *replicas,
+            _ => Replicas::None,
+        };
         Ok(Run {
             keys,
             mode: mode(flags, file)?,
@@ -122,6 +128,7 @@ impl Settings {
             keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
             busy: flags.busy_exit_code.unwrap_or(busy),
             argv,
+            replicas: flags.replicas.unwrap_or(replicas),
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })

@@ -42,6 +42,7 @@ pub(crate) use on_every_store;
 pub struct World {
     // Before the directory: fields are dropped in order, and the server lives in the directory.
     redis: Option<Redis>,
+    elsewhere: Option<String>,
     home: TempDir,
 }
 
@@ -57,7 +58,7 @@ impl World {
     /// A world with a redis-server that was given further options.
     pub fn with_redis(options: &[&str]) -> Self {
         let home = new_home();
-        Self { redis: Some(Redis::start(home.path(), options)), home }
+        Self { redis: Some(Redis::start(home.path(), options)), elsewhere: None, home }
     }
 
     /// A world with a redis-server that speaks TLS only: it has a certificate of `authority`, whose own is `ca.pem`,
@@ -70,14 +71,14 @@ impl World {
         all.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
         all.extend(["--tls-ca-cert-file", "ca.pem"]);
         all.extend(options);
-        Self { redis: Some(Redis::start(home.path(), &all)), home }
+        Self { redis: Some(Redis::start(home.path(), &all)), elsewhere: None, home }
     }
 
     /// A world whose store is a directory.
     pub fn without_redis() -> Self {
         let home = new_home();
         fs::create_dir(home.path().join("locks")).expect("a directory for the file store");
-        Self { redis: None, home }
+        Self { redis: None, elsewhere: None, home }
     }
 
     /// The redis-server.
@@ -90,11 +91,17 @@ impl World {
         self.redis.as_mut().expect("this scenario is Redis's")
     }
 
+    /// Names another store than the world's own.
+    pub fn use_store(&mut self, url: String) {
+        self.elsewhere = Some(url);
+    }
+
     /// The store's URL.
     pub fn url(&self) -> String {
-        match &self.redis {
-            Some(redis) => redis.url(),
-            None => format!("file:{}", self.path("locks").display()),
+        match (&self.elsewhere, &self.redis) {
+            (Some(url), _) => url.clone(),
+            (None, Some(redis)) => redis.url(),
+            (None, None) => format!("file:{}", self.path("locks").display()),
         }
     }
 

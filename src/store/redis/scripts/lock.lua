@@ -437,10 +437,16 @@ local function head_of(lock, work)
   end
 end
 
-local function is_before(lock, token, other_lock, other)
-  local x = tonumber(redis.call('ZSCORE', lock.QUEUE, token))
-  local y = tonumber(redis.call('ZSCORE', other_lock.QUEUE, other))
-  return x < y or x == y and token < other
+local function extreme(set, rank)
+  local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
+  return found[1], tonumber(found[2])
+end
+
+-- Whether the head of one queue came before the head of another.
+local function is_before(lock, other)
+  local token, ticket = extreme(lock.QUEUE, 0)
+  local other_token, other_ticket = extreme(other.QUEUE, 0)
+  return ticket < other_ticket or ticket == other_ticket and token < other_token
 end
 
 -- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
@@ -455,7 +461,7 @@ local function serve_one(at, token, work, caller)
       if first ~= token then
         -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
         -- them would send each other round.
-        if first and is_before(lock, first, at, token) then work[#work + 1] = rest end
+        if first and is_before(lock, at) then work[#work + 1] = rest end
         return false
       end
     end
@@ -502,11 +508,6 @@ local function revoked_of(lock)
     if hold and hold.phase == 'revoked' then revoked[#revoked + 1] = token end
   end
   return revoked
-end
-
-local function extreme(set, rank)
-  local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
-  return found[1], tonumber(found[2])
 end
 
 -- What is in the way of one who wants the lock in this mode: state, mode, left, owner (or the type of a foreign value),
