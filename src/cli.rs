@@ -65,7 +65,7 @@ pub enum Command {
     ///
     /// Prints the token that proves the hold, and says until when the lease lasts. For scripts that cannot be wrapped in
     /// 'dlock run'.
-    Acquire(acquire::Acquire),
+    Acquire(Box<acquire::Acquire>),
     /// Extend the lease of an acquired lock
     Renew(renew::Renew),
     /// Say whether the lock that this process runs under is still held

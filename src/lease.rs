@@ -1,6 +1,6 @@
-//! How is the lock kept and given back, once it is taken ([`obtain`])? One thread talks to the store, from the first request to the
-//! last renewal, so that the thread which supervises the job never waits for a server. When the job is over there is
-//! nothing to supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
+//! How is the lock kept and given back? One thread talks to the store, from the first request ([`obtain`]) to the last
+//! renewal, so that the thread which supervises the job never waits for a server. When the job is over there is nothing to
+//! supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
 //!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
