@@ -422,7 +422,7 @@ pub struct Release {
     pub yes: bool,
 
     /// Of a lock with slots, ask only the holder of slot N to stop
-    #[arg(long, value_name = "N", conflicts_with_all = ["force", "token_file"])]
+    #[arg(long, value_name = "N", value_parser = slot, conflicts_with_all = ["force", "token_file"])]
     pub slot: Option<u32>,
 
     /// How long to wait for the job to end; the holder stays asked [default: for ever]
@@ -579,6 +579,11 @@ pub fn slots(text: &str) -> Result<u32, String> {
 fn interval(text: &str) -> Result<Duration, String> {
     let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
     if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
+}
+
+/// The value of `--slot`.
+fn slot(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a slot is a number from 0 to {}", SLOTS_MAX - 1))
 }
 
 /// The value of `--busy-exit-code`.

@@ -39,10 +39,10 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
                     return Some(());
                 }
                 last = Some(view.clone());
-                let (view, key, store) = (view.clone(), name.key().to_owned(), settings.store.to_string());
-                attendant.waits(move |_| {
-                    let waited = span(Moment::now().since(since));
-                    format!("waiting for {waited}: {key} in {store} {}", sight::state(&view))
+                let (view, store, seen) = (view.clone(), settings.store.to_string(), Moment::now());
+                attendant.waits(move |room| {
+                    let now = Moment::now();
+                    sight::watching(&store, &view, now.since(seen), now.since(since), room)
                 });
                 None
             },

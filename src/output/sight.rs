@@ -2,10 +2,12 @@
 //! way of one who does want it is in `busy`.
 
 use super::busy::who;
+use super::live::Room;
 use super::time::{local, millis, span};
 use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
 use crate::lock::By;
 use crate::store::View;
+use std::time::Duration;
 
 /// The state of a lock, as a clause that reads after its name.
 pub fn state(view: &View) -> String {
@@ -31,6 +33,31 @@ pub fn state(view: &View) -> String {
             let (held, lease) = (span(holder.held), span(holder.lease));
             format!("has been held for {held} by {}{others}, lease good for {lease} more", who(&holder.owner))
         }
+    }
+}
+
+/// A line for one who has looked on for `waited`, and saw this `age` ago: all of it, or as much as there is room for.
+pub fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Room) -> String {
+    let mut view = view.clone();
+    view.left = view.left.map(|left| left.saturating_sub(age));
+    for holder in &mut view.holders {
+        holder.held = holder.held.saturating_add(age);
+        holder.lease = holder.lease.saturating_sub(age);
+    }
+    let key = view.name.key();
+    let seconds = Duration::from_secs(waited.as_secs());
+    let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
+    let whole = format!("waiting{since}: {key} in {store} {}", state(&view));
+    match (room, view.holders.as_slice()) {
+        (Room::Columns(columns), [holder, others @ ..]) if whole.chars().count() > columns => {
+            let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
+            let (who, held, lease) = (who(&holder.owner), span(holder.held), span(holder.lease));
+            format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
+        }
+        (Room::Columns(columns), []) if whole.chars().count() > columns => {
+            format!("waiting {} for {key}, which {}", span(seconds), state(&view))
+        }
+        _ => whole,
     }
 }
 

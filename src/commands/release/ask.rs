@@ -175,10 +175,10 @@ impl Ending<'_> {
                 if pending.borrow().is_empty() {
                     return Some(());
                 }
-                let (view, place) = (view.clone(), self.place.clone());
-                attendant.waits(move |_| {
-                    let waited = span(Moment::now().since(since));
-                    format!("waiting for {waited}: {place} {}", sight::state(&view))
+                let (view, store, seen) = (view.clone(), self.settings.store.to_string(), Moment::now());
+                attendant.waits(move |room| {
+                    let now = Moment::now();
+                    sight::watching(&store, &view, now.since(seen), now.since(since), room)
                 });
                 None
             },
