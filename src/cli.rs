@@ -8,12 +8,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod acquire;
+pub mod check;
 pub mod complete;
 pub mod doctor;
 pub mod duration;
 pub mod history;
 pub mod metrics;
+pub mod renew;
 pub mod usage;
+pub mod wait;
 pub mod watch;
 
 /// The command line.
@@ -59,7 +63,21 @@ pub enum Command {
     ///
     /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
     History(history::History),
-    /// Give back a lock, or take it away from whoever holds it
+    /// Take a lock for a script, which renews it and gives it back itself
+    ///
+    /// Prints the token that proves the hold, and says until when the lease lasts. For scripts that cannot be wrapped in
+    /// 'dlock run'.
+    Acquire(Box<acquire::Acquire>),
+    /// Extend the lease of an acquired lock
+    Renew(renew::Renew),
+    /// Say whether the lock that this process runs under is still held
+    Check(check::Check),
+    /// Wait until locks are free, without taking them
+    Wait(wait::Wait),
+    /// Give back a lock, ask its holder to stop, or take it away
+    ///
+    /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
+    /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
     /// Print what happens to locks, as it happens
     ///
@@ -82,6 +100,10 @@ impl Command {
     pub fn key(&self) -> Option<&Key> {
         match self {
             Self::Run(run) => run.key.first(),
+            Self::Acquire(acquire) => acquire.key.first(),
+            Self::Renew(renew) => renew.key.as_ref(),
+            Self::Check(check) => check.key.as_ref(),
+            Self::Wait(wait) => wait.keys.first(),
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
@@ -95,6 +117,10 @@ impl Command {
         match self {
             Self::Run(run) => &run.common,
             Self::Status(status) => &status.common,
+            Self::Acquire(acquire) => &acquire.common,
+            Self::Renew(renew) => &renew.common,
+            Self::Check(check) => &check.common,
+            Self::Wait(wait) => &wait.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
             Self::Watch(watch) => &watch.common,
@@ -358,7 +384,14 @@ pub struct Status {
 
 const RELEASE_AFTER: &str = "\
 Examples:
-  # Give back a lock whose token was kept in a file:
+  # What a script got by dlock acquire, in that script:
+  dlock release nightly-report
+
+  # Somebody else's: shows who has it, and asks; -y goes on without asking:
+  dlock release nightly-report
+  dlock release nightly-report -y --timeout 1m
+
+  # A lock whose token was kept in a file:
   dlock release nightly-report --token-file token
 
   # The job hangs: its dlock stops it at the next heartbeat, and the next grant
@@ -369,17 +402,21 @@ Examples:
   dlock release nightly-report --force --now
 
 EXIT STATUS
-    0  the lock is given back or taken away, or was free
-   64  the command line makes no sense
+    0  the hold has ended, or is taken away; or nobody held the lock
+   64  the command line makes no sense, or nobody is there to answer (-y); or the
+       lock ends with the job of a 'dlock run' around this process
    69  the store cannot be reached, or refused
+   75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
-   79  the token given holds nothing";
+   79  the token given, or the hold that DLOCK_HELD names, is no more";
 
 /// `dlock release`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR]\n       \
+        dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    allow_negative_numbers = true,
     after_long_help = RELEASE_AFTER
 )]
 pub struct Release {
@@ -401,9 +438,17 @@ pub struct Release {
     #[arg(long)]
     pub now: bool,
 
-    /// Do not ask
+    /// Do not ask whether to go on
     #[arg(short, long)]
     pub yes: bool,
+
+    /// Of a lock with slots, ask only the holder of slot N to stop
+    #[arg(long, value_name = "N", value_parser = slot, conflicts_with_all = ["force", "token_file"])]
+    pub slot: Option<u32>,
+
+    /// How long to wait for the job to end; the holder stays asked [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
+    pub timeout: Option<Duration>,
 
     /// The options every command takes.
     #[command(flatten)]
@@ -556,6 +601,11 @@ pub fn slots(text: &str) -> Result<u32, String> {
 fn interval(text: &str) -> Result<Duration, String> {
     let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
     if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
+}
+
+/// The value of `--slot`.
+fn slot(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a slot is a number from 0 to {}", SLOTS_MAX - 1))
 }
 
 /// The value of `--busy-exit-code`.

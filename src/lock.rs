@@ -254,13 +254,31 @@ impl Ttl {
     }
 }
 
+/// Who took a hold, and so who gives it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// `dlock run`: it renews the hold, hears what an operator asks for, and the hold ends with its job.
+    #[default]
+    Run,
+    /// `dlock acquire`: a script renews it and gives it back.
+    Acquire,
+}
+
+impl By {
+    /// What need not be written down.
+    fn is_usual(&self) -> bool {
+        *self == Self::Run
+    }
+}
+
 /// Who holds or waits, as `status` shows it. The store keeps it and never looks inside.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
     /// Host name.
     pub host: String,
-    /// Process id of dlock on that host.
+    /// Process id on that host: of dlock, or of the script that has the hold.
     pub pid: u32,
     /// Login name, else the numeric user id.
     pub user: String,
@@ -268,4 +286,7 @@ pub struct Owner {
     pub command: String,
     /// `--reason`.
     pub reason: Option<String>,
+    /// Who took the hold.
+    #[serde(skip_serializing_if = "By::is_usual")]
+    pub by: By,
 }

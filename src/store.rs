@@ -29,6 +29,12 @@ pub trait Store: Send {
     /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
+    /// The hold is from now on whoever's has the token: it does not end with this process, but by its lease, or when it
+    /// is given back. Only a store that hears of deaths has anything to do for that.
+    fn hand_over(&mut self, _: &Names, _: &Token, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Asks for the locks, all or nothing; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
 

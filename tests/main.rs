@@ -17,6 +17,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
+//! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
 //! - quorum: several masters hold one lock, and some of them are lost
 //! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
@@ -39,6 +40,8 @@
 )]
 
 mod acl;
+mod acquire;
+mod check;
 mod cluster;
 mod completions;
 mod config;
@@ -59,6 +62,7 @@ mod passwords;
 mod quorum;
 mod readme;
 mod release;
+mod renew;
 mod replicas;
 mod report;
 mod schema;
@@ -78,6 +82,7 @@ mod terminal;
 mod tls;
 mod tree;
 mod twin;
+mod wait;
 mod waiting_line;
 mod walls;
 mod watch;

@@ -49,12 +49,15 @@ fn the_first_command_runs_a_job_without_a_server() {
 #[test]
 fn every_example_in_the_help_is_understood() {
     let world = World::without_redis();
-    for command in ["run", "status", "history", "release", "metrics", "doctor"] {
+    for command in [
+        "run", "status", "history", "watch", "metrics", "acquire", "renew", "check", "wait", "release",
+        "doctor",
+    ] {
         let help = world.dlock([command, "--help"]).any_stdout().run().stdout;
         let (_, examples) = help.split_once("Examples:").expect("examples");
         let lines = examples.lines().map(str::trim).filter(|line| line.starts_with("dlock "));
         // --watch wants a terminal, and has tests of its own.
-        let elsewhere = ["|", "-c '", "--watch"];
+        let elsewhere = ["|", "-c '", "--watch", " > "];
         for line in lines.filter(|line| !elsewhere.iter().any(|part| line.contains(part))) {
             let words = line.split(' ').skip(1).take_while(|word| *word != "--").collect::<Vec<_>>();
             let job: &[&str] = if command == "run" { &["--", "true"] } else { &[] };

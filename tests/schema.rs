@@ -54,6 +54,10 @@ fn what_commands_print(backend: Backend) {
     let world = World::new(backend);
     let mut definitions = Definitions::read();
     let print = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
+    for mode in [&["-k", "a"][..], &["-k", "b", "-k", "c", "-s"], &["-k", "d", "-n", "2"]] {
+        let words = [&["acquire", "--json", "-q", "-t", "500ms"], mode].concat();
+        definitions.check("acquire", &print(&words));
+    }
     definitions.check("status", &print(&["status", "--json"]));
     definitions.check("status", &print(&["status", "never", "--json"]));
     definitions.check("history", &print(&["history", "never", "--json"]));

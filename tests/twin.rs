@@ -185,7 +185,7 @@ fn owner(who: usize) -> Owner {
         pid: 100,
         user: "cron".into(),
         command: "true \"é\"".into(),
-        reason: None,
+        ..Owner::default()
     }
 }
 

@@ -1,6 +1,7 @@
 //! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
+use super::acquire::Acquire;
 use super::complete::Question;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
@@ -19,11 +20,9 @@ pub enum Parsed {
     Print(String),
 }
 
-/// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 4] = ["acquire", "renew", "check", "wait"];
-
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, history, release, watch, metrics, doctor, completions";
+const COMMANDS: &str =
+    "run, status, history, watch, metrics, acquire, renew, check, wait, release, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -44,6 +43,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
+                Command::Acquire(acquire) => check_acquire(acquire)?,
+                Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
                 Command::Status(_)
                 | Command::History(_)
                 | Command::Watch(_)
@@ -67,6 +68,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             }
         },
     }
+}
+
+/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`.
+pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    let mut arguments = arguments.into_iter().skip(1);
+    arguments.next().is_some_and(|word| word == "acquire") && arguments.any(|word| word == "--export")
 }
 
 /// Whether there is a `--` on the command line.
@@ -113,15 +120,22 @@ fn waits(run: &Run) -> bool {
     run.wait.is_some_and(|bound| bound != Some(Duration::ZERO))
 }
 
+/// What clap cannot express about `acquire`.
+fn check_acquire(acquire: &Acquire) -> Result<(), String> {
+    let waits = acquire.wait.is_some_and(|bound| bound != Some(Duration::ZERO));
+    if waits && acquire.min_hold.is_some_and(|span| !span.is_zero()) {
+        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+    }
+    if acquire.busy_exit_code == Some(0) {
+        return Err("-E 0 would have the script go on without the lock; give another number".into());
+    }
+    Ok(())
+}
+
 /// What clap cannot express about `release`.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
-    }
-    if !release.force && release.token_file.is_none() {
-        return Err("asking a holder to stop comes with a later version; --force takes the lock away, \
-             --token-file FILE gives back a hold of your own"
-            .into());
     }
     Ok(())
 }
@@ -145,9 +159,6 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            if LATER.contains(&word.as_str()) {
-                return format!("the command '{word}' comes with a later version; there are {COMMANDS}");
-            }
             let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
             format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
         }
@@ -239,7 +250,19 @@ mod tests {
             &[],
             &["foo"],
             &["statsu"],
-            &["acquire", "-k", "x"],
+            &["acquire"],
+            &["acquire", "x"],
+            &["acquire", "-k", "x", "-s", "-n", "2"],
+            &["acquire", "-k", "x", "-w", "--min-hold", "1"],
+            &["acquire", "-k", "x", "--json", "--export"],
+            &["acquire", "-k", "x", "-E", "0"],
+            &["acquire", "-k", "x", "--", "true"],
+            &["renew", "--token-file", "f"],
+            &["renew", "a", "b"],
+            &["check", "a", "b"],
+            &["wait"],
+            &["wait", "a", "-w"],
+            &["wait", "a", "-w", "b"],
             &["--store", "x", "run"],
             &["run"],
             &["run", "-k"],
@@ -278,7 +301,8 @@ mod tests {
             &["status", "--jsno"],
             &["status", "--json=1"],
             &["release"],
-            &["release", "k"],
+            &["release", "k", "--slot", "1", "--force"],
+            &["release", "k", "--timeout", "x"],
             &["release", "k", "--now"],
             &["release", "k", "--force", "--token-file", "f"],
             &["release", "k", "l", "--force"],
@@ -305,8 +329,6 @@ mod tests {
         assert!(said.contains("--shared and --slots exclude each other"), "{said}");
         let said = refused(&["run", "-k", "a", "echo", "hi"]);
         assert!(said.contains("after --"), "{said}");
-        let said = refused(&["release", "a"]);
-        assert!(said.contains("later version") && said.contains("--force"), "{said}");
     }
 
     #[test]

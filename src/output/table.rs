@@ -240,6 +240,7 @@ pub(super) mod tests {
             user: "app".into(),
             command: command.into(),
             reason: Some("month\u{9b}end".into()),
+            ..Owner::default()
         }
     }
 

@@ -165,6 +165,13 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// The token has no life any more, and whether it lives can no longer be told.
+    pub(super) fn doubt_in(&mut self, token: &Token) {
+        for page in &mut self.pages {
+            page.kept.lives.remove(token);
+        }
+    }
+
     /// Whether a hold names the token, of one whose job may live.
     pub(super) fn is_named(&self, token: &Token) -> bool {
         self.book
