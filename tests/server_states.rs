@@ -99,6 +99,20 @@ fn memory_pressure_stops_no_operator() {
     assert!(!status["last_run"].is_null(), "what the operator did is on record: {status}");
 }
 
+/// Who has which slot is gone with the record, and not that somebody has one.
+#[test]
+fn an_evicted_record_gives_no_slot_away() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &["-n", "2", "-t", "1m"], "echo up >> log; exec sleep 1000");
+    let holder = holder.dies_of(15).any_stderr().spawn();
+    world.wait_for_log("up");
+    assert_eq!(world.redis().ask::<i64>(&["DEL", "dlock.hold:{dlock:k}:dlock:k"]), 1);
+    world.run("k", &["-n", "2"], "echo second >> log").status(75).stderr_like("dlock: k .*\n").run();
+    holder.signal(Signal::TERM);
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
 /// The lock key is the truth: a server that evicts what is kept beside it takes no lock away.
 #[test]
 fn an_evicted_record_ends_no_hold() {

@@ -15,6 +15,7 @@ on_every_store!(
     first_come_first_served_in_each_of_them,
     opposite_orders_never_deadlock,
     a_lock_of_several_that_is_lost_is_all_lost,
+    what_is_left_after_one_was_lost_is_given_back,
     a_min_hold_keeps_them_all,
     shared_and_slots_over_several,
     several_keys_under_fire,
@@ -158,6 +159,17 @@ fn a_lock_of_several_that_is_lost_is_all_lost(backend: Backend) {
     world.dlock(["release", "b", "--force"]).any_stderr().run();
     run.finish();
     assert!(["a", "b"].iter().all(|key| world.state(key) == "free"), "it gave back what was left");
+}
+
+/// What is left of them is not idle until its lease ends.
+fn what_is_left_after_one_was_lost_is_given_back(backend: Backend) {
+    let world = World::new(backend);
+    let lost = "dlock: the hold of a and b in .* is lost: .*; the command is being stopped\n";
+    let run = on(&world, &["a", "b"], &["-t", "8s"], &hold("up")).status(79).stderr_like(lost).spawn();
+    world.wait_for_log("up");
+    world.dlock(["release", "b", "--force", "--now"]).any_stderr().run();
+    run.finish();
+    assert_eq!((world.state("a"), world.state("b")), ("free".into(), "free".into()));
 }
 
 fn a_min_hold_keeps_them_all(backend: Backend) {

@@ -362,10 +362,11 @@ impl Session<'_> {
         Over { exit, end: End { ran: Ran::Yes, job } }
     }
 
-    /// Gives the lock back. Of one that is another's by now there is nothing to give (I8).
+    /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
+    /// another's and the rest still ours.
     fn give_back(self, own: &Own, over: Over) -> Exit {
         let answer = match self.account.lost {
-            Some(lease::Loss::NotHeld) => Ok(Left::NotHeld),
+            Some(lease::Loss::NotHeld) if own.keys.len() == 1 => Ok(Left::NotHeld),
             _ => own.lease.give_back(&over.end),
         };
         match answer {

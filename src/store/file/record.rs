@@ -24,13 +24,15 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fchmod, fstat, openat, renameat
 use rustix::io::{Errno, read, write};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const FORMAT: u32 = 2;
+const FORMER_FORMAT: u32 = 1;
 
 /// This boot of the machine.
 #[derive(Debug, Clone)]
@@ -101,6 +103,30 @@ struct Any {
     format: u32,
 }
 
+/// What is read of the format before this one, which knew one exclusive holder.
+#[derive(Deserialize)]
+struct Former {
+    format: u32,
+    name: String,
+    record: FormerRecord,
+    log: VecDeque<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct FormerRecord {
+    lock: Value,
+    hold: Option<Value>,
+    waiters: BTreeMap<String, Value>,
+    fence: u64,
+}
+
+impl Former {
+    fn is_idle(&self) -> bool {
+        let record = &self.record;
+        record.lock == "Free" && record.hold.is_none() && record.waiters.is_empty()
+    }
+}
+
 impl Kept {
     fn new(name: &str, boot: &Boot) -> Self {
         let offset = boot.offset();
@@ -131,7 +157,7 @@ impl Kept {
         boot: &Boot,
     ) -> Result<Self, Error> {
         let Some(bytes) = bytes else { return Ok(Self::new(name.unwrap_or_default(), boot)) };
-        let mut kept: Self = match serde_json::from_slice(bytes) {
+        let mut kept = match Self::of_former(bytes, boot).map_or_else(|| serde_json::from_slice(bytes), Ok) {
             Ok(kept) => kept,
             Err(error) => return Err(not_understood(directory, path, bytes, &error.to_string())),
         };
@@ -148,6 +174,19 @@ impl Kept {
             return Ok(Self::new(&kept.name, boot));
         }
         Ok(kept)
+    }
+
+    /// What a record of the former format keeps, where nobody holds its lock or waits for it: fence and log. A busy one
+    /// is left to the dlock that wrote it.
+    fn of_former(bytes: &[u8], boot: &Boot) -> Option<Self> {
+        let former: Former = serde_json::from_slice(bytes).ok()?;
+        if former.format != FORMER_FORMAT || !former.is_idle() {
+            return None;
+        }
+        let mut kept = Self { log: former.log, ..Self::new(&former.name, boot) };
+        kept.record.fence = former.record.fence;
+        kept.used = kept.now(boot);
+        Some(kept)
     }
 
     /// Nothing that ran before this boot is alive.

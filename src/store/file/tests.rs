@@ -417,6 +417,50 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
     Ok(())
 }
 
+/// As the first builds of dlock wrote it.
+fn former(lock: &str, hold: &str, waiters: &str) -> Result<String> {
+    let (name, token) = (name()?, "0123456789abcdef0123456789abcdef");
+    let end = r#"{"outcome":"released","owner":{},"fence":8,"since":1,"ended":2,"waited":0}"#;
+    Ok(format!(
+        r#"{{"format":1,"name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
+        name.as_str()
+    ))
+}
+
+#[test]
+fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
+    let place = Place::new()?;
+    std::fs::write(place.path(Kind::Record)?, former("\"Free\"", "null", "{}")?)?;
+    let seen = place.store()?.inspect(&name()?, by())?;
+    assert_eq!((seen.state, seen.fence.map(|fence| fence.0)), (State::Free, Some(9_000_000_000_000_001)));
+    assert_eq!(place.store()?.list("dlock:")?.len(), 1);
+    let mut process = place.process()?;
+    assert_eq!(process.granted()?, 9_000_000_000_000_002);
+    process.leave()?;
+    assert!(std::fs::read_to_string(place.path(Kind::Record)?)?.contains("\"fence\":8"), "its log is kept");
+    Ok(())
+}
+
+#[test]
+fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
+    for (lock, hold, waiters) in [
+        (r#"{"Held":{"token":"0123456789abcdef0123456789abcdef","until":9}}"#, "{}", "{}"),
+        (r#"{"Cooling":{"until":9}}"#, "null", "{}"),
+        (r#""Free""#, "{}", "{}"),
+        (r#""Free""#, "null", r#"{"0123456789abcdef0123456789abcdef":{}}"#),
+    ] {
+        let place = Place::new()?;
+        let bytes = former(lock, hold, waiters)?;
+        std::fs::write(place.path(Kind::Record)?, &bytes)?;
+        let mut process = place.process()?;
+        let answer = process.acquire(Patience::None);
+        let error = answer.err().context("taken")?.to_string();
+        assert!(error.contains("another version"), "{error}");
+        assert_eq!(std::fs::read_to_string(place.path(Kind::Record)?)?, bytes);
+    }
+    Ok(())
+}
+
 #[test]
 fn the_record_of_another_lock_is_not_taken_for_ones_own() -> Result<()> {
     let place = Place::new()?;

@@ -370,8 +370,13 @@ local function slot_for(locks, mode)
   local taken = {}
   for _, lock in ipairs(locks) do
     if lock.slots then
-      local holders = redis.call('HMGET', lock.HOLD, unpack(fields))
-      for i = 1, slots do taken[i] = taken[i] or holders[i] end
+      local holders, known = redis.call('HMGET', lock.HOLD, unpack(fields)), false
+      for i = 1, slots do
+        taken[i] = taken[i] or holders[i]
+        known = known or holders[i]
+      end
+      -- An eviction has taken who has which slot, and not that there are holders: as in `admits`, nobody may then.
+      if not known then return nil end
     end
   end
   for i = 1, slots do
