@@ -96,8 +96,7 @@ fn usage_is_64() {
         (&["run", "-k", "k", "-n", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-x", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
-        // What comes with a later version.
-        (&["release", "k"], &["later"]),
+        // The other commands.
         (&["release"], &[]),
         (&["release", "k", "--now"], &["--force"]),
         (&["release", "k", "--force", "--token-file", "-"], &[]),
