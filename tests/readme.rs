@@ -15,6 +15,7 @@ fn every_example_is_understood() {
     // Only dlock is in reach of these lines: the jobs that they name are not found, which comes after the parsing.
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
+    world.write("token", "00000000000000000000000000000000");
     for (place, line) in examples {
         let mut shell = world.command("/bin/sh");
         shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
