@@ -14,9 +14,11 @@ pub mod complete;
 pub mod doctor;
 pub mod duration;
 pub mod history;
+pub mod metrics;
 pub mod renew;
 pub mod usage;
 pub mod wait;
+pub mod watch;
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -77,6 +79,14 @@ pub enum Command {
     /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
     /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
+    /// Print what happens to locks, as it happens
+    ///
+    /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
+    Watch(watch::Watch),
+    /// Print what was counted of locks, for Prometheus
+    ///
+    /// Grants, refusals, ends, how long was waited and held. Without KEY: every lock under the prefix.
+    Metrics(metrics::Metrics),
     /// Say whether the store is fit to hold locks
     ///
     /// Looks at every server that the store is made of, and at the settings that lead to it.
@@ -96,7 +106,9 @@ impl Command {
             Self::Wait(wait) => wait.keys.first(),
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
-            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
+            Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
+                None
+            }
         }
     }
 
@@ -111,6 +123,8 @@ impl Command {
             Self::Wait(wait) => &wait.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Watch(watch) => &watch.common,
+            Self::Metrics(metrics) => &metrics.common,
             Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }
@@ -223,6 +237,13 @@ pub struct Run {
     /// is lost the lock is free when this time has passed.
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
+
+    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    ///
+    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
+    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub max_lease: Option<Duration>,
 
     /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
     ///
@@ -469,9 +490,10 @@ pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
-    /// redis+cluster://HOST,HOST, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS:
-    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Better not
-    /// write a password here: every user of this machine can see it.
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
+    /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of
+    /// this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

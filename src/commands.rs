@@ -3,20 +3,18 @@
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
 use crate::clock::Moment;
-use crate::config::url::{self, Host, Place};
 use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
 use crate::law::Proof;
-use crate::lock::{Key, Name, Names, Owner, Replicas};
+use crate::lock::{Key, Name, Names, Owner};
 use crate::output::busy::listed;
 use crate::output::{self, Kind, Printer};
-use crate::store::file::FileStore;
-use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
 use held::{Held, Holds};
 use std::process::ExitCode;
+use stores::open;
 
 pub mod acquire;
 mod attend;
@@ -27,13 +25,16 @@ pub mod doctor;
 pub mod held;
 pub mod history;
 mod lookout;
+pub mod metrics;
 mod owner;
 pub mod release;
 pub mod renew;
 pub mod run;
 pub mod status;
+mod stores;
 mod token_file;
 pub mod wait;
+pub mod watch;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -100,6 +101,14 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
         }
+        Command::Watch(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            watch::watch(&settings, flags, &printer)
+        }
+        Command::Metrics(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            metrics::metrics(&settings, flags, &printer)
+        }
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
     }
 }
@@ -121,95 +130,6 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
         printer.say(Kind::Detail, remark);
     }
     Ok((settings, printer))
-}
-
-/// What stands for an address that others will name.
-const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
-
-/// The store that the settings name. A server is not spoken to yet.
-fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    open_for_hold(settings, Replicas::None)
-}
-
-/// The store, where a lock is to be held that this many replicas acknowledge.
-fn open_for_hold(settings: &Settings, replicas: Replicas) -> Result<Box<dyn Store>, Error> {
-    let store = &settings.store;
-    let shown = store.to_string();
-    let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
-    let certificates =
-        |tls: &Option<url::Tls>| tls.as_ref().map(|tls| certificates(settings, tls, &shown)).transpose();
-    let server = |address: Address, database: u16, tls: Option<Tls>| Target {
-        address,
-        database: u32::from(database),
-        username: store.credentials.as_ref().and_then(|login| login.username.clone()),
-        password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
-        tls,
-        shown: shown.clone(),
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    };
-    let redis = match &store.place {
-        Place::Tcp { host, db, tls } => RedisStore::new(server(tcp(host), *db, certificates(tls)?)),
-        Place::Unix { path, db } => RedisStore::new(server(Address::Unix(path.clone()), *db, None)),
-        Place::Sentinel { sentinels, master, db, tls } => {
-            let place = server(NOWHERE, *db, certificates(tls)?);
-            let login = store.sentinel_credentials.as_ref();
-            let sentinel = |host: &Host| Target {
-                address: tcp(host),
-                database: 0,
-                username: login.and_then(|login| login.username.clone()),
-                password: login.map(|login| login.password.expose().to_owned()),
-                shown: format!("the sentinel {host}"),
-                ..place.clone()
-            };
-            let sentinels = sentinels.iter().map(sentinel).collect();
-            RedisStore::sentinel(sentinels, master.clone(), place)
-        }
-        Place::Cluster { nodes, tls } => {
-            let place = server(NOWHERE, 0, certificates(tls)?);
-            RedisStore::cluster(nodes.iter().map(tcp).collect(), place)
-        }
-        Place::File { .. } if replicas != Replicas::None => {
-            return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
-        }
-        Place::File { dir } => {
-            let store = FileStore::open(dir, &shown);
-            return Ok(Box::new(store.map_err(|error| located(settings, error))?));
-        }
-        Place::Quorum { .. } => {
-            let origin = settings.store.origin();
-            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
-        }
-    };
-    Ok(Box::new(redis.acknowledged_by(replicas)))
-}
-
-/// One server, and how to get in.
-fn server(
-    settings: &Settings,
-    address: Address,
-    database: u16,
-    tls: Option<&url::Tls>,
-) -> Result<Target, Error> {
-    let shown = settings.store.to_string();
-    let credentials = settings.store.credentials.as_ref();
-    Ok(Target {
-        address,
-        database: u32::from(database),
-        username: credentials.and_then(|credentials| credentials.username.clone()),
-        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
-        shown,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    })
-}
-
-/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
-/// anything is asked for.
-fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
-    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.

@@ -20,12 +20,14 @@ pub mod history;
 pub mod json;
 pub mod live;
 pub mod locale;
+pub mod metrics;
 pub mod question;
 pub mod report;
 pub mod screen;
 pub mod sight;
 pub mod table;
 pub mod time;
+pub mod watch;
 
 /// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
 const LONGEST: usize = 4096;

@@ -16,8 +16,10 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub mod events;
 pub mod file;
 pub mod probe;
+pub mod quorum;
 pub mod redis;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and
@@ -88,6 +90,11 @@ pub trait Ear: Send {
     /// Sleeps until something may have happened (true), at the latest until `until` (false). After a failure it is deaf
     /// for a while, and tries again when it is used again.
     fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
+
+    /// Which lock the last news was of, where the ear can tell; else it may be any of its locks.
+    fn about(&self) -> Option<&Name> {
+        None
+    }
 }
 
 /// A waiter, as seen from outside.

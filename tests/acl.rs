@@ -21,7 +21,7 @@ fn section() -> String {
 }
 
 /// The words of the line that the documents give, with a password.
-fn line() -> Vec<String> {
+pub fn line() -> Vec<String> {
     let section = section();
     let line = section.lines().find(|line| line.starts_with("ACL SETUSER dlock ")).expect("the line");
     line.replace("PASSWORD", "hush").split_whitespace().map(str::to_owned).collect()

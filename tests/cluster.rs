@@ -327,3 +327,25 @@ fn fill(store: &mut RedisStore, name: &Name) {
     }
     store.leave(&names, &tokens[0], &End { ran: Ran::Yes, job: None }, by()).expect("an answer");
 }
+
+/// One connection hears of the locks of one slot only: several are looked at once a second. Each event is told once.
+#[test]
+fn watch_and_metrics_see_the_locks_of_every_master() {
+    let (_cluster, world) = world_with(3);
+    for arguments in [&[][..], &["a"], &["a", "b", "c", "d"]] {
+        let watch = world.dlock(["watch", "-v", "--json"]).args(arguments).any_stdout().any_stderr().spawn();
+        wait_until("it watches", || watch.messages().contains("watching from now on"));
+        let keys = if arguments.len() == 1 { &["a"][..] } else { &["a", "b", "c", "d"] };
+        for key in keys {
+            world.run(key, &[], "exit 3").status(3).run();
+        }
+        wait_until("all is told", || watch.printed().lines().count() == 2 * keys.len());
+        watch.signal(rustix::process::Signal::TERM);
+        let told = watch.finish().stdout;
+        for key in keys {
+            assert_eq!(told.matches(&format!("\"key\":\"{key}\"")).count(), 2, "{told}");
+        }
+    }
+    let text = world.dlock(["metrics"]).any_stdout().run().stdout;
+    assert!(text.contains("\ndlock_all_grants_total 9\n") && text.contains("\ndlock_keys 4\n"), "{text}");
+}

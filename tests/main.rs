@@ -18,7 +18,8 @@
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
-//! - status, status_watch, history, release, doctor: the other commands
+//! - quorum: several masters hold one lock, and some of them are lost
+//! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
@@ -53,10 +54,12 @@ mod input;
 mod interop;
 mod lease;
 mod lost_replies;
+mod metrics;
 mod min_hold;
 mod nesting;
 mod oversell;
 mod passwords;
+mod quorum;
 mod readme;
 mod release;
 mod renew;
@@ -82,3 +85,4 @@ mod twin;
 mod wait;
 mod waiting_line;
 mod walls;
+mod watch;

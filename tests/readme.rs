@@ -50,7 +50,10 @@ fn the_first_command_runs_a_job_without_a_server() {
 #[test]
 fn every_example_in_the_help_is_understood() {
     let world = World::without_redis();
-    for command in ["run", "status", "history", "acquire", "renew", "check", "wait", "release", "doctor"] {
+    for command in [
+        "run", "status", "history", "watch", "metrics", "acquire", "renew", "check", "wait", "release",
+        "doctor",
+    ] {
         let help = world.dlock([command, "--help"]).any_stdout().run().stdout;
         let (_, examples) = help.split_once("Examples:").expect("examples");
         let lines = examples.lines().map(str::trim).filter(|line| line.starts_with("dlock "));

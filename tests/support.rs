@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod dlock;
 pub mod hole;
 pub mod job;
+pub mod masters;
 pub mod proc;
 pub mod proxy;
 pub mod pty;

@@ -20,11 +20,9 @@ pub enum Parsed {
     Print(String),
 }
 
-/// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 2] = ["watch", "metrics"];
-
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, history, acquire, renew, check, wait, release, doctor, completions";
+const COMMANDS: &str =
+    "run, status, history, watch, metrics, acquire, renew, check, wait, release, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -47,7 +45,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                 Command::Release(release) => check_release(release)?,
                 Command::Acquire(acquire) => check_acquire(acquire)?,
                 Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
-                Command::Status(_) | Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
+                Command::Status(_)
+                | Command::History(_)
+                | Command::Watch(_)
+                | Command::Metrics(_)
+                | Command::Doctor(_)
+                | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }
@@ -156,9 +159,6 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            if LATER.contains(&word.as_str()) {
-                return format!("the command '{word}' comes with a later version; there are {COMMANDS}");
-            }
             let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
             format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
         }

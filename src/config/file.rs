@@ -57,7 +57,7 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 25] = [
+const KEYS: [(&str, Kind); 26] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -72,6 +72,7 @@ const KEYS: [(&str, Kind); 25] = [
     ("ttl", Kind::Ttl),
     ("wait", Kind::Wait),
     ("min-hold", Kind::Span),
+    ("max-lease", Kind::Timeout),
     ("max-run", Kind::Span),
     ("grace", Kind::Span),
     ("on-lost", Kind::OnLost),

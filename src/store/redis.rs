@@ -23,19 +23,20 @@ use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub use cluster::apart;
 pub use connect::Address;
 pub use target::Target;
 pub use tls::{Files, Tls};
 
 mod acknowledge;
-mod call;
+pub(super) mod call;
 mod cluster;
-mod connect;
+pub(super) mod connect;
 mod ear;
 pub mod probe;
-mod reply;
+pub(super) mod reply;
 mod route;
-mod script;
+pub(super) mod script;
 mod sentinel;
 mod target;
 mod tls;
@@ -246,7 +247,7 @@ impl Store for RedisStore {
         };
         // One pop is for lists of one slot.
         let lists = match self.caller.route.part(names) {
-            None => names.iter().map(|name| wake_key(name, token, whose)).collect(),
+            None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
         Ok(Box::new(ear::Ear::new(self.caller.route.whereabouts(), lists)))

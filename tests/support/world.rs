@@ -65,11 +65,7 @@ impl World {
     /// for localhost and 127.0.0.1, and asks for none.
     pub fn with_tls(authority: &Authority, options: &[&str]) -> Self {
         let home = new_home();
-        authority.write(&home.path().join("ca.pem"));
-        authority.issue(&["localhost", "127.0.0.1"]).write(home.path(), "server");
-        let mut all = vec!["--port", "0", "--tls-port", "{port}", "--tls-auth-clients", "no"];
-        all.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
-        all.extend(["--tls-ca-cert-file", "ca.pem"]);
+        let mut all = certify(authority, home.path());
         all.extend(options);
         Self { redis: Some(Redis::start(home.path(), &all)), elsewhere: None, home }
     }
@@ -233,6 +229,16 @@ impl World {
     pub fn wait_for_state(&self, key: &str, state: &str) {
         wait_until(&format!("{key} is {state}"), || self.state(key) == state);
     }
+}
+
+/// Writes what a server in this directory shows over TLS, and returns the options that it takes.
+pub fn certify(authority: &Authority, home: &Path) -> Vec<&'static str> {
+    authority.write(&home.join("ca.pem"));
+    authority.issue(&["localhost", "127.0.0.1"]).write(home, "server");
+    let mut options = vec!["--port", "0", "--tls-port", "{port}", "--tls-auth-clients", "no"];
+    options.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
+    options.extend(["--tls-ca-cert-file", "ca.pem"]);
+    options
 }
 
 impl Drop for World {

@@ -420,7 +420,7 @@ struct Glance {
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// Only where somebody watches.
-    all: Option<(Vec<Token>, u64)>,
+    all: Option<(Vec<Token>, u64, u64)>,
 }
 
 /// Whether an operator asked a holder to end.
@@ -466,8 +466,10 @@ fn asked(hold: &Hold) -> Asked {
     if hold.asked.is_some() { Asked::Yes } else { Asked::No }
 }
 
-fn everything(record: &Record) -> (Vec<Token>, u64) {
-    (record.queue.iter().map(|(_, token)| token.clone()).collect(), record.stat.busy)
+/// The queue, the refusals, and the grants that were heard of.
+fn everything(record: &Record) -> (Vec<Token>, u64, u64) {
+    let queue = record.queue.iter().map(|(_, token)| token.clone()).collect();
+    (queue, record.stat.busy, record.stat.waited.count())
 }
 
 /// Those who hold it or lost it to an operator. What a min-hold keeps has no life.

@@ -135,7 +135,7 @@ fn keys(name: &Name) -> [String; 9] {
 }
 
 /// The error for a right that was missing inside of a script.
-fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
+pub fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
     let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
     let on = if error.details().is_some_and(|text| text.contains("access")) {
         " on the keys ~dlock.*"

@@ -238,13 +238,18 @@ impl Arrangement for Nodes {
     }
 
     fn part(&self, names: &[Name]) -> Option<String> {
-        let slots: BTreeSet<u16> = names.iter().map(slot_of).collect();
-        (slots.len() > 1).then(|| {
-            "these keys lie in different slots of the cluster and cannot be taken together; give them one {tag}, as in \
-             {app}:a and {app}:b"
-                .into()
-        })
+        apart(names)
     }
+}
+
+/// Why a cluster cannot take these locks together, if it cannot.
+pub fn apart(names: &[Name]) -> Option<String> {
+    let slots: BTreeSet<u16> = names.iter().map(slot_of).collect();
+    (slots.len() > 1).then(|| {
+        "these keys lie in different slots of the cluster and cannot be taken together; give them one {tag}, as in \
+         {app}:a and {app}:b"
+            .into()
+    })
 }
 
 /// The slot of a lock and of everything that belongs to it.

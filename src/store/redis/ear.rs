@@ -5,6 +5,7 @@
 use super::EAR_BOUND;
 use super::route::{Line, Whereabouts};
 use crate::clock::{Moment, sleep_until};
+use crate::lock::Name;
 use crate::store::{self, Error};
 use redis::{Cmd, Value, cmd};
 use std::time::Duration;
@@ -16,7 +17,9 @@ const DEAF: Duration = Duration::from_secs(1);
 /// A connection that listens.
 pub struct Ear {
     place: Whereabouts,
-    lists: Vec<String>,
+    /// In the order in which they are popped from, each with its lock.
+    lists: Vec<(String, Name)>,
+    about: Option<Name>,
     line: Option<Line>,
     deaf_until: Moment,
 }
@@ -24,8 +27,8 @@ pub struct Ear {
 impl Ear {
     /// An ear that connects when it is first used. Without lists it does not listen, and says again and again that
     /// something may have happened.
-    pub fn new(place: Whereabouts, lists: Vec<String>) -> Self {
-        Self { place, lists, line: None, deaf_until: Moment::now() }
+    pub fn new(place: Whereabouts, lists: Vec<(String, Name)>) -> Self {
+        Self { place, lists, about: None, line: None, deaf_until: Moment::now() }
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Error> {
@@ -45,8 +48,9 @@ impl Ear {
         if heard {
             match line.answer(by())? {
                 value @ Value::ServerError(_) => return Err(line.refused(value)),
-                _ => line.send(vec![self.pop()], by())?,
+                value => self.about = self.of(value),
             }
+            line.send(vec![self.pop()], by())?;
         }
         self.line = Some(line);
         Ok(heard)
@@ -54,8 +58,15 @@ impl Ear {
 
     fn pop(&self) -> Cmd {
         let mut pop = cmd("BLPOP");
-        pop.arg(&self.lists).arg(EAR_BOUND);
+        let lists: Vec<&str> = self.lists.iter().map(|(list, _)| list.as_str()).collect();
+        pop.arg(lists).arg(EAR_BOUND);
         pop
+    }
+
+    /// Whose list was popped from; none where the pop ended by its bound.
+    fn of(&self, answer: Value) -> Option<Name> {
+        let (list, _): (String, String) = redis::from_redis_value(answer).ok()?;
+        self.lists.iter().find(|(known, _)| *known == list).map(|(_, name)| name.clone())
     }
 }
 
@@ -74,5 +85,9 @@ impl store::Ear for Ear {
             self.deaf_until = Moment::now().after(DEAF);
         }
         heard
+    }
+
+    fn about(&self) -> Option<&Name> {
+        self.about.as_ref()
     }
 }

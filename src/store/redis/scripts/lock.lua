@@ -247,7 +247,9 @@ local function tally(lock, counts)
   redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
 end
 
-local function tally_wait(lock, hold)
+-- Whoever has heard of its grant: that is when a grant counts, and is news.
+local function confirm(lock, hold)
+  hold.confirmed, lock.changed = true, true
   tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
 end
 
@@ -257,6 +259,9 @@ local function tally_end(lock, hold, outcome, job)
   if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
   tally(lock, counts)
   redis.pcall('HSET', lock.STAT, 'last.' .. outcome, int(ended_at(hold, outcome)))
+  for _, result in ipairs({ 'succeeded', 'failed' }) do
+    if counts[result] then redis.pcall('HSET', lock.STAT, 'last-job.' .. result, int(ended_at(hold, outcome))) end
+  end
 end
 
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
@@ -573,7 +578,11 @@ local function tell()
   for rest, lock in pairs(book) do
     if lock.changed then
       local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
-      for _, token in ipairs(watchers) do wake(rest, token, 'watch') end
+      for _, token in ipairs(watchers) do
+        wake(rest, token, 'watch')
+        -- One wake says it all, to one that looks seldom too.
+        redis.call('LTRIM', 'dlock.wake:' .. rest .. ':' .. token .. ':watch', 0, 0)
+      end
     end
   end
 end
