@@ -3,6 +3,7 @@
 
 use super::attend::Attendant;
 use super::held::{By, Held, Holds};
+use super::stores::{bearable, holdable};
 use super::{located, names, open, owner, settle};
 use crate::cli;
 use crate::clock::Moment;
@@ -46,6 +47,9 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         Some(ttl) => ttl,
         None => Ttl::new(TTL).map_err(Error::Internal)?,
     };
+    holdable(&settings, &names, mode)?;
+    bearable(&settings, "--ttl", ttl.get())?;
+    bearable(&settings, "--min-hold", flags.min_hold.unwrap_or_default())?;
     let wait = match flags.wait {
         None | Some(Some(Duration::ZERO)) => Wait::No,
         Some(Some(bound)) => Wait::Until(Moment::now().after(bound)),

@@ -3,6 +3,7 @@
 
 use super::acquire::TTL;
 use super::held::{By, Holds};
+use super::stores::bearable;
 use super::{located, name, no_hold, open, prove, token_file};
 use crate::cli;
 use crate::clock::Moment;
@@ -71,7 +72,10 @@ impl Lease {
         let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
         let mut store = open(settings)?;
         let ttl = match flags.ttl {
-            Some(ttl) => ttl.get(),
+            Some(ttl) => {
+                bearable(settings, "--ttl", ttl.get())?;
+                ttl.get()
+            }
             None => {
                 let proof = store.prove(&self.names, &self.token, by());
                 let proof = proof.map_err(|error| located(settings, error))?;

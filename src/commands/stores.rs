@@ -6,6 +6,7 @@ use crate::config::Settings;
 use crate::config::url::{self, Host, Place};
 use crate::error::Error;
 use crate::lock::{Mode, Names, Replicas};
+use crate::output::time::span as span_of;
 use crate::output::{Kind, Printer};
 use crate::store::Store;
 use crate::store::file::FileStore;
@@ -76,6 +77,19 @@ pub(super) fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result
         _ => None,
     };
     refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
+}
+
+/// Whether a span may be asked of the store that the settings name; `flag` is where it was given.
+pub(super) fn bearable(settings: &Settings, flag: &str, span: Duration) -> Result<(), Error> {
+    let most = settings.max_lease();
+    match settings.store.place {
+        Place::Quorum { .. } if span > most => Err(Error::Usage(format!(
+            "{flag} {} is longer than --max-lease, {} on independent masters; see docs/stores.md",
+            span_of(span),
+            span_of(most)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// What the store is made of.
