@@ -96,8 +96,12 @@ fn usage_is_64() {
         (&["run", "-k", "k", "-n", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-x", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
-        // The other commands.
+        (&["acquire", "-k", "k", "-E", "0"], &["without the lock"]),
+        (&["acquire", "-k", "k", "--min-hold", "1", "-w"], &["--min-hold"]),
+        (&["renew", "--token-file", "-"], &["KEY"]),
+        (&["wait", "-w", "1"], &["KEY"]),
         (&["release"], &[]),
+        (&["release", "k", "--slot", "x"], &["a slot is a number"]),
         (&["release", "k", "--now"], &["--force"]),
         (&["release", "k", "--force", "--token-file", "-"], &[]),
         (&["completions", "tcsh"], &["bash"]),
