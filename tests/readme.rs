@@ -15,6 +15,7 @@ fn every_example_is_understood() {
     // Only dlock is in reach of these lines: the jobs that they name are not found, which comes after the parsing.
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
+    world.write("token", "00000000000000000000000000000000");
     for (place, line) in examples {
         let mut shell = world.command("/bin/sh");
         shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
@@ -63,7 +64,7 @@ fn every_example_in_the_help_is_understood() {
             let job: &[&str] = if command == "run" { &["--", "true"] } else { &[] };
             world.write("token", "00000000000000000000000000000000");
             let dlock = world.dlock(words).args(job).any_stdout().any_stderr();
-            // It does not end by itself, unless there is nothing to watch.
+            // It ends only where there is no store.
             let dlock =
                 if command == "watch" { dlock.env("DLOCK_STORE", "redis://127.0.0.1:1") } else { dlock };
             let output = dlock.spawn().output();
