@@ -8,15 +8,20 @@
 //!   [`super::TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too,
 //!   until it confirms; if it never does, the next one is served.
 
-use super::answer::{Blocker, Foreign, Holder, Left, LoggedEnd, Outcome, Requested, Revoked, State};
-use super::operation::{Ask, JobEnd, Ran, Revoke, When};
+use super::answer::{Left, LoggedEnd, Outcome};
+use super::operation::{Ask, JobEnd, Ran};
 use super::stat::Stat;
 use super::time::{Due, Time};
-use super::{LOG_KEPT, SPENT_KEPT, WATCH_KEPT};
+use super::{LOG_KEPT, SPENT_KEPT};
 use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
+
+mod operator;
+mod sight;
+
+pub use sight::Seen;
 
 /// Everything kept of one lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,29 +166,6 @@ pub struct Spent {
     pub until: Due,
 }
 
-/// A record as `status` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// What the lock key says.
-    pub state: State,
-    /// How it is held or kept; null for a foreign holder and where it is free.
-    pub mode: Option<Mode>,
-    /// The holds (held or revoked), the oldest first.
-    pub holders: Vec<Holder>,
-    /// How long until the lock is free if nobody does anything more; null where it has no end.
-    pub left: Option<Duration>,
-    /// The foreign value, if it is one.
-    pub foreign: Option<Foreign>,
-    /// The last fence given out.
-    pub fence: Option<Fence>,
-    /// Who waits, in order, how, and since when.
-    pub waiters: Vec<(Owner, Mode, Duration)>,
-    /// The last ends, newest first.
-    pub log: Vec<LoggedEnd>,
-    /// Totals.
-    pub stat: Stat,
-}
-
 /// What is granted, and to whom.
 pub(super) struct Granted {
     pub(super) token: Token,
@@ -195,36 +177,6 @@ pub(super) struct Granted {
 }
 
 impl Record {
-    /// What the record says at `now`; ends that no operation has noticed yet are in its log already.
-    pub fn inspect(&self, now: Time) -> Seen {
-        let mut record = self.clone();
-        record.expire(now);
-        let foreign = match record.lock {
-            Lock::Foreign { until } => {
-                Some(Foreign { kind: "string".into(), left: until.map(|until| until.left(now)) })
-            }
-            _ => None,
-        };
-        let heard = |(_, token): &(u64, Token)| {
-            let waiter = record.waiters.get(token)?;
-            let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            (!waiter.silent.passed(now)).then(|| (waiter.owner.clone(), waiter.mode, waiting))
-        };
-        let state = record.state(now);
-        let blocker = record.blocker(now, Mode::Exclusive);
-        Seen {
-            state,
-            mode: blocker.mode,
-            holders: record.shown(now, state).into_iter().map(|(_, hold)| hold.shown(now)).collect(),
-            left: if state == State::Free { None } else { blocker.left },
-            foreign,
-            fence: (record.fence > 0).then_some(Fence(record.fence)),
-            waiters: record.queue.iter().filter_map(heard).collect(),
-            log: record.log.into(),
-            stat: record.stat,
-        }
-    }
-
     pub(super) fn is_held_by(&self, token: &Token) -> bool {
         match &self.lock {
             Lock::Exclusive { token: holder, .. } => holder == token && self.holds.contains_key(token),
@@ -477,196 +429,11 @@ impl Record {
         }
     }
 
-    /// Asks the hold with this fence to end.
-    pub(super) fn request(&mut self, fence: Fence, by: &Owner) -> Requested {
-        let hold = self.holds.values_mut().find(|hold| hold.phase == Phase::Held && hold.fence == fence.0);
-        match hold {
-            Some(hold) => {
-                hold.asked.get_or_insert_with(|| by.clone());
-                Requested::Asked
-            }
-            None => Requested::Gone,
-        }
-    }
-
-    /// Whether somebody asked this hold to end.
-    pub(super) fn is_asked(&self, token: &Token) -> bool {
-        self.holds.get(token).is_some_and(|hold| hold.asked.is_some())
-    }
-
-    /// Wakes the token whenever something changes, for a while.
-    pub(super) fn watch(&mut self, now: Time, token: &Token) {
-        self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
-    }
-
-    /// Takes the lock away from all who hold it.
-    pub(super) fn revoke(&mut self, now: Time, revoke: &Revoke) -> Revoked {
-        let was = self.state(now);
-        if let Lock::Foreign { until } = self.lock {
-            if revoke.when == When::Now {
-                self.lock = Lock::Free;
-                return Revoked::ForeignDeleted;
-            }
-            return Revoked::Foreign(Foreign {
-                kind: "string".into(),
-                left: until.map(|until| until.left(now)),
-            });
-        }
-        let shown: Vec<(Token, Holder)> =
-            self.shown(now, was).into_iter().map(|(token, hold)| (token.clone(), hold.shown(now))).collect();
-        self.drop_what_cools(now);
-        for (token, holder) in &shown {
-            let kept = self.holds.get(token).cloned();
-            self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
-            match (revoke.when, kept) {
-                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
-                (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
-                    self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
-                }
-                _ => self.spend(now, token.clone(), false),
-            }
-        }
-        if revoke.when == When::Now {
-            // Those that were revoked before, beside the ones that held it until now.
-            for token in std::mem::take(&mut self.holds).into_keys() {
-                self.spend(now, token, false);
-            }
-        }
-        let left = self.holds.values().map(|hold| hold.until.left(now)).max();
-        self.lock = match (&self.lock, left) {
-            // The server has lost who holds it; only the key itself tells how long.
-            (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
-                if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
-            {
-                Lock::Revoked { until: *until }
-            }
-            (Lock::Revoked { until }, None) if revoke.when == When::Safe => Lock::Revoked { until: *until },
-            (_, None) => Lock::Free,
-            (Lock::Exclusive { .. } | Lock::Revoked { .. }, Some(left)) => {
-                Lock::Revoked { until: Due::after(now, left) }
-            }
-            (lock, Some(_)) => lock.clone(),
-        };
-        self.outlast();
-        let left = match self.lock {
-            Lock::Revoked { until } => until.left(now),
-            _ => left.unwrap_or_default(),
-        };
-        let holders: Vec<Holder> = shown.into_iter().map(|(_, holder)| holder).collect();
-        match was {
-            State::Free => Revoked::Free,
-            State::Cooling => Revoked::Cooling,
-            State::Held if !holders.is_empty() => Revoked::Holds { holders, left },
-            State::Held | State::Revoked => Revoked::AlreadyRevoked { holders, left },
-        }
-    }
-
-    /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
-    fn drop_what_cools(&mut self, now: Time) {
-        let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
-        let over: Vec<Token> =
-            self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();
-        for token in &over {
-            self.end(now, token, Outcome::Expired, None, None);
-        }
-    }
-
-    /// Whether it counts as held. An exclusive lock is seen to cool when its lease has run out and a min-hold keeps it;
-    /// to know that of each of many holds would cost every waiter's heartbeat a look at all of them.
-    fn is_live(&self, now: Time, hold: &Hold) -> bool {
-        let exclusive = matches!(self.lock, Lock::Exclusive { .. });
-        hold.phase == Phase::Held && !(exclusive && hold.until.passed(now))
-    }
-
     /// Whether anybody at all may be admitted.
     pub(super) fn is_open(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
             Some(mode) => self.admits(mode),
-        }
-    }
-
-    /// What the lock key and the holds say together.
-    fn state(&self, now: Time) -> State {
-        match self.lock {
-            Lock::Free => State::Free,
-            Lock::Foreign { .. } => State::Held,
-            Lock::Cooling { .. } => State::Cooling,
-            Lock::Revoked { .. } => State::Revoked,
-            Lock::Exclusive { .. } | Lock::Shared { .. } | Lock::Slots { .. } => {
-                if self.holds.is_empty() || self.holds.values().any(|hold| self.is_live(now, hold)) {
-                    State::Held
-                } else if self.holds.values().any(|hold| hold.phase == Phase::Revoked) {
-                    State::Revoked
-                } else {
-                    State::Cooling
-                }
-            }
-        }
-    }
-
-    /// The holds that make up the state, the oldest first.
-    fn shown(&self, now: Time, state: State) -> Vec<(&Token, &Hold)> {
-        let mut shown: Vec<(&Token, &Hold)> = self
-            .holds
-            .iter()
-            .filter(|(_, hold)| match state {
-                State::Held => self.is_live(now, hold),
-                State::Revoked => hold.phase == Phase::Revoked,
-                State::Free | State::Cooling => false,
-            })
-            .collect();
-        shown.sort_by_key(|(token, hold)| (hold.since, (*token).clone()));
-        shown
-    }
-
-    /// What is in the way of one who wants the lock in this mode.
-    pub(super) fn blocker(&self, now: Time, wanted: Mode) -> Blocker {
-        let state = self.state(now);
-        let shown = self.shown(now, state);
-        let by_due = |(token, hold): &(&Token, &Hold)| (hold.due(), (*token).clone());
-        let dues = self.holds.values().map(Hold::due);
-        let (first, known) = match (&self.lock, wanted) {
-            // The first slot to run out will do.
-            (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => {
-                (shown.iter().copied().min_by_key(by_due), dues.min())
-            }
-            (Lock::Slots { .. } | Lock::Shared { .. }, _) => {
-                (shown.iter().copied().max_by_key(by_due), dues.max())
-            }
-            _ => (shown.first().copied(), None),
-        };
-        let until = match &self.lock {
-            Lock::Free => None,
-            Lock::Exclusive { until, .. }
-            | Lock::Shared { until }
-            | Lock::Slots { until, .. }
-            | Lock::Cooling { until }
-            | Lock::Revoked { until } => Some(known.unwrap_or(*until)),
-            Lock::Foreign { until } => *until,
-        };
-        Blocker {
-            at: 0,
-            state,
-            mode: self.mode(),
-            holder: first.map(|(_, hold)| hold.shown(now)),
-            others: u64::try_from(shown.len().saturating_sub(1)).unwrap_or(u64::MAX),
-            left: until.map(|until| until.left(now)),
-        }
-    }
-}
-
-impl Hold {
-    fn shown(&self, now: Time) -> Holder {
-        Holder {
-            owner: self.owner.clone(),
-            fence: Fence(self.fence),
-            since: self.since.millis(),
-            held: Duration::from_millis(now.millis().saturating_sub(self.since.millis())),
-            lease: self.until.left(now),
-            slot: self.slot,
-            asked: self.asked.clone(),
-            confirmed: self.confirmed,
         }
     }
 }

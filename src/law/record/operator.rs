@@ -1,0 +1,105 @@
+//! What can an operator do to a lock? Ask a holder to end, take the lock away from all who hold it, have somebody woken who
+//! looks on.
+
+use super::{Hold, Lock, Phase, Record};
+use crate::law::WATCH_KEPT;
+use crate::law::answer::{Foreign, Holder, Outcome, Requested, Revoked, State};
+use crate::law::operation::{Revoke, When};
+use crate::law::time::{Due, Time};
+use crate::lock::{Fence, Owner, Token};
+
+impl Record {
+    /// Asks the hold with this fence to end.
+    pub(in crate::law) fn request(&mut self, fence: Fence, by: &Owner) -> Requested {
+        let hold = self.holds.values_mut().find(|hold| hold.phase == Phase::Held && hold.fence == fence.0);
+        match hold {
+            Some(hold) => {
+                hold.asked.get_or_insert_with(|| by.clone());
+                Requested::Asked
+            }
+            None => Requested::Gone,
+        }
+    }
+
+    /// Whether somebody asked this hold to end.
+    pub(in crate::law) fn is_asked(&self, token: &Token) -> bool {
+        self.holds.get(token).is_some_and(|hold| hold.asked.is_some())
+    }
+
+    /// Wakes the token whenever something changes, for a while.
+    pub(in crate::law) fn watch(&mut self, now: Time, token: &Token) {
+        self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
+    }
+
+    /// Takes the lock away from all who hold it.
+    pub(in crate::law) fn revoke(&mut self, now: Time, revoke: &Revoke) -> Revoked {
+        let was = self.state(now);
+        if let Lock::Foreign { until } = self.lock {
+            if revoke.when == When::Now {
+                self.lock = Lock::Free;
+                return Revoked::ForeignDeleted;
+            }
+            return Revoked::Foreign(Foreign {
+                kind: "string".into(),
+                left: until.map(|until| until.left(now)),
+            });
+        }
+        let shown: Vec<(Token, Holder)> =
+            self.shown(now, was).into_iter().map(|(token, hold)| (token.clone(), hold.shown(now))).collect();
+        self.drop_what_cools(now);
+        for (token, holder) in &shown {
+            let kept = self.holds.get(token).cloned();
+            self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
+            match (revoke.when, kept) {
+                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+                (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
+                    self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
+                }
+                _ => self.spend(now, token.clone(), false),
+            }
+        }
+        if revoke.when == When::Now {
+            // Those that were revoked before, beside the ones that held it until now.
+            for token in std::mem::take(&mut self.holds).into_keys() {
+                self.spend(now, token, false);
+            }
+        }
+        let left = self.holds.values().map(|hold| hold.until.left(now)).max();
+        self.lock = match (&self.lock, left) {
+            // The server has lost who holds it; only the key itself tells how long.
+            (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
+                if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
+            {
+                Lock::Revoked { until: *until }
+            }
+            (Lock::Revoked { until }, None) if revoke.when == When::Safe => Lock::Revoked { until: *until },
+            (_, None) => Lock::Free,
+            (Lock::Exclusive { .. } | Lock::Revoked { .. }, Some(left)) => {
+                Lock::Revoked { until: Due::after(now, left) }
+            }
+            (lock, Some(_)) => lock.clone(),
+        };
+        self.outlast();
+        let left = match self.lock {
+            Lock::Revoked { until } => until.left(now),
+            _ => left.unwrap_or_default(),
+        };
+        let holders: Vec<Holder> = shown.into_iter().map(|(_, holder)| holder).collect();
+        match was {
+            State::Free => Revoked::Free,
+            State::Cooling => Revoked::Cooling,
+            State::Held if !holders.is_empty() => Revoked::Holds { holders, left },
+            State::Held | State::Revoked => Revoked::AlreadyRevoked { holders, left },
+        }
+    }
+
+    /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
+    fn drop_what_cools(&mut self, now: Time) {
+        let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
+        let over: Vec<Token> =
+            self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();
+        for token in &over {
+            self.end(now, token, Outcome::Expired, None, None);
+        }
+    }
+}
