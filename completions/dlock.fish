@@ -29,7 +29,13 @@ complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print vers
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take the lock, run a command under it, give it back, exit as the command did'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds what, who waits, and for how long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show how the last runs under a lock went'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, or take it away from whoever holds it'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock for a script, which renews it and gives it back itself'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the lease of an acquired lock'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "check" -d 'Say whether the lock that this process runs under is still held'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "wait" -d 'Wait until locks are free, without taking them'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, ask its holder to stop, or take it away'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "watch" -d 'Print what happens to locks, as it happens'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print what was counted of locks, for Prometheus'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether the store is fit to hold locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -38,11 +44,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop CMD [default: 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with CMD when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant and each renewal [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r
@@ -59,7 +67,6 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'When to us
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambiguous word' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'A later version\'s' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
@@ -100,7 +107,84 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l min-hold -d 'Keep the lock at least this long after it was granted, also when it is given back earlier' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 1 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l reason -d 'Why; `dlock status` shows it' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Show and store TEXT in place of the command line of the process that started dlock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Share the lock with others that share it'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -l exclusive -d 'One holder at a time [default]'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a JSON array with one object, in place of the token'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s t -l ttl -d 'The length of the lease from now on, 500ms to 24h' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token-file -d 'Renew the hold whose token is in FILE (`-`: standard input)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s w -l wait -d 'Wait at most this long; 0: only look [default: for ever]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token-file -d 'Give back the hold whose token is in FILE (`-`: standard input)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l slot -d 'Of a lock with slots, ask only the holder of slot N to stop' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l timeout -d 'How long to wait for the job to end; the holder stays asked [default: for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -115,10 +199,42 @@ always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take the lock away: its renewals are refused from now on'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'With --force: grant it to the next at once; both jobs may then run'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask whether to go on'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one JSON object a line'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Give time series of their own to at most N locks, the first by name' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease to judge by [default: that of the configuration files, else 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -160,4 +276,10 @@ end
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand check" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -f -a "(__dlock_keys)"

@@ -2,17 +2,23 @@
 //! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
 //! may also give stays as it was typed, for `config`.
 
-use crate::lock::{Key, SLOTS_MAX, Ttl};
+use crate::lock::{Key, Replicas, SLOTS_MAX, Ttl};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod acquire;
+pub mod check;
 pub mod complete;
 pub mod doctor;
 pub mod duration;
 pub mod history;
+pub mod metrics;
+pub mod renew;
 pub mod usage;
+pub mod wait;
+pub mod watch;
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -57,8 +63,30 @@ pub enum Command {
     ///
     /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
     History(history::History),
-    /// Give back a lock, or take it away from whoever holds it
+    /// Take a lock for a script, which renews it and gives it back itself
+    ///
+    /// Prints the token that proves the hold, and says until when the lease lasts. For scripts that cannot be wrapped in
+    /// 'dlock run'.
+    Acquire(Box<acquire::Acquire>),
+    /// Extend the lease of an acquired lock
+    Renew(renew::Renew),
+    /// Say whether the lock that this process runs under is still held
+    Check(check::Check),
+    /// Wait until locks are free, without taking them
+    Wait(wait::Wait),
+    /// Give back a lock, ask its holder to stop, or take it away
+    ///
+    /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
+    /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
+    /// Print what happens to locks, as it happens
+    ///
+    /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
+    Watch(watch::Watch),
+    /// Print what was counted of locks, for Prometheus
+    ///
+    /// Grants, refusals, ends, how long was waited and held. Without KEY: every lock under the prefix.
+    Metrics(metrics::Metrics),
     /// Say whether the store is fit to hold locks
     ///
     /// Looks at every server that the store is made of, and at the settings that lead to it.
@@ -72,9 +100,15 @@ impl Command {
     pub fn key(&self) -> Option<&Key> {
         match self {
             Self::Run(run) => run.key.first(),
+            Self::Acquire(acquire) => acquire.key.first(),
+            Self::Renew(renew) => renew.key.as_ref(),
+            Self::Check(check) => check.key.as_ref(),
+            Self::Wait(wait) => wait.keys.first(),
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
-            Self::Status(_) | Self::Doctor(_) | Self::Completions(_) => None,
+            Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
+                None
+            }
         }
     }
 
@@ -83,8 +117,14 @@ impl Command {
         match self {
             Self::Run(run) => &run.common,
             Self::Status(status) => &status.common,
+            Self::Acquire(acquire) => &acquire.common,
+            Self::Renew(renew) => &renew.common,
+            Self::Check(check) => &check.common,
+            Self::Wait(wait) => &wait.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
+            Self::Watch(watch) => &watch.common,
+            Self::Metrics(metrics) => &metrics.common,
             Self::Doctor(doctor) => &doctor.common,
             Self::Completions(completions) => &completions.common,
         }
@@ -198,6 +238,13 @@ pub struct Run {
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 
+    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    ///
+    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
+    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub max_lease: Option<Duration>,
+
     /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
     ///
     /// While a lease runs out it is cut to a fifth of the ttl.
@@ -226,6 +273,13 @@ pub struct Run {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
+    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    ///
+    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
+    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
     /// Why; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
@@ -249,7 +303,7 @@ pub struct Run {
     #[command(flatten)]
     pub common: Common,
 
-    /// Other tools' habits, and what later versions bring.
+    /// Other tools' habits.
     #[command(flatten)]
     pub hidden: Hidden,
 }
@@ -267,7 +321,7 @@ impl Run {
     }
 }
 
-/// What `run` understands without showing it: habits of other tools, and what a later version brings.
+/// What `run` understands without showing it: habits of other tools.
 #[derive(Debug, Args)]
 pub struct Hidden {
     /// flock's way to say that it does not wait
@@ -277,10 +331,6 @@ pub struct Hidden {
     /// An ambiguous word
     #[arg(long, hide = true, num_args = 0..=1)]
     pub timeout: Option<Option<String>>,
-
-    /// A later version's
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub replicas: Option<Option<String>>,
 }
 
 const STATUS_AFTER: &str = "\
@@ -334,7 +384,14 @@ pub struct Status {
 
 const RELEASE_AFTER: &str = "\
 Examples:
-  # Give back a lock whose token was kept in a file:
+  # What a script got by dlock acquire, in that script:
+  dlock release nightly-report
+
+  # Somebody else's: shows who has it, and asks; -y goes on without asking:
+  dlock release nightly-report
+  dlock release nightly-report -y --timeout 1m
+
+  # A lock whose token was kept in a file:
   dlock release nightly-report --token-file token
 
   # The job hangs: its dlock stops it at the next heartbeat, and the next grant
@@ -345,17 +402,21 @@ Examples:
   dlock release nightly-report --force --now
 
 EXIT STATUS
-    0  the lock is given back or taken away, or was free
-   64  the command line makes no sense
+    0  the hold has ended, or is taken away; or nobody held the lock
+   64  the command line makes no sense, or nobody is there to answer (-y); or the
+       lock ends with the job of a 'dlock run' around this process
    69  the store cannot be reached, or refused
+   75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
-   79  the token given holds nothing";
+   79  the token given, or the hold that DLOCK_HELD names, is no more";
 
 /// `dlock release`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR]\n       \
+        dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    allow_negative_numbers = true,
     after_long_help = RELEASE_AFTER
 )]
 pub struct Release {
@@ -377,9 +438,17 @@ pub struct Release {
     #[arg(long)]
     pub now: bool,
 
-    /// Do not ask
+    /// Do not ask whether to go on
     #[arg(short, long)]
     pub yes: bool,
+
+    /// Of a lock with slots, ask only the holder of slot N to stop
+    #[arg(long, value_name = "N", value_parser = slot, conflicts_with_all = ["force", "token_file"])]
+    pub slot: Option<u32>,
+
+    /// How long to wait for the job to end; the holder stays asked [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
+    pub timeout: Option<Duration>,
 
     /// The options every command takes.
     #[command(flatten)]
@@ -420,10 +489,11 @@ pub struct Completions {
 pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
-    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], or file:/DIR for locks between the
-    /// processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the system's authorities,
-    /// &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of this machine can see
-    /// it.
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
+    /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of
+    /// this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 
@@ -531,6 +601,11 @@ pub fn slots(text: &str) -> Result<u32, String> {
 fn interval(text: &str) -> Result<Duration, String> {
     let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
     if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
+}
+
+/// The value of `--slot`.
+fn slot(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a slot is a number from 0 to {}", SLOTS_MAX - 1))
 }
 
 /// The value of `--busy-exit-code`.

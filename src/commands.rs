@@ -2,30 +2,43 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::config::url::{self, Place};
+use crate::clock::Moment;
 use crate::config::{Settings, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
+use crate::law::Proof;
 use crate::lock::{Key, Name, Names, Owner};
+use crate::output::busy::listed;
 use crate::output::{self, Kind, Printer};
-use crate::store::file::FileStore;
-use crate::store::redis::{Address, Files, RedisStore, Target, Tls};
 use crate::store::{self, Store};
+use held::{Held, Holds};
 use std::process::ExitCode;
+use stores::open;
 
+pub mod acquire;
+mod attend;
+pub mod check;
 pub mod complete;
 pub mod completions;
 pub mod doctor;
 pub mod held;
 pub mod history;
+mod lookout;
+pub mod metrics;
 mod owner;
 pub mod release;
+pub mod renew;
 pub mod run;
 pub mod status;
+mod stores;
+mod token_file;
+pub mod wait;
+pub mod watch;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    let evaluated = usage::is_evaluated(std::env::args_os());
     let (exit, printer) = match usage::parse(std::env::args_os()) {
         Ok(Parsed::Print(text)) => {
             (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
@@ -47,6 +60,9 @@ pub fn main() -> ExitCode {
         printer.say(Kind::Error, &error::line(&error));
         error::exit_of(&error)
     });
+    if evaluated && exit != Exit::Ok {
+        let _said = output::print(&refusal(exit));
+    }
     if let Exit::Signal(signal) = exit {
         job::die_of(signal);
     }
@@ -60,6 +76,19 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             let (settings, printer) = settle(&flags.common)?;
             status::status(&settings, flags, &printer)
         }
+        Command::Acquire(flags) => acquire::acquire(flags),
+        Command::Renew(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            renew::renew(&settings, flags, &printer)
+        }
+        Command::Check(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            check::check(&settings, flags, &printer)
+        }
+        Command::Wait(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            wait::wait(&settings, flags, &printer)
+        }
         Command::History(flags) => {
             let (settings, _) = settle(&flags.common)?;
             history::history(&settings, flags)
@@ -72,8 +101,22 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
             let (settings, printer) = settle(&flags.common)?;
             release::release(&settings, flags, &printer)
         }
+        Command::Watch(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            watch::watch(&settings, flags, &printer)
+        }
+        Command::Metrics(flags) => {
+            let (settings, printer) = settle(&flags.common)?;
+            metrics::metrics(&settings, flags, &printer)
+        }
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
     }
+}
+
+/// What a shell that evaluates the output of `acquire --export` gets in place of variables: the status as its own, so that
+/// `set -e` stops it.
+fn refusal(exit: Exit) -> String {
+    format!("(exit {})\n", exit.code())
 }
 
 /// The settings that every command has, and who prints; what is to be said about the settings is said.
@@ -87,54 +130,6 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
         printer.say(Kind::Detail, remark);
     }
     Ok((settings, printer))
-}
-
-/// The store that the settings name. A server is not spoken to yet.
-fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    let shown = settings.store.to_string();
-    let (address, database, tls) = match &settings.store.place {
-        Place::Tcp { host, db, tls } => {
-            (Address::Tcp { host: host.name.clone(), port: host.port }, *db, tls.as_ref())
-        }
-        Place::Unix { path, db } => (Address::Unix(path.clone()), *db, None),
-        Place::File { dir } => {
-            let store = FileStore::open(dir, &shown);
-            return Ok(Box::new(store.map_err(|error| located(settings, error))?));
-        }
-        Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
-            let origin = settings.store.origin();
-            return Err(Error::Config(format!("{shown}: such a store is not in this version ({origin})")));
-        }
-    };
-    Ok(Box::new(RedisStore::new(server(settings, address, database, tls)?)))
-}
-
-/// One server, and how to get in.
-fn server(
-    settings: &Settings,
-    address: Address,
-    database: u16,
-    tls: Option<&url::Tls>,
-) -> Result<Target, Error> {
-    let shown = settings.store.to_string();
-    let credentials = settings.store.credentials.as_ref();
-    Ok(Target {
-        address,
-        database: u32::from(database),
-        username: credentials.and_then(|credentials| credentials.username.clone()),
-        password: credentials.map(|credentials| credentials.password.expose().to_owned()),
-        tls: tls.map(|tls| certificates(settings, tls, &shown)).transpose()?,
-        shown,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    })
-}
-
-/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
-/// anything is asked for.
-fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
-    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
 }
 
 /// An error of the store, with where the store was set.
@@ -152,6 +147,26 @@ fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
     let mut names = keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?.into_iter();
     let first = names.next().ok_or_else(|| Error::Usage("a key is needed".into()))?;
     Ok(Names::new(first, names))
+}
+
+/// What the store says of a hold that DLOCK_HELD claims; nothing if it is none any more.
+fn prove(settings: &Settings, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
+    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
+    let names = held.names().map_err(Error::Usage)?;
+    store.prove(&names, &held.token, by).map_err(|error| located(settings, error))
+}
+
+/// DLOCK_HELD knows no such hold.
+fn no_hold(settings: &Settings, holds: &Holds, key: Option<&Key>) -> Error {
+    let of = key.map(|key| format!(" of {key}")).unwrap_or_default();
+    let others: Vec<String> =
+        holds.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
+    let next = if others.is_empty() {
+        "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
+    } else {
+        format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
+    };
+    Error::NotHeld(format!("this process runs under no lock{of} in {}: {next}", settings.store))
 }
 
 /// This process, as others see it in the store.

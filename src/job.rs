@@ -23,7 +23,7 @@ mod talk;
 mod tty;
 
 pub use limits::{Limits, LimitsSender};
-pub use signals::{Inherited, Received, Sender, prepare};
+pub use signals::{Endings, Inherited, Received, Sender, prepare};
 pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};

@@ -1,13 +1,13 @@
-//! How is the lock taken, waited for, kept and given back? One thread talks to the store, from the first request to the
-//! last renewal, so that the thread which supervises the job never waits for a server. When the job is over there is
-//! nothing to supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
+//! How is the lock kept and given back? One thread talks to the store, from the first request ([`obtain`]) to the last
+//! renewal, so that the thread which supervises the job never waits for a server. When the job is over there is nothing to
+//! supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
 //!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
-use crate::law::{Acquired, Ask, Blocker, End, Grant, Left, Patience, Ran, Renewal, Waiting};
+use crate::law::{Ask, Blocker, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token};
 use crate::store::{Ear, Error, Listener, Store};
 use bell::Bell;
@@ -21,22 +21,21 @@ use std::thread;
 use std::time::Duration;
 
 pub mod bell;
+mod obtain;
+
+pub use obtain::obtain;
 
 /// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
 const EAR_AFTER: Duration = Duration::from_secs(1);
 /// How long a holder does without an ear that failed.
 const DEAF: Duration = Duration::from_secs(1);
-/// How long a queued waiter waits after a failure before it asks again.
-const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
+/// How long one who waits does so after a failure before it asks again.
+pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
-/// A waiter never asks faster than this, whatever the store says.
-const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 /// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
 const WORTH_SAYING: u32 = 2;
-/// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
-const LATE_ANSWERS: u32 = 2;
 
 /// How long to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,7 +221,9 @@ struct Keeper {
 
 impl Keeper {
     fn run(&self) {
-        if let Some(sent) = self.obtain() {
+        // Nobody else asks for the store before the lock is held.
+        let sent = obtain(&mut **self.shared.store(), &self.request, &mut |report| self.report(report));
+        if let Some(sent) = sent {
             self.keep(sent);
         }
     }
@@ -231,105 +232,6 @@ impl Keeper {
         // Nobody listens any more when the process is about to end.
         let _ = self.reports.send(report);
         self.owner.ring();
-    }
-
-    /// Takes the lock, waiting as long as is wanted. The moment from which the lease counts, or nothing.
-    fn obtain(&self) -> Option<Moment> {
-        let budget = self.request.connect_timeout + self.request.op_timeout;
-        let (mut queued, mut troubled, mut late) = (false, false, 0);
-        loop {
-            let sent = Moment::now();
-            let by = match self.request.wait {
-                Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
-                _ => sent.after(budget),
-            };
-            let answer = self.shared.store().acquire(&self.request.names, &self.request.ask, by);
-            match answer {
-                // Asking again extends the lease, counted from the new request.
-                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
-                Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
-                    self.report(Report::TooSlow);
-                    return None;
-                }
-                Ok(Acquired::Granted(grant)) => {
-                    self.report(Report::Granted { grant, sent });
-                    return Some(sent);
-                }
-                Ok(Acquired::Busy(blocker)) => {
-                    self.report(Report::Busy(blocker));
-                    return None;
-                }
-                Ok(Acquired::Spent) => {
-                    self.report(Report::TakenAway);
-                    return None;
-                }
-                Ok(Acquired::Waiting(waiting)) => {
-                    if std::mem::take(&mut troubled) {
-                        self.report(Report::Recovered);
-                    }
-                    queued = true;
-                    let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
-                    let blocker = waiting.blocker.clone();
-                    self.report(Report::Waiting(waiting));
-                    match self.sleep(next) {
-                        Ok(true) => {}
-                        Ok(false) => return self.give_up(Report::Busy(blocker)),
-                        Err(error) => return self.give_up(Report::Failed(error)),
-                    }
-                }
-                Err(error) if queued && error.is_transient() => {
-                    self.shared.store().reset();
-                    if self.is_over() {
-                        self.report(Report::Failed(error));
-                        return None;
-                    }
-                    if !troubled {
-                        troubled = true;
-                        self.report(Report::Trouble { error, until: sent });
-                    }
-                    thread::sleep(RIDE_OUT_PAUSE);
-                }
-                Err(error) => {
-                    self.report(Report::Failed(error));
-                    return None;
-                }
-            }
-        }
-    }
-
-    fn is_too_late(&self, sent: Moment) -> bool {
-        self.request.schedule.term_at(sent).passed()
-    }
-
-    fn is_over(&self) -> bool {
-        matches!(self.request.wait, Wait::Until(end) if end.passed())
-    }
-
-    /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
-    fn sleep(&self, next: Moment) -> Result<bool, Error> {
-        let next = match self.request.wait {
-            Wait::Until(end) => next.min(end),
-            Wait::No | Wait::Forever => next,
-        };
-        let slept = self.shared.store().sleep(&self.request.names, &self.request.ask.token, next);
-        match slept {
-            Ok(()) => {}
-            // The next heartbeat says what is wrong, or that all is well on another connection.
-            Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
-            Err(error) => return Err(error),
-        }
-        Ok(!self.is_over())
-    }
-
-    /// Leaves the queue, and says why.
-    fn give_up(&self, why: Report) -> Option<Moment> {
-        let by = Moment::now().after(self.request.op_timeout);
-        let end = End { ran: Ran::No, job: None };
-        match give_back(&mut **self.shared.store(), &self.request.names, &self.request.ask.token, &end, by) {
-            Ok(_) => self.report(why),
-            Err(error) => self.report(Report::Failed(error)),
-        }
-        None
     }
 
     /// Renews until the lock is given back or lost.

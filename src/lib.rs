@@ -8,7 +8,7 @@
 //! | [`lock`] | the nouns: key, name, token, fence, ttl, owner |
 //! | [`law`] | what a lock is allowed to do, and what a holder does when: pure |
 //! | [`clock`] | which clock, and why |
-//! | [`store`] | what a store is; `store::redis` and `store::file` are the two |
+//! | [`store`] | what a store is; `store::redis`, `store::quorum` (several masters) and `store::file` are the three |
 //! | [`lease`] | how the lock is taken, waited for, renewed and given back: the heartbeat thread |
 //! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time |
 //! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |
@@ -18,7 +18,8 @@
 //! `cli`, `lock`, `law` and `exit` know nothing below them. `store` and `lease` know those; neither knows that children
 //! exist. `job` does not know that locks exist. Only `commands` joins them. `law` reads no clock and does no I/O.
 //! A test (`tests/walls.rs`) holds these walls. There are two threads: the main one supervises the job, the other one
-//! talks to the store.
+//! talks to the store. What may hang without a deadline (a name service, a sentinel that does not answer) is asked on
+//! further threads, which may be left behind; so is each master of a quorum, lest one of them keep the others waiting.
 
 pub mod cli;
 pub mod clock;

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// The greatest number of bytes in a [`Key`].
@@ -137,6 +138,31 @@ pub enum Mode {
     Slots(u32),
 }
 
+/// How many replicas of the store must acknowledge what a hold rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replicas {
+    /// None.
+    #[default]
+    None,
+    /// This many.
+    AtLeast(NonZeroU32),
+    /// All that are connected, and there must be one.
+    All,
+}
+
+impl Replicas {
+    /// Reads `N` or `all`. The error says what is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.parse::<u32>() {
+            _ if text == "all" => Ok(Self::All),
+            Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Ok(NonZeroU32::new(number).map_or(Self::None, Self::AtLeast))
+            }
+            _ => Err("it is a number of replicas, or 'all'".into()),
+        }
+    }
+}
+
 /// The greatest number of slots. A grant looks for the lowest free one among those that are taken.
 pub const SLOTS_MAX: u32 = 1000;
 
@@ -228,13 +254,31 @@ impl Ttl {
     }
 }
 
+/// Who took a hold, and so who gives it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// `dlock run`: it renews the hold, hears what an operator asks for, and the hold ends with its job.
+    #[default]
+    Run,
+    /// `dlock acquire`: a script renews it and gives it back.
+    Acquire,
+}
+
+impl By {
+    /// What need not be written down.
+    fn is_usual(&self) -> bool {
+        *self == Self::Run
+    }
+}
+
 /// Who holds or waits, as `status` shows it. The store keeps it and never looks inside.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
     /// Host name.
     pub host: String,
-    /// Process id of dlock on that host.
+    /// Process id on that host: of dlock, or of the script that has the hold.
     pub pid: u32,
     /// Login name, else the numeric user id.
     pub user: String,
@@ -242,4 +286,7 @@ pub struct Owner {
     pub command: String,
     /// `--reason`.
     pub reason: Option<String>,
+    /// Who took the hold.
+    #[serde(skip_serializing_if = "By::is_usual")]
+    pub by: By,
 }

@@ -13,16 +13,21 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+pub mod acquired;
 pub mod busy;
 pub mod doctor;
 pub mod history;
 pub mod json;
 pub mod live;
 pub mod locale;
+pub mod metrics;
+pub mod question;
 pub mod report;
 pub mod screen;
+pub mod sight;
 pub mod table;
 pub mod time;
+pub mod watch;
 
 /// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
 const LONGEST: usize = 4096;
@@ -151,6 +156,14 @@ fn send(line: &str) {
 
 /// Writes a result to stdout, whole. That nobody reads it any more is no error.
 pub fn print(text: &str) -> Result<(), Error> {
+    match deliver(text) {
+        Err(Error::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Writes a result to stdout, whole, for somebody who needs it.
+pub fn deliver(text: &str) -> Result<(), Error> {
     if sys::closed_at_start().any(|fd| fd == 1) {
         return Err(Error::Output(Errno::BADF.into()));
     }
@@ -163,7 +176,6 @@ pub fn print(text: &str) -> Result<(), Error> {
                 let mut ready = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
                 let _woken = poll(&mut ready, None);
             }
-            Err(Errno::PIPE) => return Ok(()),
             Err(error) => return Err(Error::Output(error.into())),
         }
     }

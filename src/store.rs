@@ -16,8 +16,10 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub mod events;
 pub mod file;
 pub mod probe;
+pub mod quorum;
 pub mod redis;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and
@@ -26,6 +28,12 @@ pub trait Store: Send {
     /// Called once before a hold or a wait begins, while the process has one thread: what tells of its death must be
     /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
+
+    /// The hold is from now on whoever's has the token: it does not end with this process, but by its lease, or when it
+    /// is given back. Only a store that hears of deaths has anything to do for that.
+    fn hand_over(&mut self, _: &Names, _: &Token, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Asks for the locks, all or nothing; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
@@ -82,6 +90,11 @@ pub trait Ear: Send {
     /// Sleeps until something may have happened (true), at the latest until `until` (false). After a failure it is deaf
     /// for a while, and tries again when it is used again.
     fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
+
+    /// Which lock the last news was of, where the ear can tell; else it may be any of its locks.
+    fn about(&self) -> Option<&Name> {
+        None
+    }
 }
 
 /// A waiter, as seen from outside.
@@ -129,6 +142,8 @@ pub enum Error {
     Unreachable(String),
     /// It answered, and cannot serve now: loading, read-only, out of memory, cannot persist.
     Unavailable(String),
+    /// It did what was asked, and too few of its replicas acknowledged that in time.
+    Unacknowledged(String),
     /// Authentication failed or a right is missing.
     Denied(String),
     /// This place cannot hold locks, whenever one asks.
@@ -143,14 +158,16 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Unavailable(_) => true,
-            Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
+            Self::Unacknowledged(_) | Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
         }
     }
 
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) | Self::Garbled(_) => Exit::Unavailable,
+            Self::Unreachable(_) | Self::Unavailable(_) | Self::Unacknowledged(_) | Self::Garbled(_) => {
+                Exit::Unavailable
+            }
             Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
         }
@@ -161,6 +178,7 @@ impl Error {
         match self {
             Self::Unreachable(text) => Self::Unreachable(change(text)),
             Self::Unavailable(text) => Self::Unavailable(change(text)),
+            Self::Unacknowledged(text) => Self::Unacknowledged(change(text)),
             Self::Denied(text) => Self::Denied(change(text)),
             Self::Unfit(text) => Self::Unfit(change(text)),
             Self::Garbled(text) => Self::Garbled(change(text)),
@@ -173,6 +191,7 @@ impl fmt::Display for Error {
         match self {
             Self::Unreachable(text)
             | Self::Unavailable(text)
+            | Self::Unacknowledged(text)
             | Self::Denied(text)
             | Self::Unfit(text)
             | Self::Garbled(text) => f.write_str(text),

@@ -1,6 +1,10 @@
 //! The least rights that the documents give are enough and none too many, and what is said when one is missing.
 
+use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
+use crate::support::redis::Redis;
+use crate::support::replicated;
+use crate::support::sentinel::{self, Sentinel, admit_watchers};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use rustix::process::Signal;
@@ -17,7 +21,7 @@ fn section() -> String {
 }
 
 /// The words of the line that the documents give, with a password.
-fn line() -> Vec<String> {
+pub fn line() -> Vec<String> {
     let section = section();
     let line = section.lines().find(|line| line.starts_with("ACL SETUSER dlock ")).expect("the line");
     line.replace("PASSWORD", "hush").split_whitespace().map(str::to_owned).collect()
@@ -89,6 +93,64 @@ fn the_documented_line_is_enough() {
     // After that, because it asks for more than what is needed.
     let doctor = dlock(&["doctor"]).run().stdout;
     assert!(!doctor.contains("bad"), "{doctor}");
+}
+
+/// The rights in the documents' line that begins so.
+fn further(begin: &str) -> Vec<String> {
+    let section = section();
+    let (_, rest) = section.split_once(&format!("\n- {begin}")).expect("a line about it");
+    let item = rest.split("\n- ").next().and_then(|item| item.split("\n\n").next()).expect("text");
+    let words = item.split(['`', ' ']).filter(|word| word.starts_with('+'));
+    words.map(str::to_owned).collect()
+}
+
+/// The same dlock, over servers that belong together: what more is needed is enough, and each of it is used.
+#[test]
+fn servers_that_belong_together_need_what_is_documented() {
+    let mut world = World::without_redis();
+    let (master, _replicas) = replicated::start(&world, 1);
+    let rights = further("For `--replicas`");
+    assert_eq!(rights, ["+wait", "+role"]);
+    world.use_store(master.url());
+    with_each(&world, &[&master], &rights, &["--replicas", "all"]);
+
+    let mut rights = further("With sentinels");
+    let own = rights.pop().expect("a right");
+    admit_watchers(&master);
+    let login = format!("user dlock on >sesame {own}\nuser default on nopass ~* &* +@all");
+    let sentinel = Sentinel::start(&world, master.port(), 1, 1, &login);
+    world.write("word", "sesame");
+    let word = world.path("word");
+    let login = format!("?sentinel-username=dlock&sentinel-password-file={}", word.display());
+    world.use_store(sentinel::url(&[sentinel.port()]) + &login);
+    with_each(&world, &[&master], &rights, &[]);
+
+    let nodes = Cluster::start(&world, 2);
+    let other = 1 - nodes.owner("dlock:k");
+    world.use_store(nodes.url(&[other]));
+    let rights = further("In a cluster");
+    assert_eq!(rights, ["+cluster|slots", "+asking"]);
+    // ASKING is for the time in which a slot moves.
+    with_each(&world, &nodes.masters.iter().collect::<Vec<_>>(), &rights[..1], &[]);
+}
+
+/// A run goes well with all of these rights beside the documented line, and names each that is missing.
+fn with_each(world: &World, servers: &[&Redis], rights: &[String], options: &[&str]) {
+    let let_in = |without: Option<&String>| {
+        let mut words = line();
+        words.extend(rights.iter().filter(|right| Some(*right) != without).cloned());
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        servers.iter().for_each(|server| server.ask::<()>(&words));
+    };
+    for right in rights {
+        let_in(Some(right));
+        let said =
+            as_user(world.run("k", options, "touch ran")).status(77).stderr_like("dlock: .*\n").run().stderr;
+        assert!(said.contains(&format!("'{}'", right.trim_start_matches('+'))), "without {right}: {said}");
+    }
+    assert!(!world.path("ran").exists());
+    let_in(None);
+    as_user(world.run("k", options, "true")).run();
 }
 
 /// Each right is used, and its absence named.

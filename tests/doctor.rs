@@ -1,10 +1,14 @@
 //! `dlock doctor`: is this store fit to hold locks? What it finds on real servers and directories; how each fact is
 //! judged is tested where that is done.
 
+use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
+use crate::support::masters::Masters;
 use crate::support::pty::Terminal;
+use crate::support::sentinel::{self, Sentinel};
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -191,4 +195,40 @@ fn it_fits_a_terminal() {
     let plain = shown.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "");
     assert!(plain.lines().all(|line| line.trim_end().chars().count() <= 40), "{plain}");
     terminal.close();
+}
+
+/// Every server that holds locks is looked at, whatever they make together.
+#[test]
+fn every_master_of_a_cluster_is_looked_at() {
+    let world = World::without_redis();
+    let cluster = Cluster::start(&world, 3);
+    let found = findings(world.dlock(["doctor", "--json", "--store", &cluster.url(&[0])]).args(PATIENT));
+    assert_eq!(nodes(&found, "rights"), 3, "{found:#?}");
+    assert!(found.iter().all(|(check, verdict, _)| check != "rights" || verdict == "ok"), "{found:#?}");
+    assert_eq!(verdict(&found, "failover"), "ok");
+}
+
+#[test]
+fn the_master_that_sentinels_name_is_looked_at() {
+    let world = World::with_redis(&[]);
+    let sentinel = Sentinel::start(&world, world.redis().port(), 1, 0, "");
+    let store = sentinel::url(&[sentinel.port()]);
+    let found = findings(world.dlock(["doctor", "--json", "--store", &store]).args(PATIENT));
+    assert_eq!((nodes(&found, "rights"), verdict(&found, "failover")), (1, "ok"), "{found:#?}");
+    // Down after half a second, and a lease that does not outlast the election.
+    let short = ["doctor", "--json", "--ttl", "1s", "--store", &store];
+    assert_eq!(verdict(&findings(world.dlock(short)), "failover"), "warn");
+}
+
+#[test]
+fn every_independent_master_is_looked_at() {
+    let masters = Masters::fresh(3);
+    let found = findings(masters.dlock(&["doctor", "--json"]).args(PATIENT));
+    assert_eq!(nodes(&found, "rights"), 3, "{found:#?}");
+}
+
+/// How many servers a check was made on.
+fn nodes(found: &[(String, String, Value)], check: &str) -> usize {
+    let of_check = found.iter().filter(|(name, ..)| name == check);
+    of_check.filter_map(|(_, _, finding)| finding["node"].as_str()).collect::<BTreeSet<_>>().len()
 }

@@ -17,9 +17,12 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - input, config, passwords: what is accepted from whom, and what is never shown
-//! - status, status_watch, history, release, doctor: the other commands
+//! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
+//! - quorum: several masters hold one lock, and some of them are lost
+//! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
+//! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - interop: the well-known pattern of other lock libraries
@@ -37,6 +40,9 @@
 )]
 
 mod acl;
+mod acquire;
+mod check;
+mod cluster;
 mod completions;
 mod config;
 mod contention;
@@ -48,14 +54,19 @@ mod input;
 mod interop;
 mod lease;
 mod lost_replies;
+mod metrics;
 mod min_hold;
 mod nesting;
 mod oversell;
 mod passwords;
+mod quorum;
 mod readme;
 mod release;
+mod renew;
+mod replicas;
 mod report;
 mod schema;
+mod sentinel;
 mod server_states;
 mod several;
 mod shared;
@@ -71,5 +82,7 @@ mod terminal;
 mod tls;
 mod tree;
 mod twin;
+mod wait;
 mod waiting_line;
 mod walls;
+mod watch;

@@ -15,6 +15,7 @@ fn every_example_is_understood() {
     // Only dlock is in reach of these lines: the jobs that they name are not found, which comes after the parsing.
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
+    world.write("token", "00000000000000000000000000000000");
     for (place, line) in examples {
         let mut shell = world.command("/bin/sh");
         shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
@@ -49,17 +50,24 @@ fn the_first_command_runs_a_job_without_a_server() {
 #[test]
 fn every_example_in_the_help_is_understood() {
     let world = World::without_redis();
-    for command in ["run", "status", "history", "release", "doctor"] {
+    for command in [
+        "run", "status", "history", "watch", "metrics", "acquire", "renew", "check", "wait", "release",
+        "doctor",
+    ] {
         let help = world.dlock([command, "--help"]).any_stdout().run().stdout;
         let (_, examples) = help.split_once("Examples:").expect("examples");
         let lines = examples.lines().map(str::trim).filter(|line| line.starts_with("dlock "));
         // --watch wants a terminal, and has tests of its own.
-        let elsewhere = ["|", "-c '", "--watch"];
+        let elsewhere = ["|", "-c '", "--watch", " > "];
         for line in lines.filter(|line| !elsewhere.iter().any(|part| line.contains(part))) {
             let words = line.split(' ').skip(1).take_while(|word| *word != "--").collect::<Vec<_>>();
             let job: &[&str] = if command == "run" { &["--", "true"] } else { &[] };
             world.write("token", "00000000000000000000000000000000");
-            let output = world.dlock(words).args(job).any_stdout().any_stderr().spawn().output();
+            let dlock = world.dlock(words).args(job).any_stdout().any_stderr();
+            // It ends only where there is no store.
+            let dlock =
+                if command == "watch" { dlock.env("DLOCK_STORE", "redis://127.0.0.1:1") } else { dlock };
+            let output = dlock.spawn().output();
             assert!(!matches!(output.end(), End::Status(64 | 78 | 70)), "{line}: {}", output.stderr);
         }
     }

@@ -6,7 +6,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::{Value, json};
 
-on_every_store!(what_commands_print, what_runs_report);
+on_every_store!(what_commands_print, what_runs_report, what_is_watched);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
@@ -54,6 +54,10 @@ fn what_commands_print(backend: Backend) {
     let world = World::new(backend);
     let mut definitions = Definitions::read();
     let print = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
+    for mode in [&["-k", "a"][..], &["-k", "b", "-k", "c", "-s"], &["-k", "d", "-n", "2"]] {
+        let words = [&["acquire", "--json", "-q", "-t", "500ms"], mode].concat();
+        definitions.check("acquire", &print(&words));
+    }
     definitions.check("status", &print(&["status", "--json"]));
     definitions.check("status", &print(&["status", "never", "--json"]));
     definitions.check("history", &print(&["history", "never", "--json"]));
@@ -83,6 +87,28 @@ fn what_commands_print(backend: Backend) {
     world.write("go", "");
     holder.finish();
     waiter.finish();
+}
+
+fn what_is_watched(backend: Backend) {
+    let world = World::new(backend);
+    let mut definitions = Definitions::read();
+    let watch = world.dlock(["watch", "-v", "k", "--json"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    world.run("k", &["--reason", "why"], "exit 3").status(3).run();
+    world.run("k", &[], "kill -KILL $$").dies_of(9).run();
+    let holder = world.run("k", &["-t", "1m", "-n", "2"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.run("k", &[], "true").status(75).any_stderr().run();
+    world.run("k", &["-w", "100ms"], "true").status(75).any_stderr().run();
+    world.dlock(["release", "k", "--force"]).any_stderr().run();
+    holder.finish();
+    wait_until("all is told", || watch.printed().contains("\"forced\""));
+    watch.signal(rustix::process::Signal::TERM);
+    let lines = watch.finish().stdout;
+    assert!(lines.lines().count() >= 7, "{lines}");
+    for line in lines.lines() {
+        definitions.check("event", line);
+    }
 }
 
 fn what_runs_report(backend: Backend) {

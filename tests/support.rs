@@ -2,12 +2,17 @@
 //! terminal. Scenarios are elsewhere.
 
 pub mod certificates;
+pub mod cluster;
 pub mod dlock;
+pub mod hole;
 pub mod job;
+pub mod masters;
 pub mod proc;
 pub mod proxy;
 pub mod pty;
 pub mod redis;
+pub mod replicated;
+pub mod sentinel;
 pub mod storm;
 pub mod wait;
 pub mod world;

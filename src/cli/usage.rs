@@ -1,6 +1,7 @@
 //! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
 //! one line with a hint. Nothing is printed here, and no variable or file is looked at.
 
+use super::acquire::Acquire;
 use super::complete::Question;
 use super::{Cli, Command, Release, Run};
 use clap::Parser;
@@ -19,11 +20,9 @@ pub enum Parsed {
     Print(String),
 }
 
-/// What later versions bring: said as such, so that nobody looks for the typing error.
-const LATER: [&str; 6] = ["acquire", "renew", "check", "wait", "watch", "metrics"];
-
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, history, release, doctor, completions";
+const COMMANDS: &str =
+    "run, status, history, watch, metrics, acquire, renew, check, wait, release, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -44,7 +43,14 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
-                Command::Status(_) | Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
+                Command::Acquire(acquire) => check_acquire(acquire)?,
+                Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
+                Command::Status(_)
+                | Command::History(_)
+                | Command::Watch(_)
+                | Command::Metrics(_)
+                | Command::Doctor(_)
+                | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }
@@ -62,6 +68,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             }
         },
     }
+}
+
+/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`.
+pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    let mut arguments = arguments.into_iter().skip(1);
+    arguments.next().is_some_and(|word| word == "acquire") && arguments.any(|word| word == "--export")
 }
 
 /// Whether there is a `--` on the command line.
@@ -87,9 +99,6 @@ fn check_run(run: &Run) -> Result<(), String> {
     if let (Some(one), Some(other)) = (given.next(), given.next()) {
         return Err(format!("{one} and {other} exclude each other; leave one out"));
     }
-    if hidden.replicas.is_some() {
-        return Err(later("--replicas", "only the server that was asked acknowledges"));
-    }
     if run.key.is_empty() {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
     }
@@ -111,22 +120,24 @@ fn waits(run: &Run) -> bool {
     run.wait.is_some_and(|bound| bound != Some(Duration::ZERO))
 }
 
+/// What clap cannot express about `acquire`.
+fn check_acquire(acquire: &Acquire) -> Result<(), String> {
+    let waits = acquire.wait.is_some_and(|bound| bound != Some(Duration::ZERO));
+    if waits && acquire.min_hold.is_some_and(|span| !span.is_zero()) {
+        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+    }
+    if acquire.busy_exit_code == Some(0) {
+        return Err("-E 0 would have the script go on without the lock; give another number".into());
+    }
+    Ok(())
+}
+
 /// What clap cannot express about `release`.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
     }
-    if !release.force && release.token_file.is_none() {
-        return Err("asking a holder to stop comes with a later version; --force takes the lock away, \
-             --token-file FILE gives back a hold of your own"
-            .into());
-    }
     Ok(())
-}
-
-/// The line for what this version does not do.
-fn later(what: &str, today: &str) -> String {
-    format!("{what} comes with a later version; today {today}")
 }
 
 /// One line for what clap refuses.
@@ -148,9 +159,6 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            if LATER.contains(&word.as_str()) {
-                return format!("the command '{word}' comes with a later version; there are {COMMANDS}");
-            }
             let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
             format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
         }
@@ -242,7 +250,19 @@ mod tests {
             &[],
             &["foo"],
             &["statsu"],
-            &["acquire", "-k", "x"],
+            &["acquire"],
+            &["acquire", "x"],
+            &["acquire", "-k", "x", "-s", "-n", "2"],
+            &["acquire", "-k", "x", "-w", "--min-hold", "1"],
+            &["acquire", "-k", "x", "--json", "--export"],
+            &["acquire", "-k", "x", "-E", "0"],
+            &["acquire", "-k", "x", "--", "true"],
+            &["renew", "--token-file", "f"],
+            &["renew", "a", "b"],
+            &["check", "a", "b"],
+            &["wait"],
+            &["wait", "a", "-w"],
+            &["wait", "a", "-w", "b"],
             &["--store", "x", "run"],
             &["run"],
             &["run", "-k"],
@@ -272,7 +292,7 @@ mod tests {
             &["run", "-k", "a", "--tree=yes", "--", "true"],
             &["run", "-k", "a", "--report", "--", "true"],
             &["run", "-k", "a", "--report=", "--", "true"],
-            &["run", "-k", "a", "--replicas", "all", "--", "true"],
+            &["run", "-k", "a", "--replicas", "some", "--", "true"],
             &["run", "-k", "a", "--min-hold", "1", "-w", "--", "true"],
             &["run", "-k", "a", "--nonblock", "-w", "1", "--", "true"],
             &["run", "-k", "a", "--wiat", "--", "true"],
@@ -281,7 +301,8 @@ mod tests {
             &["status", "--jsno"],
             &["status", "--json=1"],
             &["release"],
-            &["release", "k"],
+            &["release", "k", "--slot", "1", "--force"],
+            &["release", "k", "--timeout", "x"],
             &["release", "k", "--now"],
             &["release", "k", "--force", "--token-file", "f"],
             &["release", "k", "l", "--force"],
@@ -308,8 +329,6 @@ mod tests {
         assert!(said.contains("--shared and --slots exclude each other"), "{said}");
         let said = refused(&["run", "-k", "a", "echo", "hi"]);
         assert!(said.contains("after --"), "{said}");
-        let said = refused(&["release", "a"]);
-        assert!(said.contains("later version") && said.contains("--force"), "{said}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Is this store fit to hold locks? Has the store probed, has what was found judged, prints. What is good is decided in
 //! `judge`, which knows no store; what is found out, in the stores' `probe`.
 
-use super::server;
+use super::stores::{Made, made};
 use crate::cli::doctor::Doctor;
-use crate::config::url::Place;
+use crate::clock::Moment;
 use crate::config::{Settings, Source};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -11,7 +11,7 @@ use crate::output::doctor::{Finding, Verdict, json, text};
 use crate::output::locale::Charset;
 use crate::output::table::Width;
 use crate::output::{self, coloured};
-use crate::store::probe::Survey;
+use crate::store::probe::{Node, Survey};
 use crate::store::{file, redis};
 use judge::{Named, judge};
 use std::os::unix::fs::PermissionsExt;
@@ -42,20 +42,28 @@ pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
 
 /// Has everything probed that the store is made of.
 fn survey(settings: &Settings) -> Result<Survey, Error> {
-    let (address, database, tls) = match &settings.store.place {
-        Place::Tcp { host, db, tls } => {
-            (redis::Address::Tcp { host: host.name.clone(), port: host.port }, *db, tls.as_ref())
+    let prefix = &settings.prefix;
+    let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
+    let probed =
+        |masters: Vec<redis::Target>| masters.iter().map(|one| redis::probe::probe(one, prefix)).collect();
+    let unfound = |error| vec![Node { name: settings.store.to_string(), facts: Err(error) }];
+    Ok(match made(settings)? {
+        Made::Directory(dir) => {
+            return Ok(Survey::Directory(file::probe::probe(&dir, &settings.store.to_string())));
         }
-        Place::Unix { path, db } => (redis::Address::Unix(path.clone()), *db, None),
-        Place::File { dir } => {
-            return Ok(Survey::Directory(file::probe::probe(dir, &settings.store.to_string())));
+        Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
+        Made::Masters(masters) => Survey::Servers { nodes: probed(masters), failover: None },
+        Made::Sentinels(sentinels, service, master) => {
+            let failover = redis::probe::down_after(&sentinels, &service);
+            let found = redis::RedisStore::sentinel(sentinels, service, master).masters(by());
+            Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
         }
-        Place::Sentinel { .. } | Place::Cluster { .. } | Place::Quorum { .. } => {
-            return Err(Error::Config(format!("{}: such a store is not in this version", settings.store)));
+        Made::Cluster(seeds, node) => {
+            let found = redis::RedisStore::cluster(seeds, node).masters(by());
+            let failover = found.as_ref().ok().and_then(|masters| redis::probe::node_timeout(masters));
+            Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
         }
-    };
-    let node = redis::probe::probe(&server(settings, address, database, tls)?, &settings.prefix);
-    Ok(Survey::Servers { nodes: vec![node], failover: None })
+    })
 }
 
 /// The files that secrets are read from. One that is gone by now does not count.

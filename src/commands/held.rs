@@ -3,24 +3,16 @@
 //! before the store has been asked ([`Store::prove`](crate::store::Store::prove)); that is not done here.
 
 use crate::config::Settings;
-use crate::lock::{Fence, Key, Name, Names, Token};
+use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use std::time::Duration;
+
+pub use crate::lock::By;
 
 /// The variable.
 pub const VARIABLE: &str = "DLOCK_HELD";
-
-/// Who took a hold, and so who gives it back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum By {
-    /// `dlock run`: it ends with the job.
-    #[default]
-    Run,
-    /// `dlock acquire`: a script gives it back.
-    Acquire,
-}
 
 /// A hold, as DLOCK_HELD claims it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +29,8 @@ pub struct Held {
     pub fence: Fence,
     /// Who took it.
     pub by: By,
+    /// The lease that whoever renews it asked for, where that is not a dlock which knows.
+    pub ttl: Option<Ttl>,
 }
 
 /// An entry of the list, as it is written.
@@ -49,12 +43,28 @@ struct Entry {
     fence: u64,
     #[serde(default)]
     by: By,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ttl_ms: Option<u64>,
 }
 
 impl Held {
     /// A hold of these keys in the store and under the prefix that the settings name.
     pub fn new(settings: &Settings, keys: Vec<Key>, token: Token, fence: Fence, by: By) -> Self {
-        Self { store: settings.store.to_string(), prefix: settings.prefix.clone(), keys, token, fence, by }
+        Self {
+            store: settings.store.to_string(),
+            prefix: settings.prefix.clone(),
+            keys,
+            token,
+            fence,
+            by,
+            ttl: None,
+        }
+    }
+
+    /// The same, and for how long it is to be renewed.
+    pub fn for_ttl(mut self, ttl: Ttl) -> Self {
+        self.ttl = Some(ttl);
+        self
     }
 
     /// Whether the hold is in the store and under the prefix that the settings name.
@@ -77,9 +87,11 @@ impl Held {
 
     /// Reads an entry; nothing if any part of it is not what dlock writes.
     fn read(entry: Value) -> Option<Self> {
-        let Entry { store, prefix, keys, token, fence, by } = serde_json::from_value(entry).ok()?;
+        let Entry { store, prefix, keys, token, fence, by, ttl_ms } = serde_json::from_value(entry).ok()?;
         let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
-        let held = Self { store, prefix, keys, token: Token::parse(&token).ok()?, fence: Fence(fence), by };
+        let ttl = ttl_ms.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok());
+        let (token, fence) = (Token::parse(&token).ok()?, Fence(fence));
+        let held = Self { store, prefix, keys, token, fence, by, ttl };
         held.names().ok().map(|_| held)
     }
 
@@ -91,6 +103,7 @@ impl Held {
             token: self.token.secret().into(),
             fence: self.fence.0,
             by: self.by,
+            ttl_ms: self.ttl.map(|ttl| crate::law::millis(ttl.get())),
         }
     }
 }
@@ -128,6 +141,14 @@ impl Holds {
     /// Those in the store and under the prefix that the settings name that have this key, the innermost first.
     pub fn of_key<'a>(&'a self, settings: &'a Settings, key: &'a Key) -> impl Iterator<Item = &'a Held> {
         self.here(settings).filter(|held| held.has(key))
+    }
+
+    /// The hold under which this process runs: the one that DLOCK_TOKEN names, of which the other variables tell; without
+    /// it the innermost. In the store and under the prefix that the settings name.
+    pub fn current<'a>(&'a self, settings: &'a Settings) -> Option<&'a Held> {
+        let token = std::env::var("DLOCK_TOKEN").ok().and_then(|text| Token::parse(&text).ok());
+        let named = token.and_then(|token| self.here(settings).find(|held| held.token == token));
+        named.or_else(|| self.here(settings).next())
     }
 
     /// The list with one more, the innermost. An older entry of the same hold goes.

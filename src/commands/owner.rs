@@ -1,8 +1,9 @@
 //! Who am I, as the store shows it to others? Host, process, user and what is run.
 
-use crate::lock::Owner;
-use rustix::process::{getpid, getuid};
+use crate::lock::{By, Owner};
+use rustix::process::{getpid, getppid, getuid};
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 
 /// How much of a command line is stored, in bytes.
 const COMMAND_MAX: usize = 200;
@@ -15,7 +16,25 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
         user: user(),
         command,
         reason,
+        by: By::Run,
     }
+}
+
+/// The owner of a hold that this process takes for the one that started it, a script mostly: that one has it when this
+/// one has ended.
+pub fn parent(label: Option<String>, reason: Option<String>) -> Owner {
+    let parent = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
+    let command = label.or_else(|| parent.and_then(command_line_of)).unwrap_or_default();
+    let own = owner(command, reason);
+    // Of a parent outside of this PID namespace nothing is known.
+    Owner { pid: parent.unwrap_or(own.pid), by: By::Acquire, ..own }
+}
+
+fn command_line_of(pid: u32) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
+    let words: Vec<OsString> = words.map(|word| OsString::from_vec(word.to_vec())).collect();
+    Some(command_line(&words))
 }
 
 /// A command line as one text of at most [`COMMAND_MAX`] bytes.

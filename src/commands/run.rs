@@ -6,7 +6,8 @@
 
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
-use super::{located, names, open, settle};
+use super::stores::{HoldOn, holdable, open_for_hold};
+use super::{located, names, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -68,9 +69,11 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         None => run.min_hold,
     };
     let names = names(settings, &rest)?;
+    holdable(settings, &names, run.mode)?;
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited = prepare()?;
-    let mut store = open(settings).map_err(unstarted)?;
+    let hold = HoldOn { replicas: run.replicas, max_lease: run.max_lease };
+    let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
 
     let wait = waits(run);

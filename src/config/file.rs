@@ -5,7 +5,7 @@
 use super::{Set, Source, choice, invalid};
 use crate::cli::{self, Color, LogFormat, OnLost};
 use crate::error::Error;
-use crate::lock::SLOTS_MAX;
+use crate::lock::{Replicas, SLOTS_MAX};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +26,8 @@ pub enum Value {
     Span(Duration),
     /// An exit status.
     Status(u8),
+    /// A number of replicas.
+    Replicas(Replicas),
     /// A number of slots.
     Slots(u32),
 }
@@ -47,13 +49,15 @@ enum Kind {
     Wait,
     Slots,
     Status,
+    /// A number, or `all`.
+    Replicas,
     OnLost,
     LogFormat,
     Color,
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 24] = [
+const KEYS: [(&str, Kind); 26] = [
     ("store", Kind::Text),
     ("prefix", Kind::Prefix),
     ("username", Kind::Text),
@@ -68,10 +72,12 @@ const KEYS: [(&str, Kind); 24] = [
     ("ttl", Kind::Ttl),
     ("wait", Kind::Wait),
     ("min-hold", Kind::Span),
+    ("max-lease", Kind::Timeout),
     ("max-run", Kind::Span),
     ("grace", Kind::Span),
     ("on-lost", Kind::OnLost),
     ("busy-exit-code", Kind::Status),
+    ("replicas", Kind::Replicas),
     ("reason", Kind::Note),
     ("label", Kind::Note),
     ("exclusive", Kind::Flag),
@@ -79,9 +85,6 @@ const KEYS: [(&str, Kind); 24] = [
     ("slots", Kind::Slots),
     ("tree", Kind::Flag),
 ];
-
-/// Keys that later versions bring.
-const LATER: [&str; 1] = ["replicas"];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
 #[derive(Clone, Default)]
@@ -219,6 +222,14 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
             }
             _ => Err("must be a number from 0 to 255".into()),
         },
+        Kind::Replicas => {
+            let text = match value {
+                DeValue::String(text) => text.to_string(),
+                DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+                _ => return Err("must be a number, or \"all\"".into()),
+            };
+            Replicas::parse(&text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
+        }
         Kind::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
         Kind::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
         Kind::Color => word(|text| choice::<Color>(text).map(|_| ())),
@@ -227,9 +238,6 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
 
 /// What to say about a key that is not known.
 fn unknown(key: &str) -> String {
-    if LATER.contains(&key) {
-        return format!("{key} comes with a later version");
-    }
     if key == "report" {
         // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
         return "a report is asked for on the command line: --report FILE".into();

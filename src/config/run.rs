@@ -2,13 +2,17 @@
 //! `run` stands here. Whether the command exists, and whether the lock is to be had, is not asked.
 
 use super::file::{File, Value};
+use super::url::Place;
 use super::{Settings, Source};
 use crate::cli::{self, OnLost};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Key, Mode, Ttl};
+use crate::lock::{Key, Mode, Replicas, Ttl};
 use std::ffi::OsString;
 use std::time::Duration;
+
+/// The longest lease on independent masters where none is set.
+pub const MAX_LEASE: Duration = Duration::from_secs(5 * 60);
 
 /// How long to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Run {
     pub wait: Wait,
     /// How long the lock is kept at least; zero for not at all.
     pub min_hold: Duration,
+    /// The longest lease that anybody may ask of independent masters.
+    pub max_lease: Duration,
     /// When to stop the job.
     pub max_run: Option<Duration>,
     /// The time between TERM and KILL.
@@ -55,6 +61,8 @@ pub struct Run {
     pub busy: u8,
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
+    /// How many replicas must acknowledge.
+    pub replicas: Replicas,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
     /// `--label`.
@@ -100,6 +108,24 @@ impl Settings {
                 of("wait", "--wait", flags.wait.is_some()),
             )));
         }
+        let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
+        if let Place::Quorum { .. } = self.store.place {
+            let given =
+                |flag: bool, key| if flag { None } else { Some(file.get(key).map(|set| &set.source)) };
+            for (name, span, set) in [
+                ("ttl", ttl.get(), given(flags.ttl.is_some(), "ttl")),
+                ("min-hold", min_hold, given(flags.min_hold.is_some(), "min-hold")),
+            ] {
+                if span > max_lease {
+                    return Err(too_long(
+                        name,
+                        set,
+                        max_lease,
+                        given(flags.max_lease.is_some(), "max-lease"),
+                    ));
+                }
+            }
+        }
         let argv = match &flags.shell {
             Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
             None => flags.command.clone(),
@@ -109,12 +135,17 @@ impl Settings {
             Some(Value::Status(status)) => *status,
             _ => Exit::BUSY,
         };
+        let replicas = match file.get("replicas").map(|set| &set.value) {
+            Some(Value::Replicas(replicas)) => *replicas,
+            _ => Replicas::None,
+        };
         Ok(Run {
             keys,
             mode: mode(flags, file)?,
             ttl,
             wait,
             min_hold,
+            max_lease,
             // As with timeout(1), no time means no limit.
             max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
             grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
@@ -122,10 +153,41 @@ impl Settings {
             keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
             busy: flags.busy_exit_code.unwrap_or(busy),
             argv,
+            replicas: flags.replicas.unwrap_or(replicas),
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })
     }
+}
+
+impl Settings {
+    /// The longest lease that anybody may ask of independent masters, by the configuration files.
+    pub fn max_lease(&self) -> Duration {
+        self.file.span("max-lease").unwrap_or(MAX_LEASE)
+    }
+}
+
+/// The refusal of a lease that a restarted master could forget while it is held. `None`: given as a flag; `Some(None)`:
+/// the default.
+fn too_long(
+    name: &'static str,
+    set: Option<Option<&Source>>,
+    longest: Duration,
+    longest_set: Option<Option<&Source>>,
+) -> Error {
+    let of = |name, set: Option<Option<&Source>>| match set {
+        None => format!("--{name}"),
+        Some(None) => format!("the default of --{name}"),
+        Some(Some(source)) => format!("{name} ({source})"),
+    };
+    let text = format!(
+        "{} is longer than {} of {}, which must be the same for the whole fleet: a master that restarts is not counted \
+         for that long",
+        of(name, set),
+        of("max-lease", longest_set),
+        humantime::format_duration(longest),
+    );
+    if set.is_none() || longest_set.is_none() { Error::Usage(text) } else { Error::Config(text) }
 }
 
 /// How many may hold the lock together. A flag sets aside whatever the files say.

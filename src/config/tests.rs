@@ -192,7 +192,7 @@ fn files_that_make_no_sense() -> Outcome {
     for (text, parts) in [
         ("\nstor = 'redis://h'", &["line 2", "'store'"][..]),
         ("tll = 3", &["line 1", "'ttl'"]),
-        ("replicas = 1", &["later version"]),
+        ("replicas = true", &["line 1", "replicas"]),
         ("slots = 0", &["1 to 1000"]),
         ("slots = 1001", &["1 to 1000"]),
         ("slots = '3'", &["1 to 1000"]),

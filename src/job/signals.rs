@@ -2,7 +2,10 @@
 //! never handled: nothing runs between two instructions, and CMD gets mask and dispositions as dlock got them. What a
 //! signal means is decided by the caller of this module.
 
+use crate::clock::Moment;
 use crate::sys::{self, Disposition, SignalSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -72,7 +75,7 @@ impl Inherited {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.reader, &mut info) {
             Ok(_) => Ok(Some(decode(&info))),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -84,6 +87,42 @@ impl Inherited {
             libc::SIGCHLD => self.ignored_child,
             libc::SIGPIPE => sys::pipe_was_ignored(),
             _ => sys::ignored(signal),
+        }
+    }
+}
+
+/// What ends a dlock that has no job: INT, TERM, HUP and QUIT, but those that its caller had it ignore. Blocked and read,
+/// by whichever thread waits for them, so that there is time to leave a queue.
+#[derive(Debug)]
+pub struct Endings(OwnedFd);
+
+impl Endings {
+    /// From now on these signals come in here. To be called before any thread.
+    pub fn take() -> io::Result<Self> {
+        let ending = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+        let heeded: Vec<i32> = ending.into_iter().filter(|signal| !sys::ignored(*signal)).collect();
+        sys::block(SignalSet::of(&heeded));
+        Ok(Self(sys::signalfd(SignalSet::of(&heeded))?))
+    }
+
+    /// Waits for one of them, at most until `until`.
+    pub fn wait(&self, until: Moment) -> io::Result<Option<i32>> {
+        loop {
+            let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+            match rustix::io::read(&self.0, &mut info) {
+                Ok(_) => return Ok(Some(decode(&info).signal)),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if until.passed() {
+                return Ok(None);
+            }
+            // What is too far away for the kernel is never.
+            let left = Timespec::try_from(until.left()).ok();
+            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

@@ -358,9 +358,6 @@ impl Record {
     /// The waiter has heard of its grant: it holds now, by its own lease.
     pub(super) fn confirm(&mut self, now: Time, ask: &Ask) {
         if let Some(hold) = self.holds.get_mut(&ask.token) {
-            if !hold.confirmed {
-                self.stat.waited.add(Duration::from_millis(hold.waited));
-            }
             hold.owner = ask.owner.clone();
             if !ask.min_hold.is_zero() {
                 hold.cool = Due::after(hold.since, ask.min_hold);
@@ -372,6 +369,9 @@ impl Record {
     /// Whoever asks for more of the lease has heard of the grant.
     pub(super) fn extend(&mut self, now: Time, token: &Token, ttl: Duration) {
         if let Some(hold) = self.holds.get_mut(token) {
+            if !hold.confirmed {
+                self.stat.waited.add(Duration::from_millis(hold.waited));
+            }
             hold.confirmed = true;
             hold.until = Due::after(now, ttl);
             self.outlast();

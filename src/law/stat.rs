@@ -31,6 +31,10 @@ pub struct Stat {
     pub succeeded: u64,
     /// How many jobs ended with another status, or of a signal.
     pub failed: u64,
+    /// When a job last ended with status 0, in milliseconds since 1970.
+    pub last_success: Option<u64>,
+    /// When a job last ended otherwise.
+    pub last_failure: Option<u64>,
 }
 
 /// Spans, counted by length.
@@ -65,8 +69,14 @@ impl Stat {
         self.last.insert(outcome, ended);
         self.held.add(Duration::from_millis(ended.saturating_sub(since)));
         match job {
-            Some(JobEnd::Status(0)) => self.succeeded += 1,
-            Some(JobEnd::Status(_) | JobEnd::Signal(_)) => self.failed += 1,
+            Some(JobEnd::Status(0)) => {
+                self.succeeded += 1;
+                self.last_success = Some(ended);
+            }
+            Some(JobEnd::Status(_) | JobEnd::Signal(_)) => {
+                self.failed += 1;
+                self.last_failure = Some(ended);
+            }
             None => {}
         }
     }

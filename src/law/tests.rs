@@ -5,6 +5,7 @@ use crate::lock::{Key, Owner};
 
 mod histories;
 mod observer;
+mod totals;
 
 fn name(key: &str) -> Name {
     let name = Key::new(key).and_then(|key| Name::new("", &key));

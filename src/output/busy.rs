@@ -29,15 +29,27 @@ pub enum Tried {
 
 /// The one line of a run that did not get the lock.
 pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
-    let (verdict, next) = match tried {
-        Tried::Once => ("is busy".into(), "-w waits for it"),
-        Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
+    format!("{}; the command did not run; {}", refused(asked, blocker, tried), next(tried))
+}
+
+/// The same where there is no command.
+pub fn not_acquired(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
+    format!("{}; {}", refused(asked, blocker, tried), next(tried))
+}
+
+fn refused(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
+    let verdict = match tried {
+        Tried::Once => "is busy".into(),
+        Tried::Waited(bound) => format!("was busy for the {} of --wait", span(bound)),
     };
-    format!(
-        "{} {verdict}: {}; the command did not run; {next}",
-        asked.in_the_way(blocker),
-        reason(blocker, asked.mode)
-    )
+    format!("{} {verdict}: {}", asked.in_the_way(blocker), reason(blocker, asked.mode))
+}
+
+fn next(tried: Tried) -> &'static str {
+    match tried {
+        Tried::Once => "-w waits for it",
+        Tried::Waited(_) => "try later",
+    }
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
@@ -250,7 +262,7 @@ mod tests {
                 pid: 4711,
                 user: "app".into(),
                 command: "report --all".into(),
-                reason: None,
+                ..Owner::default()
             },
             fence: Fence(1),
             since: 1_763_724_000_000,

@@ -164,7 +164,7 @@ impl<'a> Lock<'a> {
 
 impl<'a> Holds<'a> {
     fn of(holder: &'a Holder) -> Self {
-        let Owner { host, pid, user, command, reason } = &holder.owner;
+        let Owner { host, pid, user, command, reason, .. } = &holder.owner;
         Self {
             host: Some(host),
             pid: Some(*pid),
@@ -191,7 +191,7 @@ impl<'a> Waits<'a> {
 
 impl<'a> LastRun<'a> {
     fn of(end: &'a LoggedEnd) -> Self {
-        let Owner { host, pid, user, command, reason } = &end.owner;
+        let Owner { host, pid, user, command, reason, .. } = &end.owner;
         let (exit_status, signal) = match end.job {
             Some(JobEnd::Status(status)) => (Some(status), None),
             Some(JobEnd::Signal(signal)) => (None, Some(signal)),

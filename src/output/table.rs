@@ -35,6 +35,9 @@ const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAI
 /// Not shown where every lock is exclusive, as most are.
 const MODE: usize = 2;
 
+/// What the column of modes says of most locks; where it says nothing else it is not shown.
+const EXCLUSIVE: &str = "exclusive";
+
 /// What the rows of a lock have in common.
 const COMMON: [usize; 4] = [0, 1, 6, 7];
 
@@ -73,7 +76,9 @@ fn table(
             *width = cell.chars().count().max(*width);
         }
     }
-    if views.iter().all(|view| matches!(view.mode, None | Some(Mode::Exclusive))) {
+    // Waiters have a row of their own, if at all.
+    let mut modes = rows[1..].iter().map(|row| row[MODE].as_str());
+    if modes.all(|mode| ["", "-", EXCLUSIVE].contains(&mode)) {
         widths[MODE] = 0;
     }
     if let Width::Columns(columns) = width {
@@ -202,9 +207,10 @@ fn waiters(view: &View) -> Vec<[String; HEAD.len()]> {
         let owner = &waiter.owner;
         let mut row = [const { String::new() }; HEAD.len()];
         row[1] = "waits".into();
-        row[2] = escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned();
-        row[5] = span(waiter.waiting);
-        row[7] = escaped(&owner.command).into_owned();
+        row[MODE] = waiter.mode.to_string();
+        row[3] = escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned();
+        row[6] = span(waiter.waiting);
+        row[8] = escaped(&owner.command).into_owned();
         row
     };
     view.waiters.iter().map(row).collect()
@@ -234,6 +240,7 @@ pub(super) mod tests {
             user: "app".into(),
             command: command.into(),
             reason: Some("month\u{9b}end".into()),
+            ..Owner::default()
         }
     }
 

@@ -227,6 +227,13 @@ impl Store for FileStore {
         Ok(vec![fd])
     }
 
+    /// A token without a life ends only by its lease.
+    fn hand_over(&mut self, names: &Names, token: &Token, by: Moment) -> Result<(), Error> {
+        self.step(names, Some(token), Look::Heads, by, |step| step.doubt_in(token))?;
+        self.end_life(token);
+        Ok(())
+    }
+
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let token = &ask.token;
         let life = self.life_of(token);

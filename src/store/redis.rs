@@ -1,7 +1,8 @@
-//! How does a single Redis server hold locks? One server, its scripts, and the two connections of a waiter.
+//! How does a Redis server hold locks? Its scripts, what is asked of its replicas, and the two connections of a waiter.
+//! Which server that is, is asked of the route.
 //!
 //! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
-//! law. Here is only what surrounds them: which connection, in what time, and what the answer means.
+//! law. Here is only what surrounds them: in what time, and what the answer means.
 
 use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
@@ -10,25 +11,34 @@ use crate::law::{
     Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
     Waiting, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
-use connect::Link;
-use redis::{Cmd, ServerError, Value, cmd};
-use reply::{Reply, garbled, owner_from};
-use script::Code;
+use call::Caller;
+use cluster::Nodes;
+use redis::{Value, cmd};
+use reply::{garbled, owner_from};
+use route::{Arrangement, Line, Server, Whom};
+use sentinel::Sentinels;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+pub use cluster::apart;
 pub use connect::Address;
+pub use target::Target;
 pub use tls::{Files, Tls};
 
-mod connect;
+mod acknowledge;
+pub(super) mod call;
+mod cluster;
+pub(super) mod connect;
 mod ear;
 pub mod probe;
-mod reply;
-mod script;
+pub(super) mod reply;
+mod route;
+pub(super) mod script;
+mod sentinel;
+mod target;
 mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
@@ -36,125 +46,69 @@ const EAR_BOUND: u64 = 30;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 
-/// A server and how to get in.
-#[derive(Clone)]
-pub struct Target {
-    /// Where it listens.
-    pub address: Address,
-    /// The database; 0 needs no SELECT.
-    pub database: u32,
-    /// For AUTH.
-    pub username: Option<String>,
-    /// For AUTH. Never shown.
-    pub password: Option<String>,
-    /// Set where it is spoken to over TLS; over TCP only.
-    pub tls: Option<Tls>,
-    /// How messages name it: the URL without its secret.
-    pub shown: String,
-    /// How long connecting may take.
-    pub connect_timeout: Duration,
-    /// How long one operation may take.
-    pub op_timeout: Duration,
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
-    }
-}
-
-impl Target {
-    fn greeting(&self) -> Vec<Cmd> {
-        let mut greeting = Vec::new();
-        if let Some(password) = &self.password {
-            let mut auth = cmd("AUTH");
-            if let Some(username) = &self.username {
-                auth.arg(username);
-            }
-            auth.arg(password);
-            greeting.push(auth);
-        }
-        if self.database != 0 {
-            let mut select = cmd("SELECT");
-            select.arg(self.database);
-            greeting.push(select);
-        }
-        greeting
-    }
-}
-
-/// Locks on one Redis server.
+/// Locks on a Redis server.
 pub struct RedisStore {
-    target: Target,
-    control: Option<Link>,
+    caller: Caller,
+    /// How messages name the store.
+    shown: String,
+    connect_timeout: Duration,
+    op_timeout: Duration,
     ear: Option<Ear>,
     /// Names the wake list of the current ear. A server may still have the blocked client of an ear that broke, and
     /// that one must not swallow the wake meant for its successor.
     ear_number: u64,
     asked: bool,
-    /// The last request may still be on its way, so the next one brings its script along: if the answer comes too late
-    /// for us, there is nobody to send the text after a NOSCRIPT. So a server that was stopped finds, behind the
-    /// acquire that nobody waits for any more, a leave that it can execute.
-    doubt: bool,
 }
 
 /// The connection on which a waiter sleeps.
 struct Ear {
-    link: Link,
+    line: Line,
     /// Whether a blocking pop is under way on it.
     listening: bool,
 }
 
 impl RedisStore {
-    /// A store that connects when it is first used.
-    pub const fn new(target: Target) -> Self {
-        Self { target, control: None, ear: None, ear_number: 0, asked: false, doubt: false }
+    /// One server. It connects when it is first used, as do the others.
+    pub fn new(target: Target) -> Self {
+        Self::over(Box::new(Server(target.clone())), target)
     }
 
-    fn run(
-        &mut self,
-        code: &Code,
-        names: &[Name],
-        args: &[&str],
-        by: Moment,
-    ) -> Result<(String, Reply), Error> {
-        let keys: Vec<String> = names.iter().flat_map(keys).collect();
-        let target = &self.target;
-        let doubt = std::mem::replace(&mut self.doubt, true);
-        let value = with_link(&mut self.control, target, by, |link, by| {
-            let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
-            let value = link.ask(target, &first, by)?;
-            match value {
-                Value::ServerError(error) if error.code() == "NOSCRIPT" => {
-                    link.ask(target, &code.by_text(&keys, args), by)
-                }
-                value => Ok(value),
-            }
-        })?;
-        self.doubt = false;
-        if let Value::ServerError(error) = &value {
-            return Err(self.lacking(code, error));
+    /// The master that sentinels name `service`. How to get into it says `master`, whose address does not count.
+    pub fn sentinel(sentinels: Vec<Target>, service: String, master: Target) -> Self {
+        Self::over(Box::new(Sentinels::new(sentinels, service, master.clone())), master)
+    }
+
+    /// A cluster of which `seeds` are known. How to get into each of its nodes says `node`, whose address does not
+    /// count.
+    pub fn cluster(seeds: Vec<Address>, node: Target) -> Self {
+        Self::over(Box::new(Nodes::new(seeds, node.clone())), node)
+    }
+
+    fn over(arrangement: Box<dyn Arrangement>, target: Target) -> Self {
+        Self {
+            caller: Caller::new(arrangement, &target),
+            shown: target.shown,
+            connect_timeout: target.connect_timeout,
+            op_timeout: target.op_timeout,
+            ear: None,
+            ear_number: 0,
+            asked: false,
         }
-        Reply::open(value, &self.target.shown)
     }
 
-    /// The error for a right that was missing inside of a script.
-    fn lacking(&self, code: &Code, error: &ServerError) -> Error {
-        let store = &self.target.shown;
-        let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
-        let on = if error.details().is_some_and(|text| text.contains("access")) {
-            " on the keys ~dlock.*"
-        } else {
-            ""
-        };
-        Error::Denied(format!(
-            "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the \
-             whole ACL line"
-        ))
+    /// Has replicas acknowledge every grant and every renewal.
+    pub fn acknowledged_by(mut self, replicas: Replicas) -> Self {
+        self.caller.acknowledged_by(replicas);
+        self
+    }
+
+    /// Every server that holds locks, now: one, or each master of a cluster.
+    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        self.caller.route.masters(by)
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
-    fn scan(&mut self, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
+    fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
         let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
         loop {
             let mut scan = cmd("SCAN");
@@ -162,11 +116,11 @@ impl RedisStore {
             if only_strings {
                 scan.arg("TYPE").arg("string");
             }
-            let target = &self.target;
-            let by = Moment::now().after(target.connect_timeout + target.op_timeout);
-            let value = with_link(&mut self.control, target, by, |link, by| link.ask(target, &scan, by))?;
+            let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+            let ask = |line: &mut Line, by| Ok((line.ask(scan.clone(), by)?, ()));
+            let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
-                .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
+                .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
             found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
             if next == "0" {
                 return Ok(found);
@@ -183,6 +137,9 @@ impl Store for RedisStore {
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        if let Some(why) = self.caller.route.part(names.as_slice()) {
+            return Err(Error::Unfit(format!("{}: {why}", self.shown)));
+        }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let ear = self.ear_number.to_string();
@@ -190,7 +147,19 @@ impl Store for RedisStore {
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let (what, mut reply) = self.run(&script::ACQUIRE, names.as_slice(), &args, by)?;
+        let said = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by);
+        let (what, mut reply) = match said {
+            Err(error) if self.caller.is_unacknowledged() => {
+                let end = End { ran: Ran::No, job: None };
+                let left = self.leave(names, &ask.token, &end, Moment::now().after(self.op_timeout));
+                // What is not given back in time, the guard gives back.
+                return Err(match left {
+                    Ok(_) => error.map(|text| format!("{text}; the lock is given back")),
+                    Err(_) => error,
+                });
+            }
+            said => said?,
+        };
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -211,7 +180,8 @@ impl Store for RedisStore {
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let ttl = law::millis(ttl).to_string();
-        let (what, reply) = self.run(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
+        let (what, reply) =
+            self.caller.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
@@ -228,7 +198,7 @@ impl Store for RedisStore {
             None => String::new(),
         };
         let (what, mut reply) =
-            self.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
+            self.caller.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),
@@ -239,7 +209,7 @@ impl Store for RedisStore {
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let (what, mut reply) = self.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
+        let (what, mut reply) = self.caller.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
         match what.as_str() {
             "held" => {
                 let mode = reply.mode()?.ok_or_else(|| reply.unknown())?;
@@ -253,7 +223,7 @@ impl Store for RedisStore {
 
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
         let args = [&*fence.to_string(), &owner_to(who)?];
-        let (what, reply) = self.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
+        let (what, reply) = self.caller.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "asked" => Ok(Requested::Asked),
             "gone" => Ok(Requested::Gone),
@@ -262,7 +232,7 @@ impl Store for RedisStore {
     }
 
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
-        self.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+        self.caller.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
     }
 
     fn ear(
@@ -275,14 +245,18 @@ impl Store for RedisStore {
             Listener::Holder => "holder",
             Listener::Watcher => "watch",
         };
-        let lists = names.iter().map(|name| wake_key(name, token, whose)).collect();
-        Ok(Box::new(ear::Ear::new(self.target.clone(), lists)))
+        // One pop is for lists of one slot.
+        let lists = match self.caller.route.part(names) {
+            None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
+            Some(_) => Vec::new(),
+        };
+        Ok(Box::new(ear::Ear::new(self.caller.route.whereabouts(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let args = [when, &owner_to(&revoke.by)?];
-        let (what, mut reply) = self.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
+        let (what, mut reply) = self.caller.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "free" => Ok(Revoked::Free),
             "cooling" => Ok(Revoked::Cooling),
@@ -298,7 +272,7 @@ impl Store for RedisStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let (_, mut reply) = self.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
+        let (_, mut reply) = self.caller.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
         let now = reply.now();
         let (state, is_foreign) = reply.state()?;
         let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
@@ -326,13 +300,16 @@ impl Store for RedisStore {
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
         let mut names = BTreeSet::new();
         let escaped = escape_glob(prefix);
-        for key in self.scan(&format!("dlock.fence:{{*}}:{escaped}*"), false)? {
-            let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
-            names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
-        }
-        if !prefix.is_empty() {
-            let strings = self.scan(&format!("{escaped}*"), true)?;
-            names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+        let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+        for server in self.masters(by)? {
+            for key in self.scan(&server.address, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
+                let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
+                names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
+            }
+            if !prefix.is_empty() {
+                let strings = self.scan(&server.address, &format!("{escaped}*"), true)?;
+                names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+            }
         }
         Ok(names.into_iter().collect())
     }
@@ -340,14 +317,13 @@ impl Store for RedisStore {
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
         let heard = self.hear(names.first(), token, until);
         if heard.is_err() {
-            self.ear = None;
-            self.ear_number += 1;
+            self.lose_ear();
         }
         heard
     }
 
     fn reset(&mut self) {
-        self.control = None;
+        self.caller.route.reset();
     }
 }
 
@@ -355,53 +331,52 @@ impl RedisStore {
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
     fn hear(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
-        let target = &self.target;
-        let by = || Moment::now().after(target.op_timeout);
+        let whom = Whom::Lock(name);
+        let op_timeout = self.op_timeout;
+        let by = || Moment::now().after(op_timeout);
+        if self.ear.as_ref().is_some_and(|ear| !self.caller.route.leads_to(&ear.line, whom)) {
+            // The next heartbeat, at once, says where it will listen from now on.
+            self.lose_ear();
+            return Ok(());
+        }
         let mut ear = match self.ear.take() {
             Some(ear) => ear,
             None => {
-                let link = match self.control.take() {
-                    Some(link) => link,
-                    None => Link::dial(target, Moment::now().after(target.connect_timeout))?,
-                };
-                Ear { link, listening: false }
+                let line = self.caller.route.give(whom, by().after(self.connect_timeout))?;
+                Ear { line, listening: false }
             }
         };
         if !ear.listening {
             let mut pop = cmd("BLPOP");
             pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
-            ear.link.send(target, &pop, by())?;
+            ear.line.send(vec![pop], by())?;
             ear.listening = true;
         }
-        if ear.link.listen(target, until)? {
-            ear.link.answer(target, by())?;
-            ear.listening = false;
-            if self.control.is_none() {
-                self.control = Some(ear.link);
-                return Ok(());
+        if !ear.line.listen(until)? {
+            self.ear = Some(ear);
+            return Ok(());
+        }
+        match ear.line.answer(by())? {
+            // The slot has moved, or the server is no master any more: whoever was asleep there is told.
+            value @ Value::ServerError(_) => {
+                self.caller.route.learn(&mut ear.line, &value);
+                self.lose_ear();
+                let error = ear.line.refused(value);
+                if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(()) }
+            }
+            _ => {
+                ear.listening = false;
+                self.ear = self.caller.route.take_back(ear.line).map(|line| Ear { line, listening: false });
+                Ok(())
             }
         }
-        self.ear = Some(ear);
-        Ok(())
     }
-}
 
-/// Uses the connection there is, or a new one; one that failed is dropped.
-fn with_link<T>(
-    slot: &mut Option<Link>,
-    target: &Target,
-    by: Moment,
-    exchange: impl FnOnce(&mut Link, Moment) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut link = match slot.take().and_then(Link::if_good) {
-        Some(link) => link,
-        None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
-    };
-    let result = exchange(&mut link, by.min(Moment::now().after(target.op_timeout)));
-    if result.is_ok() {
-        *slot = Some(link);
+    /// The next ear gets a name of its own.
+    fn lose_ear(&mut self) {
+        self.ear = None;
+        self.ear_number += 1;
     }
-    result
 }
 
 fn owner_to(owner: &Owner) -> Result<String, Error> {
@@ -414,13 +389,6 @@ fn mode_to(mode: Mode) -> String {
         Mode::Shared => "shared".into(),
         Mode::Slots(slots) => format!("slots/{slots}"),
     }
-}
-
-fn keys(name: &Name) -> [String; 9] {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let [hold, due, kept, queue, fence, log, stat, watch] =
-        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
-    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
 }
 
 fn wake_key(name: &Name, token: &Token, ear: &str) -> String {

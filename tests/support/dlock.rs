@@ -231,6 +231,11 @@ impl Running {
         self.read("stderr")
     }
 
+    /// What it has printed on standard output so far.
+    pub fn printed(&self) -> String {
+        self.read("stdout")
+    }
+
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         if self.status.is_none() {

@@ -65,6 +65,11 @@ impl Proxy {
         proxy
     }
 
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The store URL for dlock.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)

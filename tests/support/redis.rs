@@ -5,6 +5,7 @@ use super::proc;
 use super::wait::{wait_for, wait_until};
 use redis::{Client, Connection, FromRedisValue, RedisResult};
 use rustix::process::Signal;
+use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -17,6 +18,7 @@ pub struct Redis {
     port: u16,
     home: PathBuf,
     options: Vec<String>,
+    environment: Vec<(&'static str, OsString)>,
     child: Child,
 }
 
@@ -24,12 +26,18 @@ impl Redis {
     /// Starts a server with further `options`, as on redis-server's command line, that lives in `home`. `{port}` in an
     /// option is the port.
     pub fn start(home: &Path, options: &[&str]) -> Self {
+        Self::start_within(home, options, Vec::new())
+    }
+
+    /// [`Redis::start`] with an environment.
+    pub fn start_within(home: &Path, options: &[&str], environment: Vec<(&'static str, OsString)>) -> Self {
         let options = options.iter().map(ToString::to_string).collect::<Vec<_>>();
         // Another suite may take the port between our choice and the server's bind: then the next port is tried.
         wait_for("a free port for redis-server", || {
             let port = next_port();
-            let child = launch(port, home, &options)?;
-            Some(Self { port, home: home.to_owned(), options: options.clone(), child })
+            let child = launch(port, home, &options, &environment)?;
+            let (home, options) = (home.to_owned(), options.clone());
+            Some(Self { port, home, options, environment: environment.clone(), child })
         })
     }
 
@@ -110,7 +118,9 @@ impl Redis {
     /// Kills it and starts it again on the same port. Without persistence it has forgotten everything.
     pub fn restart(&mut self) {
         self.kill();
-        self.child = wait_for("redis-server's own port", || launch(self.port, &self.home, &self.options));
+        self.child = wait_for("redis-server's own port", || {
+            launch(self.port, &self.home, &self.options, &self.environment)
+        });
     }
 
     fn pid(&self) -> i32 {
@@ -142,7 +152,12 @@ pub fn next_port() -> u16 {
 }
 
 /// A server that answers on `port`, or nothing if it could not start there.
-fn launch(port: u16, home: &Path, options: &[String]) -> Option<Child> {
+fn launch(
+    port: u16,
+    home: &Path,
+    options: &[String],
+    environment: &[(&'static str, OsString)],
+) -> Option<Child> {
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(home);
     command.arg("--unixsocket").arg(home.join("redis.sock"));
@@ -151,6 +166,7 @@ fn launch(port: u16, home: &Path, options: &[String]) -> Option<Child> {
     command.args(["--enable-debug-command", "yes", "--daemonize", "no"]);
     command.args(options.iter().map(|option| option.replace("{port}", &port.to_string())));
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     command
         .current_dir(home)
         .stdin(Stdio::null())

@@ -42,6 +42,7 @@ pub(crate) use on_every_store;
 pub struct World {
     // Before the directory: fields are dropped in order, and the server lives in the directory.
     redis: Option<Redis>,
+    elsewhere: Option<String>,
     home: TempDir,
 }
 
@@ -57,27 +58,23 @@ impl World {
     /// A world with a redis-server that was given further options.
     pub fn with_redis(options: &[&str]) -> Self {
         let home = new_home();
-        Self { redis: Some(Redis::start(home.path(), options)), home }
+        Self { redis: Some(Redis::start(home.path(), options)), elsewhere: None, home }
     }
 
     /// A world with a redis-server that speaks TLS only: it has a certificate of `authority`, whose own is `ca.pem`,
     /// for localhost and 127.0.0.1, and asks for none.
     pub fn with_tls(authority: &Authority, options: &[&str]) -> Self {
         let home = new_home();
-        authority.write(&home.path().join("ca.pem"));
-        authority.issue(&["localhost", "127.0.0.1"]).write(home.path(), "server");
-        let mut all = vec!["--port", "0", "--tls-port", "{port}", "--tls-auth-clients", "no"];
-        all.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
-        all.extend(["--tls-ca-cert-file", "ca.pem"]);
+        let mut all = certify(authority, home.path());
         all.extend(options);
-        Self { redis: Some(Redis::start(home.path(), &all)), home }
+        Self { redis: Some(Redis::start(home.path(), &all)), elsewhere: None, home }
     }
 
     /// A world whose store is a directory.
     pub fn without_redis() -> Self {
         let home = new_home();
         fs::create_dir(home.path().join("locks")).expect("a directory for the file store");
-        Self { redis: None, home }
+        Self { redis: None, elsewhere: None, home }
     }
 
     /// The redis-server.
@@ -90,11 +87,17 @@ impl World {
         self.redis.as_mut().expect("this scenario is Redis's")
     }
 
+    /// Names another store than the world's own.
+    pub fn use_store(&mut self, url: String) {
+        self.elsewhere = Some(url);
+    }
+
     /// The store's URL.
     pub fn url(&self) -> String {
-        match &self.redis {
-            Some(redis) => redis.url(),
-            None => format!("file:{}", self.path("locks").display()),
+        match (&self.elsewhere, &self.redis) {
+            (Some(url), _) => url.clone(),
+            (None, Some(redis)) => redis.url(),
+            (None, None) => format!("file:{}", self.path("locks").display()),
         }
     }
 
@@ -226,6 +229,16 @@ impl World {
     pub fn wait_for_state(&self, key: &str, state: &str) {
         wait_until(&format!("{key} is {state}"), || self.state(key) == state);
     }
+}
+
+/// Writes what a server in this directory shows over TLS, and returns the options that it takes.
+pub fn certify(authority: &Authority, home: &Path) -> Vec<&'static str> {
+    authority.write(&home.join("ca.pem"));
+    authority.issue(&["localhost", "127.0.0.1"]).write(home, "server");
+    let mut options = vec!["--port", "0", "--tls-port", "{port}", "--tls-auth-clients", "no"];
+    options.extend(["--tls-cert-file", "server.pem", "--tls-key-file", "server.key"]);
+    options.extend(["--tls-ca-cert-file", "ca.pem"]);
+    options
 }
 
 impl Drop for World {

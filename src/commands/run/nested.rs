@@ -3,7 +3,8 @@
 //! else the run goes as if it were alone.
 
 use super::super::held::{Held, Holds};
-use super::super::{located, names, open};
+use super::super::stores::{HoldOn, open_for_hold};
+use super::super::{located, names};
 use super::account::Account;
 use super::surroundings::environment_under;
 use super::words::{Right, Words};
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Alone, Guard, Limits};
 use crate::law::Proof;
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Replicas};
 use crate::output::Printer;
 use crate::output::busy::listed;
 
@@ -109,7 +110,8 @@ pub fn run_under(
 /// Asks the store about each claim, and keeps what is true.
 fn prove(settings: &Settings, run: &Run, claims: &[&Held]) -> Result<Vec<Under>, Error> {
     // A store of its own: the guard must not find a connection that somebody has spoken on.
-    let mut store = open(settings).map_err(unstarted)?;
+    let hold = HoldOn { replicas: Replicas::None, max_lease: run.max_lease };
+    let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
     let mut proven = Vec::new();
     for &held in claims {
         let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();

@@ -14,7 +14,7 @@ fn end(hour: u64, minutes: u64, waited: u64, outcome: Outcome, job: Option<JobEn
             pid: 4711,
             user: "app".into(),
             command: "/usr/local/bin/r\u{e9}port --all\u{1b}[31m".into(),
-            reason: None,
+            ..Owner::default()
         },
         fence: Fence(since * 1000),
         since,

@@ -165,6 +165,13 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// The token has no life any more, and whether it lives can no longer be told.
+    pub(super) fn doubt_in(&mut self, token: &Token) {
+        for page in &mut self.pages {
+            page.kept.lives.remove(token);
+        }
+    }
+
     /// Whether a hold names the token, of one whose job may live.
     pub(super) fn is_named(&self, token: &Token) -> bool {
         self.book
@@ -413,7 +420,7 @@ struct Glance {
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// Only where somebody watches.
-    all: Option<(Vec<Token>, u64)>,
+    all: Option<(Vec<Token>, u64, u64)>,
 }
 
 /// Whether an operator asked a holder to end.
@@ -459,8 +466,10 @@ fn asked(hold: &Hold) -> Asked {
     if hold.asked.is_some() { Asked::Yes } else { Asked::No }
 }
 
-fn everything(record: &Record) -> (Vec<Token>, u64) {
-    (record.queue.iter().map(|(_, token)| token.clone()).collect(), record.stat.busy)
+/// The queue, the refusals, and the grants that were heard of.
+fn everything(record: &Record) -> (Vec<Token>, u64, u64) {
+    let queue = record.queue.iter().map(|(_, token)| token.clone()).collect();
+    (queue, record.stat.busy, record.stat.waited.count())
 }
 
 /// Those who hold it or lost it to an operator. What a min-hold keeps has no life.

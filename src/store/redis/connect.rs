@@ -14,6 +14,7 @@ use redis::{Cmd, Parser, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -25,6 +26,8 @@ use streams::{Bounded, Channel, Inbox, Lines, Stream};
 
 mod streams;
 
+/// Error replies that tell the caller what to do next; they come as values.
+const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
 /// How much of a server's own words is repeated, in characters.
 const SAID_MAX: usize = 200;
 /// How long to wait before a full queue of a Unix socket is tried again.
@@ -42,6 +45,16 @@ pub enum Address {
     },
     /// A Unix socket.
     Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// One connection.
@@ -121,18 +134,17 @@ impl Link {
 
     /// Sends a command and waits for its reply until `by`.
     pub fn ask(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<Value, Error> {
-        self.send(target, command, by)?;
+        self.send(target, std::slice::from_ref(command), by)?;
         self.answer(target, by)
     }
 
-    /// Sends a command, preceded by what sets the connection up if it is the first.
-    pub fn send(&mut self, target: &Target, command: &Cmd, by: Moment) -> Result<(), Error> {
+    /// Sends commands in one write, preceded by what sets the connection up if they are the first.
+    pub fn send(&mut self, target: &Target, commands: &[Cmd], by: Moment) -> Result<(), Error> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut bytes = Vec::new();
-        for cmd in &greeting {
+        for cmd in greeting.iter().chain(commands) {
             cmd.write_packed_command(&mut bytes);
         }
-        command.write_packed_command(&mut bytes);
         let mut channel = self.channel(by);
         if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
             let error = channel.last_words().unwrap_or(error);
@@ -146,11 +158,13 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except where only who sent a script knows what
-    /// it means: NOSCRIPT, and a right that is missing inside of the script come as the value.
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next, and except
+    /// where only who sent a script knows what it means: a right that is missing inside of the script.
     pub fn answer(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         match self.read(target, by)? {
-            Value::ServerError(error) if error.code() != "NOSCRIPT" && !script::lacks_right(&error) => {
+            Value::ServerError(error)
+                if !DIRECTIONS.contains(&error.code()) && !script::lacks_right(&error) =>
+            {
                 Err(refusal(target, error.code(), error.details()))
             }
             value => Ok(value),
@@ -180,7 +194,8 @@ impl Link {
         }
     }
 
-    fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
+    /// Waits for the next reply until `by`, whatever it says.
+    pub fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
         let Self { stream, tls, inbox, parser, .. } = self;
         let channel = Channel { tls: tls.as_mut(), raw: Bounded { stream, by } };
         let mut reader = Lines { inbox, channel, broke: None };
@@ -305,7 +320,7 @@ pub fn plain(text: &str) -> String {
 }
 
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
-fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
+pub fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
     let store = &target.shown;
     let text = details.unwrap_or_default();
     let code = match code {
@@ -343,8 +358,13 @@ fn refusal(target: &Target, code: &str, details: Option<&str>) -> Error {
         "CLUSTERDOWN" | "TRYAGAIN" => {
             Error::Unavailable(format!("{store}: the cluster is not able to serve: {said}"))
         }
-        "MOVED" | "ASK" | "CROSSSLOT" => {
-            Error::Unfit(format!("{store} is a node of a Redis Cluster, not a single server"))
+        "UNBLOCKED" => Error::Unavailable(format!("{store} is no master any more: {said}")),
+        "MOVED" | "ASK" | "CROSSSLOT" => Error::Unfit(format!(
+            "{store} is a node of a Redis Cluster, not a single server; write redis+cluster://"
+        )),
+        // A key that the script names by itself has left with its slot.
+        _ if text.contains("non local key") => {
+            Error::Unavailable(format!("{store}: the slot of this lock is being moved to another node"))
         }
         _ if text.contains("max number of clients") => {
             Error::Unavailable(format!("{store} has reached its maximum number of clients"))

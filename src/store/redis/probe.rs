@@ -18,6 +18,9 @@ const SAMPLES: usize = 50;
 /// How long measuring may take, in operations' time limits.
 const SAMPLES_WITHIN: u32 = 3;
 
+/// How many keys are tried to find one of a server's own slots; a cluster has seldom more than 100 masters.
+const SLOTS_TRIED: usize = 1000;
+
 const TRIAL: &str = include_str!("scripts/probe.lua");
 const CLEAN: &str = "redis.call('DEL', KEYS[1], KEYS[2])";
 
@@ -29,6 +32,34 @@ pub fn probe(target: &Target, prefix: &str) -> Node {
         Address::Unix(path) => path.display().to_string(),
     };
     Node { name, facts: facts(target, prefix) }
+}
+
+/// How long a master must be silent before these sentinels count it as down, by the first that answers.
+pub fn down_after(sentinels: &[Target], service: &str) -> Option<Duration> {
+    let setting = |sentinel: &Target| {
+        let link = Link::dial(sentinel, Moment::now().after(sentinel.connect_timeout)).ok()?;
+        let value = Server { link, target: sentinel }.ask(&["SENTINEL", "MASTER", service]).ok()?;
+        let fields: Vec<String> = redis::from_redis_value(value).ok()?;
+        millis(&fields, "down-after-milliseconds")
+    };
+    sentinels.iter().find_map(setting)
+}
+
+/// How long a master must be silent before its cluster counts it as down, by the first that says.
+pub fn node_timeout(masters: &[Target]) -> Option<Duration> {
+    let setting = |master: &Target| {
+        let link = Link::dial(master, Moment::now().after(master.connect_timeout)).ok()?;
+        let value = Server { link, target: master }.ask(&["CONFIG", "GET", "cluster-node-timeout"]).ok()?;
+        let fields: Vec<String> = redis::from_redis_value(value).ok()?;
+        millis(&fields, "cluster-node-timeout")
+    };
+    masters.iter().find_map(setting)
+}
+
+/// A span in milliseconds out of a list of names and values.
+fn millis(fields: &[String], name: &str) -> Option<Duration> {
+    let pair = fields.chunks_exact(2).find(|pair| pair[0] == name)?;
+    pair[1].parse().ok().map(Duration::from_millis)
 }
 
 fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
@@ -58,6 +89,7 @@ impl Server<'_> {
     /// An answer that the server may refuse to give.
     fn ask_if_allowed(&mut self, words: &[&str]) -> Result<Result<Value, String>, Error> {
         match self.ask(words) {
+            Ok(Value::ServerError(error)) if error.code() != "NOSCRIPT" => Ok(Err(error.code().into())),
             Ok(value) => Ok(Ok(value)),
             Err(error @ Error::Unreachable(_)) => Err(error),
             Err(error) => Ok(Err(error.to_string())),
@@ -89,18 +121,31 @@ impl Server<'_> {
         Ok(Some(read_info(&text, saves.as_deref())))
     }
 
+    /// Tries what locks need, on keys of its own.
     fn rights(&mut self, prefix: &str) -> Result<Rights, Error> {
+        // In a cluster a server does that only for the slots that it has. Which these are shows when one is met.
+        for _ in 0..SLOTS_TRIED {
+            let name = Token::random()
+                .map_err(|error| error.to_string())
+                .and_then(|token| Name::new(prefix, &Key::new(&format!("doctor-{}", token.secret()))?));
+            let name = match name {
+                Ok(name) => name,
+                Err(why) => return Ok(Rights { refused: Some(why), ..Rights::default() }),
+            };
+            if let Some(rights) = self.rights_on(&name, prefix)? {
+                return Ok(rights);
+            }
+        }
+        Ok(Rights { refused: Some("it has none of the slots that were tried".into()), ..Rights::default() })
+    }
+
+    /// The same on keys of this name; nothing if they are another server's.
+    fn rights_on(&mut self, name: &Name, prefix: &str) -> Result<Option<Rights>, Error> {
         let mut rights = Rights::default();
-        let name = Token::random()
-            .map_err(|error| error.to_string())
-            .and_then(|token| Name::new(prefix, &Key::new(&format!("doctor-{}", token.secret()))?));
-        let name = match name {
-            Ok(name) => name,
-            Err(why) => return Ok(Rights { refused: Some(why), ..rights }),
-        };
         let lock = name.as_str();
         let derived = format!("dlock.doctor:{{{}}}:{lock}", name.tag());
         match self.ask_if_allowed(&["EVAL", TRIAL, "2", lock, &derived])? {
+            Err(said) if said.contains("MOVED") => return Ok(None),
             Err(said) => rights.note("EVAL", &said),
             Ok(value) => {
                 let answers: Vec<String> = redis::from_redis_value(value).unwrap_or_default();
@@ -125,7 +170,7 @@ impl Server<'_> {
             let own = if prefix.starts_with("dlock") { String::new() } else { format!(" ~{prefix}*") };
             rights.keys = Some(format!("~dlock*{own}"));
         }
-        Ok(rights)
+        Ok(Some(rights))
     }
 }
 

@@ -185,6 +185,8 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
         "given-up" => stat.given_up += total,
         "succeeded" => stat.succeeded += total,
         "failed" => stat.failed += total,
+        "last-job" if which == "succeeded" => stat.last_success = Some(total),
+        "last-job" if which == "failed" => stat.last_failure = Some(total),
         "end" | "last" => {
             let Some(outcome) = outcome(which) else { return };
             if kind == "end" {

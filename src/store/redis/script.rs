@@ -29,6 +29,11 @@ pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("sc
 
 impl Code {
     fn new(body: &str) -> Self {
+        Self::beginning(include_str!("scripts/lock.lua"), body)
+    }
+
+    /// A script, with what it and its kin start with. The constants of the law stand before both.
+    pub fn beginning(start: &str, body: &str) -> Self {
         let constants = [
             ("SILENCE", law::millis(law::SILENCE)),
             ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
@@ -44,7 +49,7 @@ impl Code {
             constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
         let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
         text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
-        text.push_str(include_str!("scripts/lock.lua"));
+        text.push_str(start);
         text.push_str(body);
         let hash = Script::new(&text);
         Self { text, hash }

@@ -57,7 +57,7 @@ fn a_reply_behind_the_greeting() -> Outcome {
         stream.read_exact(&mut [0; 1])
     });
     let mut link = Link::dial(&target, soon())?;
-    link.send(&target, &cmd("BLPOP"), soon())?;
+    link.send(&target, &[cmd("BLPOP")], soon())?;
     assert!(link.listen(&target, Moment::now())?, "the reply is here, and no descriptor shows it");
     assert_eq!(link.answer(&target, soon())?, Value::BulkString(b"hi".into()));
     assert!(link.if_good().is_some(), "and nothing else");
@@ -108,7 +108,7 @@ fn records_that_wait_inside_tls() -> Outcome {
         stream.read_exact(&mut [0; 1])
     });
     let mut link = Link::dial(&target, soon())?;
-    link.send(&target, &cmd("BLPOP"), soon())?;
+    link.send(&target, &[cmd("BLPOP")], soon())?;
     go.send(())?;
     assert!(!link.listen(&target, Moment::now().after(Duration::from_millis(100)))?, "no reply yet");
     let mut link = link.if_good().ok_or("keys and tickets do not make a connection bad")?;

@@ -108,7 +108,7 @@ if alone then
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner }
   grant(locks, mode, token, hold)
-  for _, lock in ipairs(locks) do tally_wait(lock, hold) end
+  for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
   return granted(hold)
 end
@@ -145,8 +145,8 @@ if held_everywhere(locks, token) then
     redis.call('ZREM', lock.QUEUE, token)
     redis.call('DEL', waiter_key(lock, token))
     hold = hold_of(lock, token)
-    if not hold.confirmed then tally_wait(lock, hold) end
-    hold.confirmed, hold.owner, hold['until'] = true, owner, ms + ttl
+    if not hold.confirmed then confirm(lock, hold) end
+    hold.owner, hold['until'] = owner, ms + ttl
     if min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end

@@ -247,7 +247,9 @@ local function tally(lock, counts)
   redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
 end
 
-local function tally_wait(lock, hold)
+-- Whoever has heard of its grant: that is when a grant counts, and is news.
+local function confirm(lock, hold)
+  hold.confirmed, lock.changed = true, true
   tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
 end
 
@@ -257,6 +259,9 @@ local function tally_end(lock, hold, outcome, job)
   if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
   tally(lock, counts)
   redis.pcall('HSET', lock.STAT, 'last.' .. outcome, int(ended_at(hold, outcome)))
+  for _, result in ipairs({ 'succeeded', 'failed' }) do
+    if counts[result] then redis.pcall('HSET', lock.STAT, 'last-job.' .. result, int(ended_at(hold, outcome))) end
+  end
 end
 
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
@@ -442,10 +447,16 @@ local function head_of(lock, work)
   end
 end
 
-local function is_before(lock, token, other_lock, other)
-  local x = tonumber(redis.call('ZSCORE', lock.QUEUE, token))
-  local y = tonumber(redis.call('ZSCORE', other_lock.QUEUE, other))
-  return x < y or x == y and token < other
+local function extreme(set, rank)
+  local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
+  return found[1], tonumber(found[2])
+end
+
+-- Whether the head of one queue came before the head of another.
+local function is_before(lock, other)
+  local token, ticket = extreme(lock.QUEUE, 0)
+  local other_token, other_ticket = extreme(other.QUEUE, 0)
+  return ticket < other_ticket or ticket == other_ticket and token < other_token
 end
 
 -- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
@@ -460,7 +471,7 @@ local function serve_one(at, token, work, caller)
       if first ~= token then
         -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
         -- them would send each other round.
-        if first and is_before(lock, first, at, token) then work[#work + 1] = rest end
+        if first and is_before(lock, at) then work[#work + 1] = rest end
         return false
       end
     end
@@ -507,11 +518,6 @@ local function revoked_of(lock)
     if hold and hold.phase == 'revoked' then revoked[#revoked + 1] = token end
   end
   return revoked
-end
-
-local function extreme(set, rank)
-  local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
-  return found[1], tonumber(found[2])
 end
 
 -- What is in the way of one who wants the lock in this mode: state, mode, left, owner (or the type of a foreign value),
@@ -577,7 +583,11 @@ local function tell()
   for rest, lock in pairs(book) do
     if lock.changed then
       local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
-      for _, token in ipairs(watchers) do wake(rest, token, 'watch') end
+      for _, token in ipairs(watchers) do
+        wake(rest, token, 'watch')
+        -- One wake says it all, to one that looks seldom too.
+        redis.call('LTRIM', 'dlock.wake:' .. rest .. ':' .. token .. ':watch', 0, 0)
+      end
     end
   end
 end

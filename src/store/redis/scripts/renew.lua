@@ -11,7 +11,8 @@ local answer = 'not-held'
 if held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     local hold = hold_of(lock, token)
-    hold.confirmed, hold['until'] = true, ms + ttl
+    if not hold.confirmed then confirm(lock, hold) end
+    hold['until'] = ms + ttl
     save(lock, token, hold)
     if answer ~= 'asked' then answer = hold.asked == '' and 'renewed' or 'asked' end
   end

@@ -1,0 +1,126 @@
+//! What can be said to `dlock acquire`?
+
+use super::{Common, duration, note, slots, status, ttl};
+use crate::lock::{Key, Ttl};
+use clap::{ArgAction, Args, ValueHint};
+use std::time::Duration;
+
+const AFTER: &str = "\
+Examples:
+  # In a script that cannot be wrapped in 'dlock run':
+  v=$(dlock acquire --export -k import -t 10m) || exit
+  eval \"$v\"
+  trap 'dlock release import' EXIT
+  trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 143' TERM
+
+  # Keep the token in a file, for other programs; -w waits its turn:
+  dlock acquire -k import -t 10m -w > token
+  dlock renew import -t 10m --token-file token
+  dlock release import --token-file token
+
+  # For programs:
+  dlock acquire -k import --json
+
+Nobody renews the lock but the script: 'dlock renew' does it once. When the
+lease ends the lock is free for others, and the script is not told; 'dlock check'
+just before a step that matters tells whether it is still held. Where it can be
+done, 'dlock run' does all of this by itself.
+
+The holder, as 'dlock status' shows it, is the process that started dlock.
+Defaults for 'run' in a configuration file do not apply.
+
+EXIT STATUS
+    0  the lock is acquired, and what was asked for is printed
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   70  a fault of dlock's own
+   74  output could not be written; the lock is given back
+   75  busy: the lock was not obtained (-E changes the number)
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  an operator took the lock away just when it was granted
+  With --export, whatever the status N, the output of a dlock that fails is
+  (exit N), so that eval \"$(dlock acquire --export -k KEY)\" has it, too.";
+
+/// `dlock acquire`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock acquire -k KEY [OPTIONS]\n       eval \"$(dlock acquire --export -k KEY [OPTIONS])\"",
+    allow_negative_numbers = true,
+    after_long_help = AFTER
+)]
+pub struct Acquire {
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    #[arg(short, long, required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
+    pub key: Vec<Key>,
+
+    /// Share the lock with others that share it
+    #[arg(short, long, conflicts_with_all = ["exclusive", "slots"])]
+    pub shared: bool,
+
+    /// One holder at a time [default]
+    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots")]
+    pub exclusive: bool,
+
+    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
+    #[arg(short = 'n', long, value_name = "N", value_parser = slots)]
+    pub slots: Option<u32>,
+
+    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
+    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
+    pub wait: Option<Option<Duration>>,
+
+    /// The length of the lease, 500ms to 24h [default: 30s]
+    ///
+    /// After this time the lock is free for others, unless it is renewed. Give more than the script needs, or renew.
+    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
+    pub ttl: Option<Ttl>,
+
+    /// Keep the lock at least this long after it was granted, also when it is given back earlier
+    ///
+    /// For cron hosts whose clocks differ, as in 'dlock run'. Not together with --wait.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub min_hold: Option<Duration>,
+
+    /// The exit status when the lock was not obtained, 1 to 255 [default: 75]
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = status)]
+    pub busy_exit_code: Option<u8>,
+
+    /// Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token
+    ///
+    /// As 'dlock run' sets them for its command. 'dlock renew', 'check' and 'release' then know which hold is meant.
+    #[arg(long, conflicts_with = "json")]
+    pub export: bool,
+
+    /// Print a JSON array with one object, in place of the token
+    ///
+    /// Every field is there, null if unknown; spans are whole milliseconds. The fields are explained in
+    /// docs/json.md.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Why; `dlock status` shows it
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub reason: Option<String>,
+
+    /// Show and store TEXT in place of the command line of the process that started dlock
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub label: Option<String>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Acquire {
+    /// The keys in the order given, each once.
+    pub fn keys(&self) -> Vec<Key> {
+        let mut keys: Vec<Key> = Vec::new();
+        for key in &self.key {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
+        keys
+    }
+}

@@ -1,0 +1,45 @@
+//! What can be said to `dlock metrics`? The struct that clap fills, and its help.
+
+use super::Common;
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+
+const AFTER: &str = "\
+Examples:
+  # Everything that is counted of every lock under the prefix:
+  dlock metrics
+
+  # From cron, for the textfile collector of node_exporter:
+  dlock metrics > /var/lib/node_exporter/dlock.$$ \\
+    && mv /var/lib/node_exporter/dlock.$$ /var/lib/node_exporter/dlock.prom
+
+Each lock has its own time series, by the label key; dlock_all_... is the sum
+over all of them. docs/metrics.md explains each, docs/recipes.md has alerts.
+
+EXIT STATUS
+    0  the metrics were printed
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused; nothing was printed
+   74  output could not be written
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock metrics`.
+#[derive(Debug, Args)]
+#[command(after_long_help = AFTER)]
+pub struct Metrics {
+    /// The locks to count
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// Give time series of their own to at most N locks, the first by name
+    ///
+    /// The others are counted in the sum only, and dlock_keys_not_shown says how many they are. Each lock has about
+    /// forty time series.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub max_keys: usize,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}

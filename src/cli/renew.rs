@@ -1,0 +1,51 @@
+//! What can be said to `dlock renew`?
+
+use super::{Common, ttl};
+use crate::lock::{Key, Ttl};
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
+
+const AFTER: &str = "\
+Examples:
+  # After eval \"$(dlock acquire --export -k import -t 10m)\", between two steps:
+  dlock renew import || exit
+
+  # A token that was kept in a file:
+  dlock renew import -t 10m --token-file token
+
+Without -t the lease is renewed for as long as it was acquired for, if DLOCK_HELD
+tells, else for 30s, and never made shorter than it is. What a 'dlock run' around
+the script holds is renewed by that dlock: then this only says whether it is held.
+
+EXIT STATUS
+    0  the lock is held, for as long as asked for
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the lock is not held any more, or there is no hold to renew";
+
+/// `dlock renew`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock renew [KEY] [-t DUR]\n       dlock renew KEY --token-file FILE [-t DUR]",
+    allow_negative_numbers = true,
+    after_long_help = AFTER
+)]
+pub struct Renew {
+    /// The lock; without it, what the script acquired last
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub key: Option<Key>,
+
+    /// The length of the lease from now on, 500ms to 24h
+    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
+    pub ttl: Option<Ttl>,
+
+    /// Renew the hold whose token is in FILE (`-`: standard input)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "key")]
+    pub token_file: Option<PathBuf>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}

@@ -1,0 +1,42 @@
+//! What can be said to `dlock wait`?
+
+use super::{Common, duration};
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+use std::time::Duration;
+
+const AFTER: &str = "\
+Examples:
+  # Until the deployment is over, ten minutes at most:
+  dlock wait deploy -w 10m
+
+The lock is not taken: somebody else may have it the moment after. A lock that is
+kept by the --min-hold of a run that is over is not free yet. Several are waited
+for one after the other. To wait and then to take it: dlock run -w, which also
+keeps a place in the queue.
+
+EXIT STATUS
+    0  each lock was seen free
+   64  the command line makes no sense, or this process holds the lock itself
+   69  the store cannot be reached, or refused
+   70  a fault of dlock's own
+   75  --wait ran out
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock wait`.
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true, after_long_help = AFTER)]
+pub struct Wait {
+    /// The locks
+    #[arg(required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// Wait at most this long; 0: only look [default: for ever]
+    #[arg(short, long, value_name = "DUR", value_parser = duration::parse)]
+    pub wait: Option<Duration>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}

@@ -1,0 +1,51 @@
+//! What can be said to `dlock watch`? The struct that clap fills, and its help.
+
+use super::Common;
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+
+const AFTER: &str = "\
+Examples:
+  # What happens to every lock under the prefix, from now on:
+  dlock watch
+
+  # A program that is told of each run that failed:
+  dlock watch nightly-report --json | jq -c 'select(.exit_status > 0)'
+
+The events: waiting, left (the queue, without the lock), busy (who did not
+wait and was refused; nobody knows who), granted, released, lost, expired,
+forced (an operator took it away), ended (how is not known any more).
+Without KEY, a lock that is new in the store is noticed within two seconds, or
+later where listing the store takes long; what happened to it until then is
+told all the same.
+
+When the store goes away, dlock says so once, and goes on when it is back. What
+happened meanwhile is told as far as the log of the last 64 ends goes.
+
+EXIT STATUS
+    0  ended by INT or TERM, or nobody reads any more
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused, at first contact
+   74  output could not be written
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock watch`.
+#[derive(Debug, Args)]
+#[command(after_long_help = AFTER)]
+pub struct Watch {
+    /// The locks to watch
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// Print one JSON object a line
+    ///
+    /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
+    /// explained in docs/watch.md.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}

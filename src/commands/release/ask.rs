@@ -1,0 +1,215 @@
+//! How is a holder asked to stop? Whoever asks sees who holds the lock and says yes; the holds that were shown are asked,
+//! by their fences, and no other; and it is waited for until those have ended. Their dlocks stop the jobs; nothing is taken
+//! away here.
+
+use super::super::attend::Attendant;
+use super::super::lookout::{Lookout, Remark, Seen};
+use super::super::{located, operator};
+use super::force::left_alone;
+use crate::cli;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::job::Endings;
+use crate::law::{Holder, Requested, State};
+use crate::lock::{By, Mode, Name};
+use crate::output::busy::who;
+use crate::output::question::{self, Answer};
+use crate::output::sight;
+use crate::output::time::span;
+use crate::output::{Kind, Printer};
+use crate::store::View;
+use std::cell::RefCell;
+
+/// `dlock release KEY` of somebody's lock.
+pub fn ask(
+    settings: &Settings,
+    name: &Name,
+    flags: &cli::Release,
+    printer: &Printer,
+) -> anyhow::Result<Exit> {
+    let place = format!("{} in {}", name.key(), settings.store);
+    let mut lookout = Lookout::open(settings)?;
+    let Seen::It(view) = lookout.look(name, None, |view| Some(view.clone()), |_| ())? else {
+        return Err(Error::Internal("nothing was seen".into()).into());
+    };
+    let asked = match holders(settings, name, &view, flags.slot)? {
+        Found::Holders(holders) => holders,
+        Found::Nobody(why) => {
+            printer.say(Kind::Note, &format!("{place} {why}"));
+            return Ok(Exit::Ok);
+        }
+    };
+    let shown: Vec<String> = asked.iter().map(sight::hold).collect();
+    if !flags.yes {
+        shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
+        let question = match asked.len() {
+            1 => "ask for it to be stopped and given back?".into(),
+            many => format!("ask for all {many} to be stopped and given back?"),
+        };
+        let answer = question::ask(&question)
+            .map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))?;
+        match answer {
+            Answer::Yes => {}
+            Answer::No => {
+                printer.say(Kind::Note, &format!("nobody was asked; {place} is held as before"));
+                return Ok(Exit::Busy(Exit::BUSY));
+            }
+            Answer::Nobody => {
+                return Err(Error::Usage(format!(
+                    "{place} is held, and there is no terminal to ask on whether that is to be stopped: -y goes on without \
+                     asking; nobody was asked"
+                ))
+                .into());
+            }
+        }
+    } else {
+        shown.iter().for_each(|line| printer.say(Kind::Note, &format!("{place}: {line}")));
+    }
+    let pending = request(settings, name, &mut lookout, &asked, printer)?;
+    Ending { settings, name, place, flags, printer }.watch(&mut lookout, pending)
+}
+
+/// What there is to ask.
+enum Found {
+    Holders(Vec<Holder>),
+    Nobody(String),
+}
+
+fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> Result<Found, Error> {
+    if let Some(foreign) = &view.foreign {
+        return Err(left_alone(settings, name, foreign));
+    }
+    if view.state != State::Held {
+        let more = match view.state {
+            State::Cooling => "; nobody holds it, and --force ends that, too",
+            State::Revoked => "; --force --now grants it to the next at once",
+            State::Free | State::Held => "; nothing to release",
+        };
+        return Ok(Found::Nobody(format!("{}{more}", sight::state(view))));
+    }
+    let holders = view.holders.clone();
+    match (slot, view.mode) {
+        (None, _) if holders.is_empty() => Ok(Found::Nobody(sight::state(view))),
+        (None, _) => Ok(Found::Holders(holders)),
+        (Some(slot), Some(Mode::Slots(_))) => {
+            let of_slot: Vec<Holder> =
+                holders.into_iter().filter(|holder| holder.slot == Some(slot)).collect();
+            match of_slot.is_empty() {
+                true => Ok(Found::Nobody(format!("has nobody in slot {slot}; nothing to release"))),
+                false => Ok(Found::Holders(of_slot)),
+            }
+        }
+        (Some(_), _) => Err(Error::Usage(format!(
+            "{} in {} is not held in slots; leave --slot out",
+            name.key(),
+            settings.store
+        ))),
+    }
+}
+
+/// Asks each of them; answers those that are not over yet.
+fn request(
+    settings: &Settings,
+    name: &Name,
+    lookout: &mut Lookout<'_>,
+    asked: &[Holder],
+    printer: &Printer,
+) -> Result<Vec<Holder>, Error> {
+    let operator = operator("dlock release");
+    let mut pending = Vec::new();
+    for holder in asked {
+        let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
+        let answer = lookout.store().request(name, holder.fence, &operator, by);
+        let who = who(&holder.owner);
+        let line = match (answer.map_err(|error| located(settings, error))?, holder.owner.by) {
+            (Requested::Gone, _) => {
+                printer.say(Kind::Note, &format!("{who} has given it back meanwhile"));
+                continue;
+            }
+            (Requested::Asked, By::Run) => format!("asked {who}; waiting until its job has ended"),
+            (Requested::Asked, By::Acquire) => format!(
+                "{who} is a script, and hears of it when it renews: waiting until it gives the lock back, or does not \
+                 renew it in the next {}; --force takes it away",
+                span(holder.lease)
+            ),
+        };
+        printer.say(Kind::Note, &line);
+        pending.push(holder.clone());
+    }
+    Ok(pending)
+}
+
+/// The end of the holds that were asked for it.
+struct Ending<'a> {
+    settings: &'a Settings,
+    name: &'a Name,
+    place: String,
+    flags: &'a cli::Release,
+    printer: &'a Printer,
+}
+
+impl Ending<'_> {
+    fn watch(&self, lookout: &mut Lookout<'_>, pending: Vec<Holder>) -> anyhow::Result<Exit> {
+        if pending.is_empty() {
+            return Ok(Exit::Ok);
+        }
+        let (since, end) = (Moment::now(), self.flags.timeout.map(|bound| Moment::now().after(bound)));
+        // A signal ends the watching, not the asking. Before the first thread, and after the question.
+        let attendant = Endings::take().and_then(|endings| Attendant::start(endings, self.printer, |_| ()));
+        let attendant =
+            attendant.map_err(|error| Error::Internal(format!("cannot wait for the end: {error}")))?;
+        let pending = RefCell::new(pending);
+        let seen = lookout.look(
+            self.name,
+            end,
+            |view| {
+                pending.borrow_mut().retain(|holder| {
+                    let lives = view.holders.iter().any(|other| other.fence == holder.fence);
+                    if !lives {
+                        attendant.say(Kind::Note, &ended(holder, view, since));
+                    }
+                    lives
+                });
+                if pending.borrow().is_empty() {
+                    return Some(());
+                }
+                let (view, store, seen) = (view.clone(), self.settings.store.to_string(), Moment::now());
+                attendant.waits(move |room| {
+                    let now = Moment::now();
+                    sight::watching(&store, &view, now.since(seen), now.since(since), room)
+                });
+                None
+            },
+            |remark| match remark {
+                Remark::Trouble(error) => {
+                    let origin = self.settings.store.origin();
+                    attendant.say(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
+                }
+                Remark::Recovered => {
+                    attendant.say(Kind::Note, &format!("{} answers again", self.settings.store));
+                }
+            },
+        );
+        attendant.conclude(|| ());
+        if seen? == Seen::Nothing {
+            let left = pending.borrow();
+            let whom = left.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
+            let bound = span(self.flags.timeout.unwrap_or_default());
+            let text = format!(
+                "after the {bound} of --timeout {} is still held by {whom}, who stays asked; --force takes it away",
+                self.place
+            );
+            self.printer.say(Kind::Note, &text);
+            return Ok(Exit::Busy(Exit::BUSY));
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+fn ended(holder: &Holder, view: &View, since: Moment) -> String {
+    let end = view.log.iter().find(|end| end.fence == holder.fence);
+    let how = end.map_or_else(|| "does not hold it any more".into(), sight::end);
+    format!("{} {how} ({} after it was asked)", who(&holder.owner), span(Moment::now().since(since)))
+}

@@ -1,0 +1,101 @@
+//! How is a lock taken away? Whoever holds it is refused every renewal from now on, and the next one gets it when that is
+//! safe, or at once. Nobody is asked.
+
+use super::super::{located, open, operator};
+use crate::cli;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::law::{Foreign, Holder, Revoke, Revoked, When};
+use crate::lock::{By, Name};
+use crate::output::busy::who;
+use crate::output::time::span;
+use crate::output::{Kind, Printer};
+
+/// `dlock release KEY --force`.
+pub fn force(
+    settings: &Settings,
+    name: &Name,
+    flags: &cli::Release,
+    printer: &Printer,
+) -> anyhow::Result<Exit> {
+    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
+    let when = if flags.now { When::Now } else { When::Safe };
+    let revoke = Revoke { when, by: operator("dlock release --force") };
+    let mut store = open(settings)?;
+    let was = store.revoke(name, &revoke, by).map_err(|error| located(settings, error))?;
+    printer.say(Kind::Note, &revoked(settings, name, when, was)?);
+    Ok(Exit::Ok)
+}
+
+/// All who held it.
+fn all(holders: &[Holder]) -> String {
+    holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
+}
+
+/// Who stops what ran under it, and when the next one is granted it.
+fn then(holders: &[Holder], left: &str) -> String {
+    let by_dlock = holders.iter().filter(|holder| holder.owner.by == By::Run).count();
+    if by_dlock == 0 {
+        // Nobody says when a script has stopped.
+        return format!("no dlock stops what a script does under it; the next grant comes in {left}");
+    }
+    let who = if by_dlock == 1 { "its dlock stops the job" } else { "their dlocks stop the jobs" };
+    format!("{who} at the next heartbeat, and the next grant comes then, or in {left} at the latest")
+}
+
+fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result<String, Error> {
+    let (key, place) = (name.key(), &settings.store);
+    Ok(match was {
+        Revoked::Free => format!("{key} in {place} is free; nothing to release"),
+        Revoked::Cooling => {
+            format!("{key} in {place} was kept by the --min-hold of a run that is over, and is free now")
+        }
+        Revoked::Holds { holders, left } => {
+            let from = format!("{key} in {place} is taken away from {}", all(&holders));
+            match when {
+                _ if holders.iter().all(|holder| !holder.confirmed) => {
+                    format!("{from}, whose job had not begun; it is free now")
+                }
+                When::Safe => format!("{from}; {}", then(&holders, &span(left))),
+                When::Now => {
+                    let jobs = if holders.len() == 1 { "job" } else { "jobs" };
+                    format!(
+                        "{from} and free at once; the old {jobs} may run until that is noticed, beside the next one"
+                    )
+                }
+            }
+        }
+        Revoked::AlreadyRevoked { holders, left } => {
+            let from = if holders.is_empty() { String::new() } else { format!(" from {}", all(&holders)) };
+            match when {
+                When::Safe => format!(
+                    "{key} in {place} was taken away{from} before; the next grant comes in {} at the latest, or at once \
+                     with --now",
+                    span(left)
+                ),
+                When::Now => format!(
+                    "{key} in {place} was taken away{from} before, and is free now; the old job may still run beside \
+                     the next one"
+                ),
+            }
+        }
+        Revoked::Foreign(foreign) => return Err(left_alone(settings, name, &foreign)),
+        Revoked::ForeignDeleted => format!(
+            "{key} in {place} was a string that dlock did not write, and is deleted; whoever wrote it may still run"
+        ),
+    })
+}
+
+/// What dlock did not write, it leaves alone.
+pub fn left_alone(settings: &Settings, name: &Name, Foreign { kind, left }: &Foreign) -> Error {
+    let lasts = left.map(|left| format!("for {} more", span(left)));
+    let lasts = lasts.unwrap_or_else(|| "without an end".into());
+    let next = if kind == "string" { "; --force --now deletes it" } else { "" };
+    Error::Usage(format!(
+        "{} in {} is a {kind} that dlock did not write (it lasts {lasts}), and is left alone{next}",
+        name.key(),
+        settings.store
+    ))
+}

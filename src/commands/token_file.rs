@@ -1,0 +1,23 @@
+//! How does a token get in without standing on a command line? By a file, or by standard input.
+
+use crate::error::Error;
+use crate::lock::Token;
+use std::io::Read;
+use std::path::Path;
+
+/// A token file holds 32 digits and perhaps a line end; more than this is no token file.
+const MOST: u64 = 4096;
+
+/// Reads the token in a file; `-` is standard input.
+pub fn read(file: &Path) -> Result<Token, Error> {
+    let shown = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
+    let mut text = String::new();
+    let read = if file == Path::new("-") {
+        std::io::stdin().take(MOST).read_to_string(&mut text)
+    } else {
+        std::fs::File::open(file).and_then(|file| file.take(MOST).read_to_string(&mut text))
+    };
+    read.map_err(|error| Error::Config(format!("cannot read the token from {shown}: {error}")))?;
+    Token::parse(text.trim_end_matches(['\n', '\r']))
+        .map_err(|why| Error::Config(format!("{shown} holds no token: {why}")))
+}

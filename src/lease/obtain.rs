@@ -1,0 +1,128 @@
+//! How is the lock taken, and waited for? Asking, standing in the queue, riding out an outage there, and giving up. It
+//! ends when the lock is held or not to be had; to keep what it got is the caller's affair.
+
+use super::{RIDE_OUT_PAUSE, Report, Request, Wait, give_back};
+use crate::clock::Moment;
+use crate::law::{Acquired, End, Ran};
+use crate::store::{Error, Store};
+use std::thread;
+use std::time::Duration;
+
+/// A waiter never asks faster than this, whatever the store says.
+const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
+/// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
+const LATE_ANSWERS: u32 = 2;
+
+/// Takes the lock, waiting as long as is wanted, and reports what it learns. The moment from which the lease counts, or
+/// nothing: then the last report says why.
+pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
+    Obtaining { store, request, report }.obtain()
+}
+
+struct Obtaining<'a> {
+    store: &'a mut dyn Store,
+    request: &'a Request,
+    report: &'a mut dyn FnMut(Report),
+}
+
+impl Obtaining<'_> {
+    fn report(&mut self, report: Report) {
+        (self.report)(report);
+    }
+
+    fn obtain(&mut self) -> Option<Moment> {
+        let budget = self.request.connect_timeout + self.request.op_timeout;
+        let (mut queued, mut troubled, mut late) = (false, false, 0);
+        loop {
+            let sent = Moment::now();
+            let by = match self.request.wait {
+                Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
+                _ => sent.after(budget),
+            };
+            match self.store.acquire(&self.request.names, &self.request.ask, by) {
+                // Asking again extends the lease, counted from the new request.
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
+                    self.report(Report::TooSlow);
+                    return None;
+                }
+                Ok(Acquired::Granted(grant)) => {
+                    self.report(Report::Granted { grant, sent });
+                    return Some(sent);
+                }
+                Ok(Acquired::Busy(blocker)) => {
+                    self.report(Report::Busy(blocker));
+                    return None;
+                }
+                Ok(Acquired::Spent) => {
+                    self.report(Report::TakenAway);
+                    return None;
+                }
+                Ok(Acquired::Waiting(waiting)) => {
+                    if std::mem::take(&mut troubled) {
+                        self.report(Report::Recovered);
+                    }
+                    queued = true;
+                    let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
+                    let blocker = waiting.blocker.clone();
+                    self.report(Report::Waiting(waiting));
+                    match self.sleep(next) {
+                        Ok(true) => {}
+                        Ok(false) => return self.give_up(Report::Busy(blocker)),
+                        Err(error) => return self.give_up(Report::Failed(error)),
+                    }
+                }
+                Err(error) if queued && error.is_transient() => {
+                    self.store.reset();
+                    if self.is_over() {
+                        self.report(Report::Failed(error));
+                        return None;
+                    }
+                    if !troubled {
+                        troubled = true;
+                        self.report(Report::Trouble { error, until: sent });
+                    }
+                    thread::sleep(RIDE_OUT_PAUSE);
+                }
+                Err(error) => {
+                    self.report(Report::Failed(error));
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn is_too_late(&self, sent: Moment) -> bool {
+        self.request.schedule.term_at(sent).passed()
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.request.wait, Wait::Until(end) if end.passed())
+    }
+
+    /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
+    fn sleep(&mut self, next: Moment) -> Result<bool, Error> {
+        let next = match self.request.wait {
+            Wait::Until(end) => next.min(end),
+            Wait::No | Wait::Forever => next,
+        };
+        match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
+            Ok(()) => {}
+            // The next heartbeat says what is wrong, or that all is well on another connection.
+            Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
+            Err(error) => return Err(error),
+        }
+        Ok(!self.is_over())
+    }
+
+    /// Leaves the queue, and says why.
+    fn give_up(&mut self, why: Report) -> Option<Moment> {
+        let by = Moment::now().after(self.request.op_timeout);
+        let end = End { ran: Ran::No, job: None };
+        match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
+            Ok(_) => self.report(why),
+            Err(error) => self.report(Report::Failed(error)),
+        }
+        None
+    }
+}

@@ -1,0 +1,110 @@
+//! What does `acquire` print? The token, a JSON object, or shell code that sets the variables which `run` sets for its
+//! command. It is the one output that has the secret in it, for it is what was asked for.
+
+use super::json;
+use crate::lock::{Fence, Key, Mode, Token};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// A hold that was acquired.
+#[derive(Debug, Clone)]
+pub struct Acquired {
+    /// The keys, in the order given; at least one.
+    pub keys: Vec<Key>,
+    /// The store's name without its secret.
+    pub store: String,
+    /// With whom the lock is shared.
+    pub mode: Mode,
+    /// The slot, of a lock with slots.
+    pub slot: Option<u32>,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// What proves the hold.
+    pub token: Token,
+    /// What is left of the lease.
+    pub lease: Duration,
+    /// How long it was waited for.
+    pub waited: Duration,
+    /// DLOCK_HELD, with this hold as its last.
+    pub held: String,
+}
+
+impl Acquired {
+    /// The token in a line of its own.
+    pub fn plain(&self) -> String {
+        format!("{}\n", self.token.secret())
+    }
+
+    /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor change.
+    pub fn json(&self) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Object<'a> {
+            keys: Vec<&'a str>,
+            store: &'a str,
+            mode: &'static str,
+            slots: Option<u32>,
+            slot: Option<u32>,
+            fence: Fence,
+            token: &'a str,
+            lease_ms: u64,
+            waited_ms: u64,
+        }
+        let (mode, slots) = match self.mode {
+            Mode::Exclusive => ("exclusive", None),
+            Mode::Shared => ("shared", None),
+            Mode::Slots(slots) => ("slots", Some(slots)),
+        };
+        let object = Object {
+            keys: self.keys.iter().map(Key::as_str).collect(),
+            store: &self.store,
+            mode,
+            slots,
+            slot: self.slot,
+            fence: self.fence,
+            token: self.token.secret(),
+            lease_ms: super::time::millis(self.lease),
+            waited_ms: super::time::millis(self.waited),
+        };
+        Ok(json::line(&[object])? + "\n")
+    }
+
+    /// Code for sh, bash, dash, ksh and zsh.
+    pub fn shell(&self) -> String {
+        let keys: Vec<&str> = self.keys.iter().map(Key::as_str).collect();
+        let slot = self.slot.map(|slot| slot.to_string());
+        let variables = [
+            ("DLOCK_KEY", keys.first().map(ToString::to_string)),
+            ("DLOCK_KEYS", Some(keys.join("\n"))),
+            ("DLOCK_TOKEN", Some(self.token.secret().into())),
+            ("DLOCK_FENCE", Some(self.fence.to_string())),
+            ("DLOCK_SLOT", slot),
+            ("DLOCK_HELD", Some(self.held.clone())),
+        ];
+        // Semicolons, for an eval whose quotes were forgotten.
+        variables.iter().fold(String::new(), |mut code, (name, value)| {
+            let _infallible = match value {
+                Some(value) => writeln!(code, "export {name}={};", quoted(value)),
+                None => writeln!(code, "unset {name};"),
+            };
+            code
+        })
+    }
+}
+
+/// A text as one word of a shell: nothing is special between single quotes but the single quote.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_a_word() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's $(x) `y` \"z\" \\"), "'it'\\''s $(x) `y` \"z\" \\'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,31 @@
+//! How is a person asked? On the terminal, by one line that ends with `[y/N]`; only a yes is a yes.
+
+use super::{escaped, send};
+use rustix::stdio::{stderr, stdin};
+use rustix::termios::isatty;
+use std::io;
+
+/// The answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Yes.
+    Yes,
+    /// Anything else, or the end of the input.
+    No,
+    /// There is no terminal, and nobody was asked.
+    Nobody,
+}
+
+/// Asks a question that yes or no answers.
+pub fn ask(question: &str) -> io::Result<Answer> {
+    if !isatty(stdin()) || !isatty(stderr()) {
+        return Ok(Answer::Nobody);
+    }
+    send(&format!("dlock: {} [y/N] ", escaped(question)));
+    let mut line = String::new();
+    if io::stdin().read_line(&mut line)? == 0 {
+        send("\n");
+    }
+    let yes = matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+    Ok(if yes { Answer::Yes } else { Answer::No })
+}

@@ -1,0 +1,107 @@
+//! What is seen of a lock by one who does not want it? One clause on its state, for `wait` and `release`; what is in the
+//! way of one who does want it is in `busy`.
+
+use super::busy::who;
+use super::live::Room;
+use super::time::{local, millis, span};
+use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::lock::By;
+use crate::store::View;
+use std::time::Duration;
+
+/// The state of a lock, as a clause that reads after its name.
+pub fn state(view: &View) -> String {
+    let left = view.left.map(|left| format!(" for {} more", span(left))).unwrap_or_default();
+    match (view.state, view.holders.as_slice()) {
+        (State::Free, _) if view.waiters.is_empty() => "is free".into(),
+        (State::Free, _) => format!("is free, and {} for it", queued(view.waiters.len())),
+        (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),
+        (State::Revoked, []) => format!("was taken away by an operator; the old job may run{left}"),
+        (State::Revoked, [holder, ..]) => {
+            format!("was taken away from {} by an operator; the old job may run{left}", who(&holder.owner))
+        }
+        (State::Held, []) => match view.left {
+            Some(_) => format!("is held by something that is not dlock,{left}"),
+            None => "is held by something that is not dlock, without an end".into(),
+        },
+        (State::Held, [holder, others @ ..]) => {
+            let others = match others.len() {
+                0 => String::new(),
+                1 => " and one other".into(),
+                others => format!(" and {others} others"),
+            };
+            let (held, lease) = (span(holder.held), span(holder.lease));
+            format!("has been held for {held} by {}{others}, lease good for {lease} more", who(&holder.owner))
+        }
+    }
+}
+
+/// A line for one who has looked on for `waited`, and saw this `age` ago: all of it, or as much as there is room for.
+pub fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Room) -> String {
+    let mut view = view.clone();
+    view.left = view.left.map(|left| left.saturating_sub(age));
+    for holder in &mut view.holders {
+        holder.held = holder.held.saturating_add(age);
+        holder.lease = holder.lease.saturating_sub(age);
+    }
+    let key = view.name.key();
+    let seconds = Duration::from_secs(waited.as_secs());
+    let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
+    let whole = format!("waiting{since}: {key} in {store} {}", state(&view));
+    match (room, view.holders.as_slice()) {
+        (Room::Columns(columns), [holder, others @ ..]) if whole.chars().count() > columns => {
+            let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
+            let (who, held, lease) = (who(&holder.owner), span(holder.held), span(holder.lease));
+            format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
+        }
+        (Room::Columns(columns), []) if whole.chars().count() > columns => {
+            format!("waiting {} for {key}, which {}", span(seconds), state(&view))
+        }
+        _ => whole,
+    }
+}
+
+/// How many wait.
+pub fn queued(waiters: usize) -> String {
+    match waiters {
+        1 => "one waits".into(),
+        waiters => format!("{waiters} wait"),
+    }
+}
+
+/// A hold in full, in a line of its own, for one who is to decide about it.
+pub fn hold(holder: &Holder) -> String {
+    let now = holder.since.saturating_add(millis(holder.held));
+    let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
+    let because = holder.owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let asked = match &holder.asked {
+        Some(by) => format!(", asked to stop by {}", who(by)),
+        None => String::new(),
+    };
+    let (how, what) = match holder.owner.by {
+        By::Run => ("runs", &holder.owner.command),
+        By::Acquire => ("acquired by a script:", &holder.owner.command),
+    };
+    format!(
+        "{slot}{} since {} ({} ago), {how} '{what}'{because}, lease good for {} more{asked}",
+        who(&holder.owner),
+        local(holder.since, now),
+        span(holder.held),
+        span(holder.lease),
+    )
+}
+
+/// How a hold ended, as a clause that reads after whose it was.
+pub fn end(end: &LoggedEnd) -> String {
+    let how = match end.outcome {
+        Outcome::Released => "gave it back",
+        Outcome::Expired => "let its lease end",
+        Outcome::Lost => "lost it",
+        Outcome::Forced => "had it taken away",
+    };
+    match end.job {
+        Some(JobEnd::Status(status)) => format!("{how}; its job ended with status {status}"),
+        Some(JobEnd::Signal(signal)) => format!("{how}; its job died of signal {signal}"),
+        None => how.into(),
+    }
+}

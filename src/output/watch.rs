@@ -1,0 +1,158 @@
+//! How is an event told? To people as one line, with local time; to programs as one JSON object on a line. docs/watch.md
+//! explains both.
+
+use super::busy::who;
+use super::time::{local, millis, span, utc};
+use super::{Coloured, escaped, json};
+use crate::law::JobEnd;
+use crate::lock::{Fence, Mode, Owner};
+use crate::store::events::{Event, Kind};
+use serde::Serialize;
+
+/// The line for people; `now` is the store's clock.
+pub fn line(key: &str, event: &Event, now: u64, colours: Coloured) -> String {
+    let word = format!("{:<8}", word(event.kind));
+    let word = match (colours, colour(event)) {
+        (Coloured::Yes, Some(colour)) => format!("\x1b[{colour}m{word}\x1b[0m"),
+        _ => word,
+    };
+    let (time, told) = (local(event.at, now), told(event));
+    format!("{time} {word} {}  {}\n", escaped(key), escaped(&told))
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Waiting => "waiting",
+        Kind::Left => "left",
+        Kind::Busy => "busy",
+        Kind::Granted => "granted",
+        Kind::Released => "released",
+        Kind::Lost => "lost",
+        Kind::Expired => "expired",
+        Kind::Forced => "forced",
+        Kind::Ended => "ended",
+    }
+}
+
+/// The colours of `history`: how it went decides.
+fn colour(event: &Event) -> Option<u8> {
+    match (event.kind, event.job) {
+        (Kind::Released, Some(JobEnd::Status(0))) => Some(32),
+        (Kind::Released, Some(_)) => Some(31),
+        (Kind::Lost | Kind::Expired, _) => Some(35),
+        (Kind::Forced, _) => Some(33),
+        (Kind::Granted, _) => Some(1),
+        (Kind::Waiting | Kind::Left | Kind::Busy | Kind::Released | Kind::Ended, _) => None,
+    }
+}
+
+/// Who, what it runs, how long, how it ended.
+fn told(event: &Event) -> String {
+    if event.kind == Kind::Busy {
+        return match event.count {
+            1 => "one that did not wait was refused".into(),
+            count => format!("{count} that did not wait were refused"),
+        };
+    }
+    let mut parts = Vec::new();
+    if let Some(owner) = &event.owner {
+        let because = owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        parts.push(format!("{} '{}'{because}", who(owner), owner.command));
+    }
+    if let (Kind::Waiting | Kind::Granted, Some(mode @ (Mode::Shared | Mode::Slots(_)))) =
+        (event.kind, event.mode)
+    {
+        match event.slot {
+            Some(slot) => parts.push(format!("slot {slot} of {mode}")),
+            None => parts.push(mode.to_string()),
+        }
+    }
+    if let (Kind::Left | Kind::Granted, Some(waited)) = (event.kind, event.waited)
+        && !waited.is_zero()
+    {
+        parts.push(format!("waited {}", span(waited)));
+    }
+    if let Some(held) = event.held {
+        parts.push(format!("held {}", span(held)));
+    }
+    match (event.kind, event.job) {
+        (_, Some(JobEnd::Status(status))) => parts.push(format!("exit {status}")),
+        (_, Some(JobEnd::Signal(signal))) => parts.push(format!("signal {signal}")),
+        (Kind::Lost, None) => parts.push("the lock vanished under it".into()),
+        (Kind::Expired, None) => parts.push("not given back".into()),
+        (Kind::Ended, None) => parts.push("the log does not say how".into()),
+        _ => {}
+    }
+    match (event.kind, &event.by) {
+        (Kind::Forced, Some(by)) => parts.push(format!("taken away by {}", who(by))),
+        (_, Some(by)) => parts.push(format!("asked for by {}", who(by))),
+        (_, None) => {}
+    }
+    parts.join(", ")
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    event: &'static str,
+    at: String,
+    key: &'a str,
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    user: Option<&'a str>,
+    command: Option<&'a str>,
+    reason: Option<&'a str>,
+    mode: Option<&'static str>,
+    slots: Option<u32>,
+    slot: Option<u32>,
+    fence: Option<Fence>,
+    waited_ms: Option<u64>,
+    held_ms: Option<u64>,
+    exit_status: Option<u8>,
+    signal: Option<i32>,
+    by: Option<Person<'a>>,
+    count: u64,
+}
+
+#[derive(Serialize)]
+struct Person<'a> {
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+}
+
+/// The line for programs.
+pub fn object(key: &str, event: &Event) -> serde_json::Result<String> {
+    let owner = event.owner.as_ref();
+    let (exit_status, signal) = match event.job {
+        Some(JobEnd::Status(status)) => (Some(status), None),
+        Some(JobEnd::Signal(signal)) => (None, Some(signal)),
+        None => (None, None),
+    };
+    let (mode, slots) = match event.mode {
+        None => (None, None),
+        Some(Mode::Exclusive) => (Some("exclusive"), None),
+        Some(Mode::Shared) => (Some("shared"), None),
+        Some(Mode::Slots(slots)) => (Some("slots"), Some(slots)),
+    };
+    let line = json::line(&Object {
+        event: word(event.kind),
+        at: utc(event.at),
+        key,
+        host: owner.map(|owner| &*owner.host),
+        pid: owner.map(|owner| owner.pid),
+        user: owner.map(|owner| &*owner.user),
+        command: owner.map(|owner| &*owner.command),
+        reason: owner.and_then(|owner| owner.reason.as_deref()),
+        mode,
+        slots,
+        slot: event.slot,
+        fence: event.fence,
+        waited_ms: event.waited.map(millis),
+        held_ms: event.held.map(millis),
+        exit_status,
+        signal,
+        by: event.by.as_ref().map(|Owner { host, pid, user, .. }| Person { host, pid: *pid, user }),
+        count: event.count,
+    })?;
+    Ok(line + "\n")
+}

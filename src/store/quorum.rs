@@ -1,0 +1,512 @@
+//! How do several independent Redis masters hold one lock? A majority of them does. Each master decides for itself by
+//! its own small scripts (`quorum/scripts/node.lua` tells their records); here it is decided what their answers mean
+//! together. There is no queue: who waits asks again after a random time.
+//!
+//! - A hold is a majority of the masters, with time left on the lease counted from before the first send of that attempt,
+//!   looked at again after phase two. Whatever else an attempt has taken is given back everywhere, also where no answer
+//!   came.
+//! - Phase one asks each master for a candidate, greater than every fence it knows. The greatest one of a majority is
+//!   the fence, and phase two tells it to a majority before it is used: so every later majority contains a master that
+//!   knows it, whatever the clocks of the masters say.
+//! - A renewal wins back the masters that the hold has lost, with its fence; before its deadline only, for after that
+//!   somebody else may have had the lock.
+//! - A master that has been up for less than the longest lease may have forgotten a lock that is held. It is neither
+//!   counted nor won back until then.
+//!
+//! A lock shared or with slots, and several locks at once, are refused: each master would be right by itself, and the
+//! majorities would not add up to one decision.
+
+use super::redis::{RedisStore, Target};
+use super::{Ear, Error, Listener, Store, View};
+use crate::clock::{Moment, sleep_until};
+use crate::law::{
+    self, Acquired, Ask, End, Left, Proof, Ran, Renewal, Requested, Revoke, Revoked, State, When,
+};
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use crew::{Answers, Call, Crew, Node, Order};
+use std::collections::BTreeSet;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use view::{Firmness, Joined, Seen};
+
+mod attempt;
+mod crew;
+mod scripts;
+mod trouble;
+mod view;
+
+/// When to look again at a lock that somebody has.
+const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
+/// How long the last masters are waited for while a lease runs, at least.
+const STRAGGLERS: Duration = Duration::from_millis(50);
+/// And for who looks: a hurried answer would blame a master that is only slow.
+const STRAGGLERS_SEEN: Duration = Duration::from_millis(500);
+
+/// Locks on a majority of independent masters.
+pub struct QuorumStore {
+    crew: Crew,
+    shown: String,
+    max_lease: Duration,
+    /// Since when the lock has been asked for, by whom.
+    asked: Option<(Token, Moment)>,
+    /// The hold that was won here, or renewed.
+    hold: Option<Held>,
+    /// What was last said of each master.
+    troubles: Vec<Option<String>>,
+    tell: Box<dyn Fn(&str) + Send>,
+}
+
+/// Who hears nothing: no master knows what the others do, so none could tell.
+struct Deaf(Listener);
+
+impl Ear for Deaf {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        let next = match self.0 {
+            Listener::Holder => until,
+            Listener::Watcher => until.min(Moment::now().after(LOOK.1)),
+        };
+        sleep_until(next);
+        Ok(self.0 == Listener::Watcher)
+    }
+}
+
+/// A hold, as its owner knows it.
+#[derive(Clone, Copy)]
+struct Held {
+    /// Until when its last success may be relied on: a master is not won back later.
+    until: Moment,
+    fence: u64,
+}
+
+impl QuorumStore {
+    /// A store on these masters that connects when it is first used. `shown` is how messages name it; `max_lease` the
+    /// longest lease that anybody may ask of these masters; `tell` hears what is not as it should be with one of them.
+    pub fn new(
+        masters: Vec<Target>,
+        shown: String,
+        max_lease: Duration,
+        tell: impl Fn(&str) + Send + 'static,
+    ) -> Self {
+        let troubles = masters.iter().map(|_| None).collect();
+        Self {
+            crew: Crew::new(masters),
+            shown,
+            max_lease,
+            asked: None,
+            hold: None,
+            troubles,
+            tell: Box::new(tell),
+        }
+    }
+
+    /// Why these masters cannot hold such a lock, if they cannot.
+    pub fn refusal(names: &Names, mode: Mode) -> Option<String> {
+        let why = "majorities of independent masters cannot decide that together";
+        match mode {
+            Mode::Shared => Some(format!("redis+quorum:// has no shared locks: {why}")),
+            Mode::Slots(_) => Some(format!("redis+quorum:// has no slots: {why}")),
+            Mode::Exclusive if names.as_slice().len() > 1 => {
+                Some(format!("redis+quorum:// takes one key at a time: {why}"))
+            }
+            Mode::Exclusive => None,
+        }
+    }
+
+    fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
+        let pending = self.crew.send(to, call, order, by);
+        let answers = self.crew.collect(pending, by, STRAGGLERS);
+        self.listen(&answers);
+        answers
+    }
+
+    /// Asks all masters for somebody who is in no hurry.
+    fn look(&mut self, call: &Call, by: Moment) -> Answers {
+        let pending = self.crew.send(&self.crew.everybody(), call, Order::Behind, by);
+        let answers = self.crew.collect(pending, by, STRAGGLERS_SEEN);
+        self.listen(&answers);
+        answers
+    }
+
+    /// Says what is new about a master.
+    fn listen(&mut self, answers: &Answers) {
+        for at in 0..self.crew.len() {
+            match &answers.0[at] {
+                Some(Ok(answer)) if answer.what == "seen" => {}
+                Some(answer) => self.note(at, self.crew.why_uncounted(at, answer)),
+                None => {}
+            }
+        }
+    }
+
+    fn note(&mut self, at: usize, now: Option<String>) {
+        match (&now, &self.troubles[at]) {
+            (Some(why), None) => (self.tell)(why),
+            (None, Some(_)) => (self.tell)(&format!("{} is back", self.crew.targets()[at].shown)),
+            _ => {}
+        }
+        self.troubles[at] = now;
+    }
+
+    fn patience(&self) -> Duration {
+        self.crew.targets().first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
+    }
+
+    fn longest(&self) -> String {
+        law::millis(self.max_lease).to_string()
+    }
+
+    /// Gives the lock to the masters that the hold has lost; how many took it, if `by` leaves the time to hear of it.
+    fn win_back(
+        &mut self,
+        name: &Name,
+        token: &Token,
+        ttl: Duration,
+        hold: &Vouched,
+        missing: &[usize],
+        until: Until,
+    ) -> usize {
+        let (ttl, longest) = (law::millis(ttl).to_string(), self.longest());
+        let cooling = law::millis(hold.cooling).to_string();
+        let win = call(
+            &scripts::WIN_BACK,
+            name,
+            &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.since, &cooling, &hold.owner],
+        );
+        match until {
+            Until::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
+            Until::Sent(by) => {
+                drop(self.crew.send(missing, &win, Order::Behind, by));
+                0
+            }
+        }
+    }
+}
+
+/// What a master that has the hold knows of it.
+struct Vouched {
+    fence: u64,
+    since: String,
+    cooling: Duration,
+    owner: String,
+}
+
+/// How long to care for a request.
+#[derive(Clone, Copy)]
+enum Until {
+    /// Its answer is wanted.
+    Heard(Moment),
+    /// It is to be on its way.
+    Sent(Moment),
+}
+
+impl Store for QuorumStore {
+    /// The masters hear of a death only by the lease, so there is nothing to share.
+    fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        if let Some(why) = Self::refusal(names, ask.mode) {
+            return Err(Error::Unfit(why));
+        }
+        self.win(names, ask, by)
+    }
+
+    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+        let (name, sent) = (names.first(), Moment::now());
+        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let millis = law::millis(ttl).to_string();
+        // A hold that another process won has a fence that only the masters know.
+        let fence = self.hold.map_or(0, |hold| hold.fence);
+        let renew =
+            call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
+        let mut answers = self.ask(&self.crew.everybody(), &renew, Order::Behind, by);
+        let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
+        let mut lost = revoked + answers.count("not-held") + answers.count("missing");
+        let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
+        let mut asked = false;
+        let mut hold = Vouched { fence, since: "0".into(), cooling: Duration::ZERO, owner: "{}".into() };
+        for reply in answers.replies("renewed") {
+            hold.fence = hold.fence.max(reply.number()?);
+            hold.since = reply.text()?;
+            hold.cooling = hold.cooling.max(reply.span()?);
+            hold.owner = reply.text()?;
+            asked |= !reply.text()?.is_empty();
+        }
+        // Nobody vouches for a hold that no master has: a vanished lock is lost. And what an operator has begun to take
+        // away is not taken again.
+        if renewed > 0 && revoked == 0 && !missing.is_empty() {
+            if renewed >= majority {
+                let until = Until::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+                self.win_back(name, token, ttl, &hold, &missing, until);
+            } else if let Some(old) = self.hold.filter(|old| !old.until.passed()) {
+                lost = lost.saturating_sub(missing.len());
+                renewed += self.win_back(name, token, ttl, &hold, &missing, Until::Heard(by.min(old.until)));
+            }
+        }
+        if renewed >= majority {
+            self.hold = Some(Held { until: deadline(sent, ttl), fence: hold.fence });
+            Ok(if asked { Renewal::Asked } else { Renewal::Renewed })
+        } else if lost > masters - majority {
+            Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
+        } else {
+            Err(self.short(&answers))
+        }
+    }
+
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+        let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
+        let job = match end.job {
+            Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
+            None => String::new(),
+        };
+        self.leave_as(ran, names, token, &job, by)
+    }
+
+    /// The holder is told by its next renewal; one master that has it is enough.
+    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+        let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &owner_to(who)?]);
+        let answers = self.look(&request, by);
+        if answers.count("asked") > 0 {
+            Ok(Requested::Asked)
+        } else if answers.count("gone") >= self.crew.majority() {
+            Ok(Requested::Gone)
+        } else {
+            Err(self.short(&answers))
+        }
+    }
+
+    /// Nobody is told; who looks on looks again.
+    fn watch(&mut self, _: &Name, _: &Token, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn ear(&mut self, _: &[Name], _: &Token, listener: Listener) -> Result<Box<dyn Ear>, Error> {
+        Ok(Box::new(Deaf(listener)))
+    }
+
+    /// One master after the other, without a thread: this may be asked before the process forks.
+    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
+        if names.as_slice().len() > 1 {
+            return Ok(None);
+        }
+        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let prove = call(&scripts::PROVE, names.first(), &[token.secret(), &self.longest()]);
+        let mut answers = Answers(self.crew.targets().iter().map(|_| None).collect());
+        for (at, target) in self.crew.targets().iter().enumerate() {
+            let share = by.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
+            answers.0[at] = Some(Node::new(target.clone()).call(&prove, Moment::now().after(share)));
+            if answers.count("held") >= majority {
+                let mut leases = Vec::new();
+                let mut fence = 0;
+                for reply in answers.replies("held") {
+                    fence = fence.max(reply.number()?);
+                    leases.push(reply.span()?);
+                }
+                let lease = leases.into_iter().min().unwrap_or_default();
+                return Ok(Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(fence), lease }));
+            }
+            if answers.count("not-held") > masters - majority {
+                return Ok(None);
+            }
+        }
+        Err(self.short(&answers))
+    }
+
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
+        let when = if revoke.when == When::Now { "now" } else { "safe" };
+        let revoke = call(&scripts::REVOKE, name, &[when, &owner_to(&revoke.by)?]);
+        let mut answers = self.look(&revoke, by);
+        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let heard = answers.0.iter().flatten().flatten().count();
+        if heard < majority {
+            let error = self.short(&answers);
+            return Err(match heard {
+                0 => error,
+                _ => error.map(|text| {
+                    format!("{text}; those that answered have let go of the lock, which is not enough")
+                }),
+            });
+        }
+        let (mut seen, mut left, mut whats) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, target) in self.crew.targets().iter().enumerate() {
+            let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
+            left.push(answer.rest.span()?);
+            // An attempt that has no majority yet is no hold.
+            let one = Seen::read(&mut answer.rest, &target.shown)?;
+            seen.push(if answer.what == "free" { Seen::FREE } else { one });
+            whats.push(answer.what.clone());
+        }
+        left.sort_unstable();
+        // When the last of a majority is free.
+        let left = left[majority - 1];
+        let Seen { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
+        let holders: Vec<_> = holder.into_iter().collect();
+        let deleted = whats.iter().any(|what| what == "foreign-deleted");
+        Ok(match (state, foreign) {
+            (_, Some(_)) if deleted => Revoked::ForeignDeleted,
+            (_, Some(foreign)) => Revoked::Foreign(foreign),
+            (State::Held, None) => Revoked::Holds { holders, left },
+            (State::Cooling, None) => Revoked::Cooling,
+            (State::Revoked, None) => Revoked::AlreadyRevoked { holders, left },
+            (State::Free, None) => Revoked::Free,
+        })
+    }
+
+    fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
+        let inspect = call(&scripts::INSPECT, name, &[&self.longest()]);
+        let mut answers = self.look(&inspect, by);
+        if answers.count("seen") < self.crew.majority() {
+            return Err(self.short(&answers));
+        }
+        let (mut seen, mut clocks, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, target) in self.crew.targets().iter().enumerate() {
+            let Some(reply) = answers.reply(at, "seen") else { continue };
+            clocks.push(reply.now());
+            seen.push((at, Seen::read(&mut reply.nested()?, &target.shown)?));
+            fences.extend(reply.text()?.parse().ok().map(Fence));
+            let mut ends = reply.nested()?;
+            while !ends.is_empty() {
+                log.extend(ends.logged_end()?);
+            }
+            stats.push(reply.stat()?);
+            whys.push((at, reply.text()?, reply.span()?));
+        }
+        for (at, why, counts_in) in whys {
+            self.note(at, self.crew.why_unfit(at, &why, counts_in));
+        }
+        let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
+        let joined = Joined::of(&all, self.crew.len());
+        // Several that try at the same time hold nothing yet.
+        let trying = joined.firmness == Firmness::Split;
+        let Seen { state, left, holder, foreign, token } = if trying { Seen::FREE } else { joined.seen };
+        for (at, seen) in seen {
+            if (seen.state, &seen.token) != (state, &token) {
+                let (shown, word) = (&self.crew.targets()[at].shown, word(seen.state));
+                (self.tell)(&format!(
+                    "{}: {shown} says {word}, a majority says {}",
+                    name.key(),
+                    self::word(state)
+                ));
+            }
+        }
+        clocks.sort_unstable();
+        let mode = (state != State::Free && foreign.is_none()).then_some(Mode::Exclusive);
+        Ok(View {
+            name: name.clone(),
+            now: clocks[clocks.len() / 2],
+            state,
+            foreign,
+            mode,
+            holders: holder.into_iter().collect(),
+            left,
+            fence: fences.into_iter().max(),
+            waiters: Vec::new(),
+            log: view::join_logs(log),
+            stat: view::join_stats(stats),
+        })
+    }
+
+    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        let lists: Vec<_> = thread::scope(|scope| {
+            let asked: Vec<_> = self
+                .crew
+                .targets()
+                .iter()
+                .map(|target| scope.spawn(move || RedisStore::new(target.clone()).list(prefix)))
+                .collect();
+            let heard = asked.into_iter().map(|list| {
+                list.join().unwrap_or_else(|_| Err(Error::Unreachable("a thread has failed".into())))
+            });
+            heard.collect()
+        });
+        let (mut names, mut answered, mut reasons) = (BTreeSet::new(), 0, Vec::new());
+        for list in lists {
+            match list {
+                Ok(list) => {
+                    answered += 1;
+                    names.extend(list);
+                }
+                Err(error) => reasons.push(error),
+            }
+        }
+        if answered >= self.crew.majority() {
+            return Ok(names.into_iter().collect());
+        }
+        let texts = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
+        let text = format!("{answered} of the {} masters of {} answer: {texts}", self.crew.len(), self.shown);
+        Err(match reasons.into_iter().find(|error| !error.is_transient()) {
+            Some(error) => error.map(|_| text),
+            None => Error::Unreachable(text),
+        })
+    }
+
+    fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<(), Error> {
+        sleep_until(until);
+        Ok(())
+    }
+
+    /// A connection that failed was dropped then; those to the other masters are good.
+    fn reset(&mut self) {}
+}
+
+impl QuorumStore {
+    fn leave_as(
+        &mut self,
+        ran: &str,
+        names: &Names,
+        token: &Token,
+        job: &str,
+        by: Moment,
+    ) -> Result<Left, Error> {
+        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
+        let mut answers = self.ask(&self.crew.everybody(), &leave, Order::Past, by);
+        let (released, already) = (answers.count("released"), answers.count("already"));
+        if released + already + answers.count("not-held") < self.crew.majority() {
+            return Err(self.short(&answers));
+        }
+        self.hold = None;
+        if released > 0 {
+            let mut cooling = Vec::new();
+            for reply in answers.replies("released") {
+                cooling.push(reply.span()?);
+            }
+            // The lock is kept as long as a majority is not free.
+            cooling.sort_unstable();
+            let kept = cooling.len().saturating_sub(self.crew.majority());
+            let enough = cooling.len() >= self.crew.majority();
+            Ok(Left::Released { cooling: if enough { cooling[kept] } else { Duration::ZERO } })
+        } else if already > 0 {
+            Ok(Left::Already)
+        } else {
+            Ok(Left::NotHeld)
+        }
+    }
+}
+
+/// As the holder's own machine counts it (`law::schedule`), without the time that stopping a job takes.
+fn deadline(sent: Moment, ttl: Duration) -> Moment {
+    sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
+}
+
+fn call(code: &'static scripts::Script, name: &Name, args: &[&str]) -> Call {
+    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
+    let keys = [name.as_str().into(), derived("quorum"), derived("fence"), derived("log"), derived("stat")];
+    Call { code, keys: Arc::new(keys), args: args.iter().map(|arg| (*arg).to_owned()).collect() }
+}
+
+fn owner_to(owner: &Owner) -> Result<String, Error> {
+    serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
+}
+
+const fn word(state: State) -> &'static str {
+    match state {
+        State::Held => "held",
+        State::Free => "free",
+        State::Cooling => "cooling",
+        State::Revoked => "revoked",
+    }
+}

@@ -1,0 +1,150 @@
+//! How is a majority won? One attempt: phase one takes the masters, phase two tells them the fence, and what does not
+//! come to a majority in time is given back everywhere. Then, for who does not wait, whether to try again.
+
+use super::crew::Order;
+use super::view::{Firmness, Joined, Seen};
+use super::{Held, LOOK, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
+use crate::clock::{Moment, sleep_until};
+use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
+use crate::lock::{Fence, Name, Names};
+use crate::store::Error;
+use std::time::Duration;
+
+/// When to try again after nobody got a majority.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+/// How long an attempt that failed is waited for to be taken back, at most.
+const TAKE_BACK: Duration = Duration::from_millis(250);
+
+/// What came of one attempt.
+enum Tried {
+    Won(Grant),
+    Spent,
+    Blocked(Box<Joined>),
+}
+
+impl QuorumStore {
+    /// Attempts until one wins, or somebody has the lock, or who does not wait runs out of time.
+    pub(super) fn win(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        let name = names.first();
+        loop {
+            let joined = match self.attempt(name, ask, by)? {
+                Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
+                Tried::Spent => return Ok(Acquired::Spent),
+                Tried::Blocked(joined) => joined,
+            };
+            let blocker = joined.blocker();
+            let next = match joined.firmness {
+                Firmness::Firm => {
+                    let end = blocker.left.unwrap_or(Duration::MAX);
+                    between(LOOK).min(end.saturating_add(between(BACK_OFF)))
+                }
+                Firmness::Split => between(BACK_OFF),
+            };
+            if ask.patience == Patience::Queue {
+                return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker }));
+            }
+            // Who does not wait still tries again if nobody got a majority: else all might be turned away.
+            if joined.firmness == Firmness::Firm || by.left() < next * 2 {
+                return self.turn_away(names, ask, blocker, by);
+            }
+            sleep_until(Moment::now().after(next));
+        }
+    }
+
+    /// One attempt to get the lock; what it took is given back unless it has won.
+    fn attempt(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Tried, Error> {
+        let sent = Moment::now();
+        let end = deadline(sent, ask.ttl);
+        let began = match &self.asked {
+            Some((token, began)) if *token == ask.token => *began,
+            _ => sent,
+        };
+        self.asked = Some((ask.token.clone(), began));
+        // What comes later on this machine gets a greater number.
+        let attempt = sent.since_boot().as_micros().to_string();
+        let (token, longest) = (ask.token.secret(), self.longest());
+        let owner = owner_to(&ask.owner)?;
+        let ttl = law::millis(ask.ttl).to_string();
+        let first = call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest]);
+        // A third of the time is left for phase two, or for giving back.
+        let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
+        let everybody = self.crew.everybody();
+        let mut answers = self.ask(&everybody, &first, Order::Behind, first_by);
+        if let Some(error) = self.misfit(&answers) {
+            self.take_back(name, token, &attempt, &everybody, by);
+            return Err(error);
+        }
+        if answers.count("spent") > 0 {
+            return Ok(Tried::Spent);
+        }
+        let majority = self.crew.majority();
+        if answers.count("granted") >= majority {
+            let mut fence = 0;
+            for reply in answers.replies("granted") {
+                fence = fence.max(reply.number()?);
+            }
+            let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
+            let waited = sent.since(began);
+            let waited_ms = law::millis(waited).to_string();
+            let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms]);
+            let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
+            if told.count("confirmed") >= majority && !end.passed() {
+                self.hold = Some(Held { until: end, fence });
+                return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));
+            }
+            self.take_back(name, token, &attempt, &everybody, by);
+            if end.passed() {
+                let text = format!("{} answers too slowly for a lease of this length", self.shown);
+                return Err(Error::Unavailable(text));
+            }
+            if told.count("confirmed") + told.count("not-held") < majority {
+                return Err(self.short(&told));
+            }
+            // Somebody took it away in between.
+            return Ok(Tried::Blocked(Box::new(Joined { seen: Seen::FREE, firmness: Firmness::Split })));
+        }
+        let taken: Vec<_> = everybody.into_iter().filter(|at| !answers.says(*at, "busy")).collect();
+        self.take_back(name, token, &attempt, &taken, by);
+        if answers.count("granted") + answers.count("busy") < majority {
+            return Err(self.short(&answers));
+        }
+        let mut seen = Vec::new();
+        for (at, target) in self.crew.targets().iter().enumerate() {
+            if let Some(reply) = answers.reply(at, "busy") {
+                seen.push(Seen::read(reply, &target.shown)?);
+            } else if answers.says(at, "granted") {
+                seen.push(Seen::FREE);
+            }
+        }
+        Ok(Tried::Blocked(Box::new(Joined::of(&seen, self.crew.len()))))
+    }
+
+    /// Gives back what an attempt took, also where no answer came.
+    fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
+        let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
+        let now = Moment::now();
+        let pending = self.crew.send(from, &leave, Order::Past, now.after(self.patience()));
+        self.crew.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS);
+    }
+
+    /// The answer to who does not wait; the token is of no use any more.
+    fn turn_away(
+        &mut self,
+        names: &Names,
+        ask: &Ask,
+        blocker: Blocker,
+        by: Moment,
+    ) -> Result<Acquired, Error> {
+        // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
+        let _ = self.leave_as("refused", names, &ask.token, "", by);
+        Ok(Acquired::Busy(blocker))
+    }
+}
+
+/// A random span between two: who collided once is not to collide again.
+fn between((least, most): (Duration, Duration)) -> Duration {
+    let mut bytes = [0; 2];
+    // Without randomness all wait as long, which is slow, not wrong.
+    let _ = getrandom::fill(&mut bytes);
+    least + (most - least) * u32::from(u16::from_ne_bytes(bytes)) / u32::from(u16::MAX)
+}

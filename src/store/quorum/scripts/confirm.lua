@@ -1,0 +1,21 @@
+-- confirm.lua: phase two. Remembers the fence of the quorum, if this master is still the token's.
+-- ARGV: token, fence, min-hold ms, longest lease ms, waited ms.
+-- Replies: {'confirmed', …} · {'not-held', …}, and as acquire.lua's for a master that does not count.
+-- Why atomic: compare and write. Every later quorum shares a master with the one that was told, and begins above it.
+
+local token, fence, min_hold = ARGV[1], ARGV[2], tonumber(ARGV[3])
+write_first()
+load(token)
+expire()
+local why = unfit(tonumber(ARGV[4]))
+if why then return why end
+if not is_held_by(token) then return answer('not-held') end
+remember_fence(fence)
+if not hold.confirmed then
+  hold.waited = ARGV[5]
+  tally({ ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
+end
+hold.fence, hold.confirmed = int(math.max(tonumber(hold.fence), tonumber(fence))), true
+if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
+save_hold()
+return answer('confirmed')

@@ -1,0 +1,11 @@
+-- prove.lua: whether the token has this master. Writes nothing.
+-- ARGV: token, longest lease ms.
+-- Replies: {'held', …, fence, lease ms} · {'not-held', …}, and as acquire.lua's for a master that does not count.
+-- Why atomic: lock key and record are of one moment.
+
+local token = ARGV[1]
+local why = unfit(tonumber(ARGV[2]))
+if why then return why end
+load(token)
+if is_held_by(token) and ms < hold['until'] then return answer('held', hold.fence, int(left(hold['until']))) end
+return answer('not-held')

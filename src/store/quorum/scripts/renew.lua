@@ -1,0 +1,22 @@
+-- renew.lua: extends the lease of the token that the lock key names, and of no other.
+-- ARGV: token, ttl ms, longest lease ms, fence (0: as it is here).
+-- Replies: {'renewed', …, fence, since us, cooling left ms, owner, who asked it to end or ''} · {'missing', …}: nobody has this master, so it may
+--          be won back · {'not-held', …} · {'revoked', …}, and as acquire.lua's for a master that does not count.
+-- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant learns the fence here.
+
+local token, ttl, fence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
+write_first()
+load(token)
+expire()
+local why = unfit(tonumber(ARGV[3]))
+if why then return why end
+if is_held_by(token) then
+  if fence > 0 then hold.fence = ARGV[4] end
+  remember_fence(hold.fence)
+  hold.confirmed, hold['until'] = true, ms + ttl
+  save_hold()
+  return answer('renewed', hold.fence, hold.since, int(left(hold.cool)), hold.owner, hold.asked)
+end
+if is_revoked_from(token) then return answer('revoked') end
+if lock == 'free' and redis.call('EXISTS', spent_key(token)) == 0 then return answer('missing') end
+return answer('not-held')

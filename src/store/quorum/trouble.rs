@@ -1,0 +1,65 @@
+//! What is wrong with these masters? Turns what they said, or did not say, into the one error that a person reads.
+
+use super::QuorumStore;
+use super::crew::Answers;
+use crate::store::Error;
+
+impl QuorumStore {
+    /// What makes these masters no quorum at all.
+    pub(super) fn misfit(&self, answers: &Answers) -> Option<Error> {
+        let targets = self.crew.targets();
+        if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
+            return Some(Error::Unfit(format!(
+                "{} is a replica; {} needs masters that do not depend on each other",
+                targets[at].shown, self.shown
+            )));
+        }
+        let known: Vec<_> = (0..targets.len()).filter_map(|at| Some((at, answers.run_id(at)?))).collect();
+        known.iter().enumerate().find_map(|(nth, (at, run_id))| {
+            let (other, _) = known[..nth].iter().find(|(_, other)| other == run_id)?;
+            Some(Error::Unfit(format!(
+                "{} and {} are the same server; {} counts every master once",
+                targets[*other].shown, targets[*at].shown, self.shown
+            )))
+        })
+    }
+
+    /// The error where too few masters can be counted.
+    pub(super) fn short(&self, answers: &Answers) -> Error {
+        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (mut reasons, mut errors) = (Vec::new(), Vec::new());
+        for at in 0..masters {
+            let Some(answer) = &answers.0[at] else { continue };
+            reasons.extend(self.crew.why_uncounted(at, answer));
+            match answer {
+                Err(error) => errors.push(error.clone()),
+                Ok(answer) if answer.what == "ageless" => errors.push(Error::Denied(String::new())),
+                Ok(_) => {}
+            }
+        }
+        let counted = masters - reasons.len();
+        let text = if counted >= majority {
+            format!("the masters of {} do not agree", self.shown)
+        } else {
+            format!(
+                "{counted} of the {masters} masters of {} can be counted and {majority} are needed: {}",
+                self.shown,
+                reasons.join("; ")
+            )
+        };
+        errors.retain(|error| !error.is_transient());
+        match errors.into_iter().next_back() {
+            Some(error) if counted < majority && self.is_hopeless(answers) => error.map(|_| text),
+            _ => Error::Unreachable(text),
+        }
+    }
+
+    /// Whether so many masters fail for good that the others are no majority.
+    fn is_hopeless(&self, answers: &Answers) -> bool {
+        let failed = answers.0.iter().flatten().filter(|answer| match answer {
+            Err(error) => !error.is_transient(),
+            Ok(answer) => answer.what == "ageless",
+        });
+        failed.count() > self.crew.len() - self.crew.majority()
+    }
+}

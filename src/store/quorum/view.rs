@@ -1,0 +1,295 @@
+//! What do the masters together say of a lock? Joins what each has seen into what a majority bears out, for who is
+//! refused and for who looks. Asks nobody.
+
+use crate::law::stat::{Histogram, Stat};
+use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State};
+use crate::lock::{Fence, Mode};
+use crate::store::Error;
+use crate::store::redis::reply::{Reply, garbled, owner_from};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What one master has seen under the lock's name.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// What the lock key says; a foreign value counts as held.
+    pub state: State,
+    /// How long until that may end by itself.
+    pub left: Option<Duration>,
+    /// Whose it is; empty where that is not known.
+    pub token: String,
+    /// The hold.
+    pub holder: Option<Holder>,
+    /// The value that dlock did not write.
+    pub foreign: Option<Foreign>,
+}
+
+impl Seen {
+    /// Nothing is in the way.
+    pub const FREE: Self =
+        Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
+
+    /// The next nine fields of a reply: what is in the way on this master.
+    pub fn read(reply: &mut Reply, store: &str) -> Result<Self, Error> {
+        let (word, left, token) = (reply.text()?, reply.text()?, reply.text()?);
+        let (owner, fence) = (reply.text()?, reply.text()?);
+        let (since, until, confirmed) = (reply.text()?, reply.text()?, reply.text()?);
+        let asked = reply.text()?;
+        let number = |text: &str| {
+            text.parse::<u64>().map_err(|_| garbled(store, "a field of a hold that should be a number"))
+        };
+        let left = if left.is_empty() { None } else { Some(Duration::from_millis(number(&left)?)) };
+        let state = match word.as_str() {
+            "free" => State::Free,
+            "held" | "foreign" => State::Held,
+            "cooling" => State::Cooling,
+            "revoked" => State::Revoked,
+            _ => return Err(garbled(store, "a state that is not known")),
+        };
+        if word == "foreign" {
+            let foreign = Some(Foreign { kind: token, left });
+            return Ok(Self { state, left, token: String::new(), holder: None, foreign });
+        }
+        let holder = if fence.is_empty() {
+            None
+        } else {
+            let (now, since) = (reply.now(), number(&since)? / 1000);
+            Some(Holder {
+                owner: owner_from(&owner),
+                fence: Fence(number(&fence)?),
+                since,
+                held: Duration::from_millis(now.saturating_sub(since)),
+                lease: Duration::from_millis(number(&until)?.saturating_sub(now)),
+                slot: None,
+                asked: (!asked.is_empty()).then(|| owner_from(&asked)),
+                confirmed: confirmed == "1",
+            })
+        };
+        Ok(Self { state, left, token, holder, foreign: None })
+    }
+
+    fn is_confirmed(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.confirmed)
+    }
+
+    fn is_hold(&self) -> bool {
+        self.state == State::Held && self.holder.is_some()
+    }
+}
+
+/// Whether what is in the way will be gone in a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Firmness {
+    /// Somebody has the lock.
+    Firm,
+    /// Several try at the same time, and nobody has a majority.
+    Split,
+}
+
+/// What the masters together have seen.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// What a majority bears out.
+    pub seen: Seen,
+    /// Whether somebody has the lock.
+    pub firmness: Firmness,
+}
+
+impl Joined {
+    /// Joins what those of `masters` that answered have seen.
+    ///
+    /// A hold that was confirmed had a majority then. It has it no more if a majority is free; of two that were
+    /// confirmed the later one is meant, for the other one's masters could not all be told that it is over.
+    pub fn of(seen: &[Seen], masters: usize) -> Self {
+        let majority = masters / 2 + 1;
+        let split = |seen| Self { seen, firmness: Firmness::Split };
+        if seen.iter().filter(|seen| seen.state == State::Free).count() >= majority {
+            return split(Seen::FREE);
+        }
+        let mut holds: BTreeMap<&str, Vec<&Seen>> = BTreeMap::new();
+        for hold in seen.iter().filter(|seen| seen.is_hold()) {
+            holds.entry(&hold.token).or_default().push(hold);
+        }
+        let fence = |group: &[&Seen]| group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
+        let has_lock =
+            |group: &&Vec<&Seen>| group.len() >= majority || group.iter().any(|seen| seen.is_confirmed());
+        if let Some(group) = holds.values().filter(has_lock).max_by_key(|group| fence(group)) {
+            return Self { seen: represent(group, majority), firmness: Firmness::Firm };
+        }
+        let firm: Vec<&Seen> =
+            seen.iter().filter(|seen| seen.state != State::Free && !seen.is_hold()).collect();
+        if firm.len() > masters - majority {
+            let like =
+                |one: &Seen| firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>();
+            let group = firm.iter().map(|one| like(one)).max_by_key(Vec::len).unwrap_or_default();
+            return Self { seen: represent(&group, majority), firmness: Firmness::Firm };
+        }
+        match holds.values().max_by_key(|group| group.len()) {
+            Some(group) => split(represent(group, majority)),
+            None => split(firm.first().map_or(Seen::FREE, |seen| (*seen).clone())),
+        }
+    }
+
+    /// As the answer to who wanted the lock.
+    pub fn blocker(&self) -> Blocker {
+        let Seen { state, left, mut holder, foreign, .. } = self.seen.clone();
+        // There is no queue from which it could have been called; it has a majority, or is about to.
+        holder.iter_mut().for_each(|holder| holder.confirmed = true);
+        let mode = if foreign.is_some() || state == State::Free { None } else { Some(Mode::Exclusive) };
+        Blocker { at: 0, state, mode, holder, others: 0, left }
+    }
+}
+
+/// One for those that agree: with it the majority ends.
+fn represent(group: &[&Seen], majority: usize) -> Seen {
+    let mut sorted = group.to_vec();
+    sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
+    let Some(one) = sorted.get((majority - 1).min(sorted.len().saturating_sub(1))) else { return Seen::FREE };
+    let mut one = (*one).clone();
+    // What is not confirmed has the candidate of that master alone.
+    let fence =
+        group.iter().filter(|seen| seen.is_confirmed()).filter_map(|seen| Some(seen.holder.as_ref()?.fence));
+    if let (Some(holder), Some(fence)) = (&mut one.holder, fence.max()) {
+        (holder.fence, holder.confirmed) = (fence, true);
+        holder.asked = group.iter().find_map(|seen| seen.holder.as_ref()?.asked.clone());
+    }
+    one
+}
+
+/// One log of several, newest first. Of one hold's end the masters know more or less: one that was cut off saw only
+/// that the lease ran out, or that the key was gone.
+pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
+    let knows = |end: &LoggedEnd| match end.outcome {
+        Outcome::Released => 3,
+        Outcome::Forced => 2,
+        Outcome::Expired => 1,
+        Outcome::Lost => 0,
+    };
+    let mut ends: BTreeMap<Fence, LoggedEnd> = BTreeMap::new();
+    for end in logs {
+        match ends.get(&end.fence) {
+            Some(known) if knows(known) >= knows(&end) => {}
+            _ => drop(ends.insert(end.fence, end)),
+        }
+    }
+    ends.into_values().rev().take(crate::law::LOG_KEPT).collect()
+}
+
+/// One count of several. Each master was there for most of what happened, so the greatest is nearest.
+pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
+    let mut joined = Stat::default();
+    for stat in stats {
+        join_histograms(&mut joined.waited, &stat.waited);
+        join_histograms(&mut joined.held, &stat.held);
+        for (all, one) in [(&mut joined.ends, stat.ends), (&mut joined.last, stat.last)] {
+            for (outcome, count) in one {
+                let most = all.entry(outcome).or_default();
+                *most = count.max(*most);
+            }
+        }
+        for (all, one) in [
+            (&mut joined.busy, stat.busy),
+            (&mut joined.given_up, stat.given_up),
+            (&mut joined.succeeded, stat.succeeded),
+            (&mut joined.failed, stat.failed),
+        ] {
+            *all = one.max(*all);
+        }
+    }
+    joined
+}
+
+fn join_histograms(all: &mut Histogram, one: &Histogram) {
+    for (most, count) in all.buckets.iter_mut().zip(one.buckets) {
+        *most = count.max(*most);
+    }
+    all.sum = one.sum.max(all.sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Owner;
+
+    fn hold(token: &str, fence: u64, left: u64, confirmed: bool) -> Seen {
+        let holder = Holder {
+            owner: Owner::default(),
+            fence: Fence(fence),
+            since: 0,
+            held: Duration::ZERO,
+            lease: Duration::from_secs(left),
+            slot: None,
+            asked: None,
+            confirmed,
+        };
+        let left = Some(Duration::from_secs(left));
+        Seen { state: State::Held, left, token: token.into(), holder: Some(holder), foreign: None }
+    }
+
+    fn cooling() -> Seen {
+        Seen { state: State::Cooling, left: Some(Duration::from_secs(9)), ..Seen::FREE }
+    }
+
+    fn joined(seen: &[Seen]) -> (State, Firmness, String, Option<u64>) {
+        let Joined { seen, firmness } = Joined::of(seen, 3);
+        (seen.state, firmness, seen.token, seen.left.map(|left| left.as_secs()))
+    }
+
+    #[test]
+    fn a_majority_that_is_free_is_free_whatever_one_remembers() {
+        let free = (State::Free, Firmness::Split, String::new(), None);
+        assert_eq!(joined(&[Seen::FREE, Seen::FREE, hold("a", 1, 5, true)]), free);
+        assert_eq!(joined(&[Seen::FREE, Seen::FREE]), free);
+    }
+
+    #[test]
+    fn a_hold_ends_when_its_majority_does() {
+        let held = |left| (State::Held, Firmness::Firm, "a".into(), Some(left));
+        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), hold("a", 1, 6, true)]), held(6));
+        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), Seen::FREE]), held(5));
+        // With a master away, one that was confirmed may still have its majority.
+        assert_eq!(joined(&[hold("a", 1, 7, true), Seen::FREE]), held(7));
+    }
+
+    #[test]
+    fn of_two_that_were_confirmed_the_later_is_meant() {
+        let seen = [hold("a", 1, 7, true), hold("b", 2, 5, true), hold("b", 2, 5, true)];
+        assert_eq!(joined(&seen), (State::Held, Firmness::Firm, "b".into(), Some(5)));
+    }
+
+    #[test]
+    fn nobody_has_what_several_are_trying_to_get() {
+        let seen = [hold("a", 1, 7, false), hold("b", 2, 5, false), hold("c", 2, 5, false)];
+        assert_eq!(joined(&seen).1, Firmness::Split);
+        assert_eq!(joined(&[hold("a", 1, 7, false), hold("b", 2, 5, false), cooling()]).1, Firmness::Split);
+        assert_eq!(joined(&[hold("a", 1, 7, false), hold("a", 2, 5, false), cooling()]).1, Firmness::Firm);
+    }
+
+    #[test]
+    fn a_majority_that_cools_is_in_the_way() {
+        let kept = (State::Cooling, Firmness::Firm, String::new(), Some(9));
+        assert_eq!(joined(&[cooling(), cooling(), hold("a", 1, 7, false)]), kept);
+        assert_eq!(joined(&[cooling(), Seen::FREE, Seen::FREE]).0, State::Free);
+    }
+
+    #[test]
+    fn of_one_end_the_best_informed_tells() {
+        let end = |fence, outcome| LoggedEnd {
+            outcome,
+            owner: Owner::default(),
+            fence: Fence(fence),
+            since: 0,
+            ended: 0,
+            waited: 0,
+            job: None,
+            by: None,
+        };
+        let logs = [
+            end(1, Outcome::Expired),
+            end(2, Outcome::Lost),
+            end(1, Outcome::Released),
+            end(2, Outcome::Lost),
+        ];
+        assert_eq!(join_logs(logs), [end(2, Outcome::Lost), end(1, Outcome::Released)]);
+    }
+}

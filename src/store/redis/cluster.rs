@@ -1,0 +1,349 @@
+//! Which node of a cluster has the slot of this lock, and which nodes are there? Any node can be asked: it serves, or
+//! says MOVED or ASK. So a lock needs one connection (a waiter two), and the map of the cluster, which comes along with
+//! the first answer, only spares the detour. It is never believed against a node's own word, and forgotten whole when
+//! something went wrong.
+
+use super::connect::refusal;
+use super::route::{Arrangement, Asking, Line, Next, Stage, Whom};
+use super::{Address, Target};
+use crate::clock::Moment;
+use crate::lock::Name;
+use crate::store::Error;
+use redis::{Value, cmd};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How often a call follows MOVED or ASK. One is usual, two happen in a failover; more go in a circle.
+const HOPS_MAX: u32 = 5;
+
+/// The nodes of a cluster.
+pub struct Nodes {
+    /// How to get into a node; its address is what is looked for.
+    template: Target,
+    /// Whom to ask: who answered last stands first, who failed last.
+    known: Vec<Address>,
+    map: Vec<Range>,
+    /// What was learned by MOVED after the map.
+    moved: BTreeMap<u16, Address>,
+    journey: Journey,
+}
+
+/// Slots that one master has.
+struct Range {
+    first: u16,
+    last: u16,
+    master: Address,
+}
+
+#[derive(Default)]
+struct Journey {
+    /// Where a node sent us.
+    next: Option<(Address, Asking)>,
+    hops: u32,
+    /// Who could not be reached, and why.
+    failed: Vec<(Address, Error)>,
+}
+
+impl Nodes {
+    /// A cluster of which some nodes are known. `node` says how to get into each; its address does not count.
+    pub fn new(seeds: Vec<Address>, node: Target) -> Self {
+        Self {
+            template: node,
+            known: seeds,
+            map: Vec::new(),
+            moved: BTreeMap::new(),
+            journey: Journey::default(),
+        }
+    }
+
+    fn owner(&self, slot: u16) -> Option<&Address> {
+        let range = || self.map.iter().find(|range| (range.first..=range.last).contains(&slot));
+        self.moved.get(&slot).or_else(|| range().map(|range| &range.master))
+    }
+
+    fn stage(&self, address: &Address, until: Moment, asking: Asking) -> Stage {
+        let shown = format!("{} (node {address})", self.template.shown);
+        Stage { target: Target { address: address.clone(), shown, ..self.template.clone() }, until, asking }
+    }
+
+    /// A node that nobody named for this, with its share of the time.
+    fn guide(&mut self, by: Moment) -> Result<Stage, Error> {
+        let tried = |address: &&Address| !self.journey.failed.iter().any(|(failed, _)| failed == *address);
+        let mut untried = self.known.iter().filter(tried);
+        let Some(address) = untried.next() else {
+            let last = self.journey.failed.pop().map(|(_, error)| error);
+            return Err(last.unwrap_or_else(|| {
+                Error::Unreachable(format!("cannot reach {}: it has no nodes", self.template.shown))
+            }));
+        };
+        let share = by.left() / u32::try_from(1 + untried.count()).unwrap_or(u32::MAX);
+        Ok(self.stage(address, Moment::now().after(share), Asking::No))
+    }
+
+    fn add(&mut self, address: &Address) {
+        if !self.known.contains(address) {
+            self.known.push(address.clone());
+        }
+    }
+
+    fn learn(&mut self, target: &Target, map: Value) -> Result<(), Error> {
+        if let Value::ServerError(error) = &map {
+            // Two single servers behind one URL would hold two locks.
+            if error.details().unwrap_or_default().contains("cluster support disabled") {
+                return Err(Error::Unfit(format!("{} is no cluster; write redis://", target.shown)));
+            }
+            return Err(refusal(target, error.code(), error.details()));
+        }
+        let (map, nodes) = read_map(&map, &target.address).ok_or_else(|| {
+            Error::Garbled(format!(
+                "{} names nodes that cannot be spoken to (over TLS it needs 'tls-cluster yes')",
+                target.shown
+            ))
+        })?;
+        for address in &nodes {
+            self.add(address);
+        }
+        self.map = map;
+        self.moved.clear();
+        Ok(())
+    }
+}
+
+impl Arrangement for Nodes {
+    fn begin(&mut self) {
+        self.journey = Journey::default();
+    }
+
+    fn whereto(&mut self, whom: Whom<'_>, by: Moment) -> Result<Stage, Error> {
+        let name = match whom {
+            Whom::Server(address) => {
+                return match self.journey.failed.pop() {
+                    Some((_, error)) => Err(error),
+                    None => Ok(self.stage(address, by, Asking::No)),
+                };
+            }
+            Whom::Lock(name) => name,
+        };
+        let named =
+            self.journey.next.take().or_else(|| Some((self.owner(slot_of(name))?.clone(), Asking::No)));
+        let Some((address, asking)) = named else { return self.guide(by) };
+        match self.journey.failed.iter().find(|(failed, _)| *failed == address) {
+            // The others still name the one that is dead.
+            Some((_, error)) if self.journey.hops > 0 => Err(error.clone()),
+            Some(_) => self.guide(by),
+            None => Ok(self.stage(&address, by, asking)),
+        }
+    }
+
+    fn greet(&mut self, line: &mut Line, _: Moment) -> Result<(), Error> {
+        if self.map.is_empty() {
+            let mut slots = cmd("CLUSTER");
+            slots.arg("SLOTS");
+            line.preface(slots);
+        }
+        Ok(())
+    }
+
+    fn known(&self, whom: Whom<'_>) -> Option<Address> {
+        match whom {
+            Whom::Lock(name) => self.owner(slot_of(name)).cloned(),
+            Whom::Server(address) => Some(address.clone()),
+        }
+    }
+
+    fn heard(&mut self, line: &mut Line, value: &Value) -> Result<Next, Error> {
+        let aside = line.aside();
+        let target = line.target();
+        for map in aside.into_iter().filter(|value| !matches!(value, Value::Okay)) {
+            self.learn(target, map)?;
+        }
+        if let Some(at) = self.known.iter().position(|address| *address == target.address) {
+            self.known[..=at].rotate_right(1);
+        }
+        let Value::ServerError(error) = value else { return Ok(Next::Done) };
+        let asking = match error.code() {
+            "MOVED" => Asking::No,
+            "ASK" => Asking::Yes,
+            "TRYAGAIN" => {
+                self.journey.hops = 0;
+                return Ok(Next::Again);
+            }
+            _ => return Ok(Next::Done),
+        };
+        let Some((slot, address)) = directed(error.details().unwrap_or_default(), &target.address) else {
+            return Err(Error::Garbled(format!("{} redirects to nowhere", target.shown)));
+        };
+        self.journey.hops += 1;
+        if self.journey.hops > HOPS_MAX {
+            return Err(Error::Unavailable(format!(
+                "{}: its nodes send each other's clients in a circle; a failover?",
+                self.template.shown
+            )));
+        }
+        self.add(&address);
+        if asking == Asking::No {
+            self.moved.insert(slot, address.clone());
+        }
+        self.journey.next = Some((address, asking));
+        Ok(Next::Elsewhere)
+    }
+
+    fn failed(&mut self, address: &Address, error: &Error) -> Next {
+        if let Some(at) = self.known.iter().position(|known| known == address) {
+            self.known[at..].rotate_left(1);
+        }
+        self.journey.failed.push((address.clone(), error.clone()));
+        match error {
+            Error::Unreachable(_) => Next::Elsewhere,
+            _ => Next::Done,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.map.clear();
+        self.moved.clear();
+    }
+
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        self.begin();
+        while self.map.is_empty() {
+            let stage = self.guide(by)?;
+            let (target, until) = (&stage.target, stage.until);
+            let mut slots = cmd("CLUSTER");
+            slots.arg("SLOTS");
+            let said = Line::dial(target, until).and_then(|mut line| {
+                line.send(vec![slots], until)?;
+                line.reply(until)
+            });
+            match said {
+                Ok(map) => {
+                    self.learn(target, map)?;
+                    if self.map.is_empty() {
+                        return Err(Error::Unavailable(format!("{} has no slots", target.shown)));
+                    }
+                }
+                Err(error) => match self.failed(&stage.target.address, &error) {
+                    Next::Done => return Err(error),
+                    Next::Elsewhere | Next::Again => {}
+                },
+            }
+        }
+        let masters = self.map.iter().map(|range| &range.master).chain(self.moved.values());
+        let mut seen = Vec::new();
+        for master in masters {
+            if !seen.contains(master) {
+                seen.push(master.clone());
+            }
+        }
+        Ok(seen.iter().map(|address| self.stage(address, by, Asking::No).target).collect())
+    }
+
+    fn part(&self, names: &[Name]) -> Option<String> {
+        apart(names)
+    }
+}
+
+/// Why a cluster cannot take these locks together, if it cannot.
+pub fn apart(names: &[Name]) -> Option<String> {
+    let slots: BTreeSet<u16> = names.iter().map(slot_of).collect();
+    (slots.len() > 1).then(|| {
+        "these keys lie in different slots of the cluster and cannot be taken together; give them one {tag}, as in \
+         {app}:a and {app}:b"
+            .into()
+    })
+}
+
+/// The slot of a lock and of everything that belongs to it.
+pub fn slot_of(name: &Name) -> u16 {
+    crc16(name.tag().as_bytes()) % 16384
+}
+
+/// CRC-16/XMODEM, as in the specification of Redis Cluster.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc: u16, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+/// The slot and the node that `SLOT HOST:PORT` names. Without a host it is the one that said so: a node that does not
+/// know how it is reached from outside leaves it out.
+fn directed(details: &str, from: &Address) -> Option<(u16, Address)> {
+    let (slot, place) = details.split_once(' ')?;
+    let (host, port) = place.split_once(' ').map_or(place, |(place, _)| place).rsplit_once(':')?;
+    Some((slot.parse().ok()?, address(host, port.parse().ok()?, from)?))
+}
+
+fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match from {
+        Address::Tcp { host: from, .. } if port != 0 && (host.is_empty() || host == "?") => {
+            Some(Address::Tcp { host: from.clone(), port })
+        }
+        _ if host.is_empty() || port == 0 => None,
+        _ => Some(Address::Tcp { host: host.into(), port }),
+    }
+}
+
+/// The answer to CLUSTER SLOTS: the ranges, and every node, also replicas, one of which may be the next master.
+fn read_map(value: &Value, from: &Address) -> Option<(Vec<Range>, Vec<Address>)> {
+    let Value::Array(rows) = value else { return None };
+    let (mut map, mut nodes) = (Vec::new(), Vec::new());
+    for row in rows {
+        let Value::Array(row) = row else { return None };
+        let [Value::Int(first), Value::Int(last), servers @ ..] = row.as_slice() else { return None };
+        let mut here = Vec::new();
+        for server in servers {
+            let Value::Array(server) = server else { return None };
+            let [host, Value::Int(port), ..] = server.as_slice() else { return None };
+            let host = match host {
+                Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+                _ => "",
+            };
+            here.push(address(host, u16::try_from(*port).ok()?, from)?);
+        }
+        let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+        map.push(Range { first, last, master: here.first()?.clone() });
+        nodes.append(&mut here);
+    }
+    Some((map, nodes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Key;
+
+    /// What `redis-cli CLUSTER KEYSLOT` says.
+    #[test]
+    fn slots() -> Result<(), String> {
+        for (name, slot) in
+            [("foo", 12182), ("123456789", 12739), ("{user1000}.a", 3443), ("dlock:{user1000}.b", 3443)]
+        {
+            assert_eq!(slot_of(&Name::new("", &Key::new(name)?)?), slot, "{name}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn directions() {
+        let tcp = |host: &str, port| Address::Tcp { host: host.into(), port };
+        let from = tcp("10.0.0.1", 7000);
+        for (said, to) in [
+            ("3999 127.0.0.1:6381", Some((3999, tcp("127.0.0.1", 6381)))),
+            ("3999 :6381", Some((3999, tcp("10.0.0.1", 6381)))),
+            ("3999 ?:6381", Some((3999, tcp("10.0.0.1", 6381)))),
+            ("3999 ::1:6381", Some((3999, tcp("::1", 6381)))),
+            ("3999 [::1]:6381", Some((3999, tcp("::1", 6381)))),
+            ("1 node-3.example:6379", Some((1, tcp("node-3.example", 6379)))),
+            ("", None),
+            ("3999", None),
+            ("3999 x", None),
+            ("3999 x:99999", None),
+            ("3999 x:0", None),
+            ("3999 :0", None),
+        ] {
+            assert_eq!(directed(said, &from), to, "{said}");
+        }
+    }
+}

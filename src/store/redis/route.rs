@@ -1,0 +1,397 @@
+//! Which server is the master for this lock, now? The seam between running a script and knowing where: whoever wants to
+//! speak to "the server" asks the route, which keeps the connections, goes where it is sent, and hears what went wrong.
+//! How the master is found is the business of the [`Arrangement`]: one server, sentinels (`sentinel.rs`) or a cluster
+//! (`cluster.rs`). What is said on a connection is none of the route's.
+//!
+//! Every call obeys one deadline, however many servers are asked on the way. That calls are sent again elsewhere is
+//! safe, because every operation is idempotent (I4).
+
+use super::connect::{Link, refusal};
+use super::{Address, Target};
+use crate::clock::{Moment, sleep_until};
+use crate::lock::Name;
+use crate::store::Error;
+use redis::{Cmd, Value, cmd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long to wait where a server says TRYAGAIN.
+const AGAIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whose server is wanted.
+#[derive(Debug, Clone, Copy)]
+pub enum Whom<'a> {
+    /// The master of this lock.
+    Lock(&'a Name),
+    /// This server, which [`Route::masters`] named.
+    Server(&'a Address),
+}
+
+/// Where to go next, and until when that may take.
+pub struct Stage {
+    /// The server.
+    pub target: Target,
+    /// How long this server may take, connecting included.
+    pub until: Moment,
+    /// What the command is to be preceded by.
+    pub asking: Asking,
+}
+
+/// Whether the server has the slot, or is only about to get it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asking {
+    /// It has it.
+    No,
+    /// It is being sent it: commands are preceded by ASKING.
+    Yes,
+}
+
+/// What follows from an answer or a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// This was it, good or bad.
+    Done,
+    /// The arrangement knows another server to try.
+    Elsewhere,
+    /// The same again, a moment later.
+    Again,
+}
+
+/// How servers belong together. One call of [`Route::exchange`] is a journey: `begin`, then for each stage `whereto`,
+/// `greet` on a new connection, and `heard` or `failed`.
+pub trait Arrangement: Send {
+    /// A journey begins.
+    fn begin(&mut self) {}
+
+    /// The server to speak to; asks around by `by` where that is not known.
+    fn whereto(&mut self, whom: Whom<'_>, by: Moment) -> Result<Stage, Error>;
+
+    /// The first words on a new connection.
+    fn greet(&mut self, _line: &mut Line, _by: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The master of the lock as far as is known. Asks nobody.
+    fn known(&self, whom: Whom<'_>) -> Option<Address>;
+
+    /// A server answered.
+    fn heard(&mut self, _line: &mut Line, _value: &Value) -> Result<Next, Error> {
+        Ok(Next::Done)
+    }
+
+    /// A server could not be reached, or refused.
+    fn failed(&mut self, _address: &Address, _error: &Error) -> Next {
+        Next::Done
+    }
+
+    /// Whatever is believed may be wrong: ask anew.
+    fn reset(&mut self) {}
+
+    /// Beside a request that goes over an existing connection: has somebody else asked who the master is. Never waits.
+    fn ask_beside(&mut self) {}
+
+    /// Whether the answer to that names another master, which is the one from now on. Waits until `until` at most.
+    fn is_superseded(&mut self, _until: Moment) -> bool {
+        false
+    }
+
+    /// Every master of the arrangement.
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
+
+    /// Why these locks cannot be taken together here, if they cannot.
+    fn part(&self, _names: &[Name]) -> Option<String> {
+        None
+    }
+}
+
+/// One connection, and the server at its other end.
+pub struct Line {
+    target: Target,
+    link: Link,
+    asking: Asking,
+    /// Sent once, before the next command.
+    preface: Vec<Cmd>,
+    /// The replies to the preface, and to ASKING, that are still to come.
+    owed: usize,
+    aside: Vec<Value>,
+    /// A reply may still come that nobody waits for.
+    spoilt: bool,
+}
+
+impl Line {
+    /// Connects by `by`.
+    pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
+        let link = Link::dial(target, by)?;
+        let (preface, aside) = (Vec::new(), Vec::new());
+        Ok(Self { target: target.clone(), link, asking: Asking::No, preface, owed: 0, aside, spoilt: false })
+    }
+
+    /// The server.
+    pub const fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Has a command sent before the next one, in the same write. Its reply is [`Line::aside`] afterwards.
+    pub fn preface(&mut self, command: Cmd) {
+        self.preface.push(command);
+    }
+
+    /// The replies to prefaces that have come.
+    pub fn aside(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.aside)
+    }
+
+    /// The connection is not to be used again.
+    pub const fn spoil(&mut self) {
+        self.spoilt = true;
+    }
+
+    /// What an error that came as a value means.
+    pub fn refused(&self, value: Value) -> Error {
+        match value {
+            Value::ServerError(error) => refusal(&self.target, error.code(), error.details()),
+            _ => Error::Garbled(format!("{} answered with what was not asked for", self.target.shown)),
+        }
+    }
+
+    /// Sends commands in one write. Only the first may need the slot.
+    pub fn send(&mut self, mut commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+        let mut all = std::mem::take(&mut self.preface);
+        if self.asking == Asking::Yes {
+            all.push(cmd("ASKING"));
+        }
+        self.owed += all.len();
+        all.append(&mut commands);
+        self.link.send(&self.target, &all, by)
+    }
+
+    /// The next reply; an error is an `Err`, except one that says what to do next.
+    pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
+        self.settle(by)?;
+        self.link.answer(&self.target, by)
+    }
+
+    /// The next reply, whatever it says.
+    pub fn reply(&mut self, by: Moment) -> Result<Value, Error> {
+        self.settle(by)?;
+        self.link.read(&self.target, by)
+    }
+
+    /// Sends one command and waits for its reply.
+    pub fn ask(&mut self, command: Cmd, by: Moment) -> Result<Value, Error> {
+        self.send(vec![command], by)?;
+        self.answer(by)
+    }
+
+    /// Sleeps until the server sends something (true) or `until` has come (false).
+    pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
+        self.link.listen(&self.target, until)
+    }
+
+    fn settle(&mut self, by: Moment) -> Result<(), Error> {
+        while self.owed > 0 {
+            let value = self.link.read(&self.target, by)?;
+            self.owed -= 1;
+            self.aside.push(value);
+        }
+        Ok(())
+    }
+
+    fn is_usable(&self) -> bool {
+        !self.spoilt && self.asking == Asking::No && self.owed == 0
+    }
+}
+
+/// Where the master of the lock was found the last time: for whoever listens there on a connection of its own.
+#[derive(Clone, Default)]
+pub struct Whereabouts(Arc<Mutex<Option<Target>>>);
+
+impl Whereabouts {
+    /// The server; none if nothing has been asked for yet.
+    pub fn get(&self) -> Option<Target> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, target: &Target) {
+        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_none_or(|known| known.address != target.address) {
+            *place = Some(target.clone());
+        }
+    }
+}
+
+/// The connections, and the way to more of them.
+pub struct Route {
+    arrangement: Box<dyn Arrangement>,
+    /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
+    lines: Vec<Line>,
+    whereabouts: Whereabouts,
+    connect_timeout: Duration,
+    op_timeout: Duration,
+}
+
+impl Route {
+    /// A route that connects when it is first used.
+    pub fn new(arrangement: Box<dyn Arrangement>, connect_timeout: Duration, op_timeout: Duration) -> Self {
+        Self {
+            arrangement,
+            lines: Vec::new(),
+            whereabouts: Whereabouts::default(),
+            connect_timeout,
+            op_timeout,
+        }
+    }
+
+    /// Has `talk` speak to the master of the lock, and to another server where the answer says so. `talk` gets the
+    /// connection and its deadline; the value that it returns is the reply that decides.
+    pub fn exchange<T>(
+        &mut self,
+        whom: Whom<'_>,
+        by: Moment,
+        mut talk: impl FnMut(&mut Line, Moment) -> Result<(Value, T), Error>,
+    ) -> Result<(Value, T), Error> {
+        self.arrangement.begin();
+        loop {
+            let stage = self.arrangement.whereto(whom, by)?;
+            let address = stage.target.address.clone();
+            let said = self.line(&stage).and_then(|mut line| {
+                let until = stage.until.min(Moment::now().after(self.op_timeout));
+                let (value, more) = talk(&mut line, until)?;
+                let next = self.arrangement.heard(&mut line, &value)?;
+                Ok((line, value, more, next))
+            });
+            let next = match said {
+                Ok((line, Value::ServerError(error), _, Next::Done)) => {
+                    return Err(refusal(&line.target, error.code(), error.details()));
+                }
+                Ok((line, value, more, Next::Done)) => {
+                    if matches!(whom, Whom::Lock(_)) && line.asking == Asking::No {
+                        self.whereabouts.set(&line.target);
+                    }
+                    if line.is_usable() {
+                        self.lines.push(line);
+                    }
+                    return Ok((value, more));
+                }
+                Ok((line, Value::ServerError(error), _, Next::Again)) if by.left() < AGAIN_PAUSE => {
+                    return Err(refusal(&line.target, error.code(), error.details()));
+                }
+                Ok((line, _, _, next)) => {
+                    // Whoever sends us elsewhere is not needed again.
+                    if next == Next::Again && line.is_usable() {
+                        self.lines.push(line);
+                    }
+                    next
+                }
+                Err(error) => match self.arrangement.failed(&address, &error) {
+                    Next::Done => return Err(error),
+                    _ if by.passed() => return Err(error),
+                    next => next,
+                },
+            };
+            if next == Next::Again {
+                sleep_until(Moment::now().after(AGAIN_PAUSE));
+            }
+        }
+    }
+
+    /// A connection to the master of the lock, given away: for a waiter to sleep on.
+    pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Line, Error> {
+        self.arrangement.begin();
+        let stage = self.arrangement.whereto(whom, by)?;
+        let line = self.line(&stage);
+        line.inspect_err(|error| {
+            self.arrangement.failed(&stage.target.address, error);
+        })
+    }
+
+    /// Takes a connection back that [`Route::give`] gave, unless there is another one to the same server by now.
+    pub fn take_back(&mut self, line: Line) -> Option<Line> {
+        if self.lines.iter().any(|other| other.target.address == line.target.address) {
+            return Some(line);
+        }
+        self.lines.push(line);
+        None
+    }
+
+    /// Whether this connection still leads to the master of the lock, as far as is known.
+    pub fn leads_to(&self, line: &Line, whom: Whom<'_>) -> bool {
+        self.arrangement.known(whom).is_none_or(|address| address == line.target.address)
+    }
+
+    /// What a connection that was given away was told: MOVED is remembered.
+    pub fn learn(&mut self, line: &mut Line, value: &Value) {
+        let _ = self.arrangement.heard(line, value);
+    }
+
+    /// Before a request by which a hold is relied on: asks who the master is, besides. Never waits.
+    pub fn ask_beside(&mut self) {
+        // Where there is no connection yet, the master is asked for anyway.
+        if !self.lines.is_empty() {
+            self.arrangement.ask_beside();
+        }
+    }
+
+    /// After that request: whether there is another master, so that it must be made there.
+    pub fn is_superseded(&mut self, until: Moment) -> bool {
+        let superseded = self.arrangement.is_superseded(until);
+        if superseded {
+            self.lines.clear();
+        }
+        superseded
+    }
+
+    /// Where the master of the lock is, from now on.
+    pub fn whereabouts(&self) -> Whereabouts {
+        self.whereabouts.clone()
+    }
+
+    /// Every master of the arrangement.
+    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        self.arrangement.masters(by)
+    }
+
+    /// Why these locks cannot be taken together here, if they cannot.
+    pub fn part(&self, names: &[Name]) -> Option<String> {
+        self.arrangement.part(names)
+    }
+
+    /// Forgets every connection, and who was said to be the master.
+    pub fn reset(&mut self) {
+        self.lines.clear();
+        self.arrangement.reset();
+    }
+
+    /// The connection there is, or a new one.
+    fn line(&mut self, stage: &Stage) -> Result<Line, Error> {
+        let same = |line: &Line| line.target.address == stage.target.address;
+        if let Some(at) = self.lines.iter().position(same) {
+            let line = self.lines.swap_remove(at);
+            if let Some(link) = line.link.if_good() {
+                return Ok(Line { link, asking: stage.asking, ..line });
+            }
+        }
+        let by = stage.until.min(Moment::now().after(self.connect_timeout));
+        let mut line = Line::dial(&stage.target, by)?;
+        self.arrangement.greet(&mut line, stage.until.min(Moment::now().after(self.op_timeout)))?;
+        line.asking = stage.asking;
+        Ok(line)
+    }
+}
+
+/// One server, which is the master as long as it takes writes.
+pub struct Server(pub Target);
+
+impl Arrangement for Server {
+    fn whereto(&mut self, _: Whom<'_>, by: Moment) -> Result<Stage, Error> {
+        Ok(Stage { target: self.0.clone(), until: by, asking: Asking::No })
+    }
+
+    fn known(&self, _: Whom<'_>) -> Option<Address> {
+        Some(self.0.address.clone())
+    }
+
+    fn masters(&mut self, _: Moment) -> Result<Vec<Target>, Error> {
+        Ok(vec![self.0.clone()])
+    }
+}

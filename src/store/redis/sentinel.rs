@@ -1,0 +1,360 @@
+//! Which server do the sentinels name as the master? Asks them in bounded time although some are dead or silent, checks
+//! that the server named says of itself that it is a master, and asks again beside every renewal, so that the holder on
+//! a master that was cut off and replaced hears of it. It trusts a single sentinel's word: they agree among themselves
+//! before they name another master, and asking them in turn gets round one that was cut off with the old one.
+//!
+//! Connecting can hang for as long as the kernel likes, so a sentinel that there is no connection to is dialled and
+//! asked on a thread that may be left behind; at most one for each sentinel. With the connection there, it is asked
+//! directly. The connections are kept, since a holder asks for as long as it holds.
+
+use super::connect::{Link, refusal};
+use super::route::{Arrangement, Asking, Line, Next, Stage, Whom};
+use super::{Address, Target};
+use crate::clock::Moment;
+use crate::store::Error;
+use redis::{Cmd, Value, cmd};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+/// How long one sentinel is waited for before the next is asked, too.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// The sentinels, and the server that they name.
+pub struct Sentinels {
+    /// The name of the group of servers.
+    service: String,
+    /// How to get into the master; its address is what is asked for.
+    master: Target,
+    seats: Vec<Seat>,
+    /// Whose turn it is to be asked.
+    turn: usize,
+    post: (Sender<Letter>, Receiver<Letter>),
+    found: Option<Found>,
+    /// How many sentinels may still be asked on this journey.
+    opinions: usize,
+    /// Servers that were of no use on this journey, and the last reason.
+    tried: Vec<Address>,
+    last: Option<Error>,
+}
+
+/// The master, and since when it has been known.
+struct Found {
+    address: Address,
+    since: Moment,
+}
+
+/// One sentinel.
+struct Seat {
+    target: Target,
+    state: State,
+}
+
+enum State {
+    Idle(Option<Link>),
+    /// Asked on its connection, at this moment.
+    Asked(Link, Moment),
+    /// A thread dials it and asks.
+    Away,
+}
+
+/// What a thread brings back.
+struct Letter {
+    seat: usize,
+    asked: Moment,
+    said: Result<(Link, Address), Error>,
+}
+
+impl Sentinels {
+    /// Sentinels that are dialled when they are first asked. `master` says how to get into the master; its address
+    /// does not count.
+    pub fn new(sentinels: Vec<Target>, service: String, master: Target) -> Self {
+        let seats: Vec<Seat> =
+            sentinels.into_iter().map(|target| Seat { target, state: State::Idle(None) }).collect();
+        // Many clients begin at the same time, and the first sentinel of the list is not to bear all of them.
+        let turn = std::process::id() as usize % seats.len().max(1);
+        let (opinions, tried) = (seats.len(), Vec::new());
+        Self { service, master, seats, turn, post: channel(), found: None, opinions, tried, last: None }
+    }
+
+    /// Asks one sentinel. A failure to do so is told by [`Sentinels::hear`].
+    fn ask(&mut self, index: usize) {
+        let asked = Moment::now();
+        let seat = &mut self.seats[index];
+        let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
+        let state = std::mem::replace(&mut seat.state, State::Away);
+        let link = match state {
+            State::Idle(link) => link.and_then(Link::if_good),
+            // It was asked before and has not answered yet; or a thread is at it.
+            busy => {
+                seat.state = busy;
+                return;
+            }
+        };
+        if let Some(mut link) = link
+            && link.send(&seat.target, &[question(&self.service)], by).is_ok()
+        {
+            seat.state = State::Asked(link, asked);
+            return;
+        }
+        let (target, service, post) = (seat.target.clone(), self.service.clone(), self.post.0.clone());
+        let dial = move || {
+            let said = Link::dial(&target, by).and_then(|mut link| {
+                link.send(&target, &[question(&service)], by)?;
+                let address = answer(&mut link, &target, &service, by)?;
+                Ok((link, address))
+            });
+            // Nobody reads it any more when the process is about to end.
+            let _ = post.send(Letter { seat: index, asked, said });
+        };
+        if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
+            let said = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
+            let _ = self.post.0.send(Letter { seat: index, asked, said });
+        }
+    }
+
+    /// What one sentinel that was asked says, if it says something by `until`. Sooner, if a thread brings the answer of
+    /// another one.
+    fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Address, Error>)> {
+        let seat = &mut self.seats[index];
+        match std::mem::replace(&mut seat.state, State::Idle(None)) {
+            State::Asked(mut link, asked) => {
+                let said = match link.listen(&seat.target, until) {
+                    Ok(false) => {
+                        seat.state = State::Asked(link, asked);
+                        return None;
+                    }
+                    Ok(true) => {
+                        answer(&mut link, &seat.target, &self.service, until.max(Moment::now().after(SLICE)))
+                    }
+                    Err(error) => Err(error),
+                };
+                if said.is_ok() {
+                    seat.state = State::Idle(Some(link));
+                }
+                Some((asked, said))
+            }
+            State::Away => {
+                seat.state = State::Away;
+                loop {
+                    // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
+                    match self.post.1.recv_timeout(until.left()) {
+                        Ok(letter) => {
+                            let whose = letter.seat;
+                            let (asked, said) = self.open(letter);
+                            if said.is_ok() || whose == index {
+                                return Some((asked, said));
+                            }
+                        }
+                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+                    }
+                }
+            }
+            idle @ State::Idle(_) => {
+                seat.state = idle;
+                None
+            }
+        }
+    }
+
+    fn open(&mut self, letter: Letter) -> (Moment, Result<Address, Error>) {
+        let (link, said) = match letter.said {
+            Ok((link, address)) => (Some(link), Ok(address)),
+            Err(error) => (None, Err(error)),
+        };
+        self.seats[letter.seat].state = State::Idle(link);
+        (letter.asked, said)
+    }
+
+    /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
+    /// asked while its answer may still come.
+    fn discover(&mut self, by: Moment) -> Result<Address, Error> {
+        let count = self.seats.len();
+        let mut worst: Option<Error> = None;
+        for asked in 0..count {
+            let index = self.turn;
+            self.turn = (self.turn + 1) % count;
+            self.forget_silent(index);
+            self.ask(index);
+            let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
+            let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
+            match self.hear(index, Moment::now().after(slice)) {
+                Some((_, Ok(address))) => return Ok(address),
+                Some((_, Err(error))) => worst = Some(worse(worst, error)),
+                None => self.forget_silent(index),
+            }
+        }
+        // Whoever is still being asked may answer yet.
+        while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away)) {
+            match self.hear(index, by) {
+                Some((_, Ok(address))) => return Ok(address),
+                Some((_, Err(error))) => worst = Some(worse(worst, error)),
+                None => break,
+            }
+        }
+        let shown = &self.master.shown;
+        Err(match worst {
+            Some(Error::Unreachable(text)) => {
+                Error::Unreachable(format!("{shown}: no sentinel answers; {text}"))
+            }
+            Some(error) => error.map(|text| format!("{shown}: {text}")),
+            None => Error::Unreachable(format!("cannot reach {shown}: no sentinel answers in time")),
+        })
+    }
+
+    /// A connection on which no answer came is of no use any more: it would come late, for another question.
+    fn forget_silent(&mut self, index: usize) {
+        let state = &mut self.seats[index].state;
+        if matches!(state, State::Asked(..)) {
+            *state = State::Idle(None);
+        }
+    }
+
+    fn target(&self, address: &Address) -> Target {
+        let shown = format!("{} (master {address})", self.master.shown);
+        Target { address: address.clone(), shown, ..self.master.clone() }
+    }
+
+    /// Takes note of what a sentinel says; true if it names another master than the one that is used.
+    fn note(&mut self, (asked, said): (Moment, Result<Address, Error>)) -> bool {
+        match (said, &self.found) {
+            // An answer that is older than what is known may be about the master before.
+            (Ok(address), Some(found)) if asked >= found.since && address != found.address => {
+                self.found = Some(Found { address, since: Moment::now() });
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Arrangement for Sentinels {
+    fn begin(&mut self) {
+        self.opinions = self.seats.len();
+        self.tried.clear();
+        self.last = None;
+    }
+
+    fn whereto(&mut self, _: Whom<'_>, by: Moment) -> Result<Stage, Error> {
+        while self.found.is_none() {
+            if self.opinions == 0 {
+                return Err(self.last.take().unwrap_or_else(|| {
+                    Error::Unreachable(format!("cannot reach {}: no sentinel answers", self.master.shown))
+                }));
+            }
+            self.opinions -= 1;
+            let since = Moment::now();
+            let address = match self.discover(by) {
+                Ok(address) => address,
+                // Why the master that was named is of no use says more.
+                Err(error) => return Err(self.last.take().unwrap_or(error)),
+            };
+            if !self.tried.contains(&address) {
+                self.found = Some(Found { address, since });
+            }
+        }
+        let address = self.found.as_ref().map_or(&self.master.address, |found| &found.address);
+        Ok(Stage { target: self.target(address), until: by, asking: Asking::No })
+    }
+
+    /// A sentinel may be late, and a server may have come back as what it was before: it is asked itself.
+    fn greet(&mut self, line: &mut Line, by: Moment) -> Result<(), Error> {
+        let shown = line.target().shown.clone();
+        match line.ask(cmd("ROLE"), by)? {
+            Value::Array(role) => match role.first() {
+                Some(Value::BulkString(role)) if role == b"master" => Ok(()),
+                _ => Err(Error::Unavailable(format!("{shown} says that it is not the master; a failover?"))),
+            },
+            _ => Err(Error::Garbled(format!("{shown} does not say what its ROLE is"))),
+        }
+    }
+
+    fn known(&self, _: Whom<'_>) -> Option<Address> {
+        self.found.as_ref().map(|found| found.address.clone())
+    }
+
+    fn failed(&mut self, address: &Address, error: &Error) -> Next {
+        self.found = None;
+        self.tried.push(address.clone());
+        self.last = Some(error.clone());
+        if error.is_transient() { Next::Elsewhere } else { Next::Done }
+    }
+
+    fn reset(&mut self) {
+        self.found = None;
+    }
+
+    fn ask_beside(&mut self) {
+        let count = self.seats.len();
+        let index = self.turn;
+        let linked = |seat: &Seat| matches!(seat.state, State::Idle(Some(_)));
+        let order = || (0..count).map(move |step| (index + step) % count);
+        for index in order() {
+            self.forget_silent(index);
+        }
+        // One that is sure to answer; and one that there is no connection to (any more), for another time.
+        let sure = order().find(|index| linked(&self.seats[*index]));
+        let other = order().find(|index| matches!(self.seats[*index].state, State::Idle(None)));
+        self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
+        for index in sure.into_iter().chain(other) {
+            self.ask(index);
+        }
+    }
+
+    fn is_superseded(&mut self, until: Moment) -> bool {
+        let mut superseded = false;
+        for index in 0..self.seats.len() {
+            if matches!(self.seats[index].state, State::Asked(..))
+                && let Some(said) = self.hear(index, until)
+            {
+                superseded |= self.note(said);
+            }
+        }
+        while let Ok(letter) = self.post.1.try_recv() {
+            let said = self.open(letter);
+            superseded |= self.note(said);
+        }
+        superseded
+    }
+
+    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+        let address = match &self.found {
+            Some(found) => found.address.clone(),
+            None => self.discover(by)?,
+        };
+        Ok(vec![self.target(&address)])
+    }
+}
+
+fn question(service: &str) -> Cmd {
+    let mut question = cmd("SENTINEL");
+    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+    question
+}
+
+/// The sentinel's answer to [`question`].
+fn answer(link: &mut Link, sentinel: &Target, service: &str, by: Moment) -> Result<Address, Error> {
+    let shown = &sentinel.shown;
+    match link.read(sentinel, by)? {
+        Value::ServerError(error) if error.code() == "NOAUTH" => Err(Error::Denied(format!(
+            "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
+             sentinel-username=U"
+        ))),
+        Value::ServerError(error) => Err(refusal(sentinel, error.code(), error.details())),
+        Value::Nil => Err(Error::Unfit(format!(
+            "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
+        ))),
+        value => match redis::from_redis_value::<(String, u16)>(value) {
+            Ok((host, port)) if !host.is_empty() => Ok(Address::Tcp { host, port }),
+            _ => Err(Error::Garbled(format!("{shown} names no address that is understood"))),
+        },
+    }
+}
+
+/// Of two failures the one that the user has to hear of: a refusal before a silence.
+fn worse(known: Option<Error>, new: Error) -> Error {
+    match known {
+        Some(known) if !known.is_transient() && new.is_transient() => known,
+        _ => new,
+    }
+}

@@ -1,0 +1,55 @@
+//! How does one get into a server? Its address, who to be there, and how long that may take. Plain values; nothing here
+//! connects.
+
+use super::{Address, Tls};
+use redis::{Cmd, cmd};
+use std::fmt;
+use std::time::Duration;
+
+/// A server and how to get in.
+#[derive(Clone)]
+pub struct Target {
+    /// Where it listens.
+    pub address: Address,
+    /// The database; 0 needs no SELECT.
+    pub database: u32,
+    /// For AUTH.
+    pub username: Option<String>,
+    /// For AUTH. Never shown.
+    pub password: Option<String>,
+    /// Set where it is spoken to over TLS; over TCP only.
+    pub tls: Option<Tls>,
+    /// How messages name it: the URL without its secret.
+    pub shown: String,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long one operation may take.
+    pub op_timeout: Duration,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Target {
+    /// What a new connection says first, in the same write as what is asked.
+    pub fn greeting(&self) -> Vec<Cmd> {
+        let mut greeting = Vec::new();
+        if let Some(password) = &self.password {
+            let mut auth = cmd("AUTH");
+            if let Some(username) = &self.username {
+                auth.arg(username);
+            }
+            auth.arg(password);
+            greeting.push(auth);
+        }
+        if self.database != 0 {
+            let mut select = cmd("SELECT");
+            select.arg(self.database);
+            greeting.push(select);
+        }
+        greeting
+    }
+}

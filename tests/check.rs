@@ -1,0 +1,64 @@
+//! `dlock check`: whether the lock that a process runs under is still held, by the store's word alone.
+
+use crate::support::dlock::BINARY;
+use crate::support::world::{Backend, World, on_every_store};
+
+on_every_store!(
+    inside_of_a_job_it_is_held,
+    outside_of_a_job_it_is_not,
+    once_it_is_gone_it_says_so,
+    the_innermost_is_meant_unless_one_is_named,
+    a_store_that_cannot_be_reached_is_no_answer,
+);
+
+fn inside_of_a_job_it_is_held(backend: Backend) {
+    let world = World::new(backend);
+    let job = "$D check && $D check k && $D check -v k";
+    let run = world.run("k", &["-t", "20s"], job).env("D", BINARY);
+    run.stderr_like("dlock: k in .* is held, for 1?[0-9]s more\n").run();
+    let run = world.dlock(["run", "-k", "a", "-k", "b", "-s", "--", "sh", "-c", "$D check a && $D check b"]);
+    run.env("D", BINARY).run();
+}
+
+fn outside_of_a_job_it_is_not(backend: Backend) {
+    let world = World::new(backend);
+    let like = "dlock: this process runs under no lock.*'dlock run'.*\n";
+    world.dlock(["check"]).status(79).stderr_like(like).run();
+    world.dlock(["check", "-q", "k"]).status(79).stderr_like(like).run();
+    for garbage in ["", "x", "[]", "[{}]"] {
+        world.dlock(["check"]).env("DLOCK_HELD", garbage).status(79).stderr_like(like).run();
+    }
+    // In another place there is another lock.
+    let run =
+        world.run("k", &[], "$D check --prefix other:; echo $?; $D check other; echo $?").env("D", BINARY);
+    let run =
+        run.stdout("79\n79\n").stderr_like("(dlock: this process runs under no lock.*it holds k in .*\n){2}");
+    run.run();
+}
+
+fn once_it_is_gone_it_says_so(backend: Backend) {
+    let world = World::new(backend);
+    let job = "$D check && echo held; $D release k -q --force; $D check; echo $?";
+    let run = world.run("k", &["--on-lost", "warn", "-t", "2s"], job).env("D", BINARY);
+    let run = run.stdout("held\n79\n").any_stderr().run();
+    assert!(run.stderr.contains("is not held any more"), "{}", run.stderr);
+}
+
+fn the_innermost_is_meant_unless_one_is_named(backend: Backend) {
+    let world = World::new(backend);
+    let job = "$D release -q inner --force --now; $D check; echo $?; $D check inner; echo $?; $D check outer; echo $?
+        $D run -k outer -c '$D check; echo $?'";
+    world.write("job", job);
+    let run = world.run("outer", &[], "$D run -k inner --on-lost warn -q -- sh job").env("D", BINARY);
+    run.any_stderr().stdout("79\n79\n0\n0\n").run();
+}
+
+fn a_store_that_cannot_be_reached_is_no_answer(backend: Backend) {
+    let world = World::new(backend);
+    let elsewhere = "redis://127.0.0.1:1";
+    let held = format!(
+        r#"[{{"store":"{elsewhere}","prefix":"dlock:","keys":["k"],"token":"0123456789abcdef0123456789abcdef","fence":1}}]"#
+    );
+    let check = world.dlock(["check", "--store", elsewhere, "--connect-timeout", "0.2"]);
+    check.env("DLOCK_HELD", held).status(69).stderr_like("dlock: .*127.0.0.1:1.*\n").run();
+}

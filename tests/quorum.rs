@@ -1,0 +1,773 @@
+//! Several independent masters: the loss of a few of them at any moment disturbs nothing, the loss of most of them ends
+//! the job in time, and neither a clock nor a server that forgets makes two of one.
+
+use crate::support::certificates::Authority;
+use crate::support::dlock::BINARY;
+use crate::support::masters::{Masters, url};
+use crate::support::proc;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::wait::{wait_until, wait_within};
+use dlock::clock::{Moment, sleep_until};
+use dlock::law::{Acquired, Ask, End, JobEnd, Left, Patience, Ran, Renewal, Requested};
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use dlock::store::quorum::QuorumStore;
+use dlock::store::redis::{Address, Target};
+use dlock::store::{Error, Store};
+use proptest::prelude::*;
+use rustix::process::Signal;
+use std::sync::mpsc;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Logs `overlap` if somebody else is inside, and the fence.
+const ALONE: &str =
+    "mkdir inside || echo overlap >> log; echo $DLOCK_FENCE >> fences; sleep 0.02; rmdir inside";
+/// Runs until `over` exists, and logs that it was asked to end.
+const STEADY: &str =
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+/// Deaf to TERM, so that only KILL ends it.
+const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+
+#[track_caller]
+fn fences(masters: &Masters) -> Vec<u64> {
+    let fences: Vec<u64> = masters.world().read("fences").lines().map(|line| line.parse().unwrap()).collect();
+    assert!(fences.is_sorted_by(|a, b| a < b), "fences in the order of the runs: {fences:?}");
+    fences
+}
+
+#[test]
+fn of_many_that_wait_one_runs_at_a_time() {
+    let masters = Masters::aged(3);
+    let waiters: Vec<_> = (0..8).map(|_| masters.run("k", &["-w"], ALONE).any_stderr().spawn()).collect();
+    for waiter in waiters {
+        waiter.finish();
+    }
+    assert_eq!(masters.world().log(), [""; 0]);
+    assert_eq!(fences(&masters).len(), 8);
+    assert_eq!(masters.status("k")["state"], "free");
+}
+
+/// From cron, on every machine in the same instant: nobody waits, and yet somebody has to run it.
+#[test]
+fn of_many_that_come_at_once_one_runs() {
+    let masters = Masters::aged(5);
+    for round in 0..3 {
+        let key = format!("k{round}");
+        let job = format!("echo {round} >> log; sleep 3");
+        let comers: Vec<_> =
+            (0..5).map(|_| masters.run(&key, &["-E", "0"], &job).any_stderr().spawn()).collect();
+        for comer in comers {
+            comer.finish();
+        }
+        assert_eq!(masters.world().lines(&round.to_string()), 1, "round {round}");
+    }
+}
+
+/// How masters are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    Killed,
+    Stopped,
+}
+
+fn lose(masters: &mut Masters, who: &[usize], gone: Gone) {
+    for at in who {
+        match gone {
+            Gone::Killed => masters.at_mut(*at).kill(),
+            Gone::Stopped => masters.at(*at).pause(),
+        }
+    }
+}
+
+#[test]
+fn a_minority_that_is_gone_before_is_not_needed() {
+    for gone in [Gone::Killed, Gone::Stopped] {
+        let mut masters = Masters::aged(5);
+        lose(&mut masters, &[1, 4], gone);
+        masters.run("k", &["-t", "5s"], "exit 7").status(7).run();
+        assert_eq!(masters.status("k")["state"], "free", "{gone:?}");
+        masters.run("k", &["-t", "5s"], "exit 7").status(7).run();
+    }
+}
+
+/// Whatever befalls one of three while the lock is taken and given back, the run is what it would have been.
+#[test]
+fn a_minority_lost_at_any_moment_of_a_run_disturbs_nothing() {
+    let masters = Masters::aged(3);
+    let proxy = Proxy::before(masters.at(1).port());
+    let store = url(&[masters.at(0).port(), proxy.port(), masters.at(2).port()]);
+    for request in 1..=4 {
+        for fault in [Fault::RequestLost, Fault::ReplyLost, Fault::Swallowed] {
+            proxy.plan(request, fault);
+            masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
+            // Somebody who comes after it finds the lock free on the others.
+            masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
+        }
+    }
+    assert_eq!(masters.world().log(), [""; 0]);
+    assert_eq!(fences(&masters).len(), 24);
+}
+
+#[test]
+fn a_minority_lost_during_a_hold_disturbs_nothing() {
+    for (count, gone) in [(3, Gone::Killed), (3, Gone::Stopped), (5, Gone::Stopped)] {
+        let mut masters = Masters::aged(count);
+        let holder = masters.run("k", &["-t", "2s"], STEADY).status(9).any_stderr().spawn();
+        masters.world().wait_for_log("up");
+        let lost: Vec<usize> = (0..count / 2).collect();
+        lose(&mut masters, &lost, gone);
+        for _ in 0..8 {
+            masters.at(count - 1).after_renewal("dlock:k");
+        }
+        let other = masters.run("k", &[], "echo overlap >> log").status(75).any_stderr().spawn();
+        other.finish();
+        masters.world().write("over", "");
+        holder.finish();
+        assert_eq!(masters.world().log(), ["up"], "{gone:?}");
+        assert_eq!(masters.status("k")["state"], "free");
+    }
+}
+
+/// The guard has the store of dlock as it was before the fork, and gives the lock back on all masters.
+#[test]
+fn a_killed_dlock_leaves_no_master_behind() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "4m"], "echo up >> log; exec sleep 1000").dies_of(9).spawn();
+    masters.world().wait_for_log("up");
+    holder.signal(Signal::KILL);
+    holder.finish();
+    wait_until("the guard gives it back", || (0..3).all(|at| masters.at(at).get("dlock:k").is_none()));
+}
+
+/// Inside of a job that holds the lock it is not taken a second time; what independent masters cannot do is refused.
+#[test]
+fn a_run_inside_of_a_job_and_what_is_refused() {
+    let mut masters = Masters::aged(3);
+    masters.at_mut(1).kill();
+    let inner = format!("'{BINARY}' run -k k -- sh -c 'echo inside >> log'");
+    masters.run("k", &[], &inner).any_stderr().run();
+    assert_eq!(masters.world().lines("inside"), 1);
+    for (options, why) in [
+        (&["-k", "other"][..], "takes one key at a time"),
+        (&["-s"], "has no shared locks"),
+        (&["-n", "2"], "has no slots"),
+    ] {
+        let run = masters.run("k", options, "echo ran >> log").status(64);
+        run.stderr_like(&format!("dlock: redis\\+quorum:// {why}: .*\n")).run();
+    }
+    let run = masters.run("k", &["--replicas", "1"], "echo ran >> log").status(78);
+    run.stderr_like("dlock: --replicas: .* has no replicas.*\n").run();
+    assert_eq!(masters.world().lines("ran"), 0);
+}
+
+/// All of them are away for half a lease.
+#[test]
+fn an_outage_of_half_a_ttl_disturbs_nothing() {
+    let masters = Masters::aged(3);
+    let ttl = Duration::from_secs(6);
+    let options = ["-t", "6s", "--op-timeout", "1m"];
+    let holder = masters.run("k", &options, STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    for phase in 0..3 {
+        masters.at(0).after_renewal("dlock:k");
+        sleep(ttl / 4 * phase / 3);
+        let begun = Instant::now();
+        (0..3).for_each(|at| masters.at(at).pause());
+        sleep(ttl / 2 - Duration::from_millis(20));
+        (0..3).for_each(|at| masters.at(at).resume());
+        if begun.elapsed() > ttl / 2 {
+            // This machine was too busy to keep the outage short enough: nothing was promised.
+            println!("the outage lasted {:?}", begun.elapsed());
+            return;
+        }
+    }
+    masters.at(0).after_renewal("dlock:k");
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// One after the other each of the masters is away for longer than the lease, and comes back: what it has lost is won
+/// back, so that the next may go.
+#[test]
+fn the_masters_may_be_lost_in_turn() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "2s"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    let token = masters.at(0).get("dlock:k").expect("it is held");
+    for at in [0, 1, 2, 0] {
+        masters.at(at).pause();
+        for _ in 0..6 {
+            masters.at((at + 1) % 3).after_renewal("dlock:k");
+        }
+        masters.at(at).resume();
+        wait_until("it is won back", || masters.at(at).get("dlock:k").as_ref() == Some(&token));
+    }
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// A master that was started anew, and remembers nothing, gets the lock and the fence.
+#[test]
+fn a_master_that_is_back_is_won_back() {
+    let mut masters = Masters::aged(3);
+    masters.at_mut(2).kill();
+    let holder = masters.run("k", &["-t", "2s"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    let token = masters.at(0).get("dlock:k");
+    let fence = masters.at(0).get("dlock.fence:{dlock:k}:dlock:k");
+    masters.at_mut(2).restart();
+    wait_until("it is won back", || masters.at(2).get("dlock:k") == token);
+    assert_eq!(masters.at(2).get("dlock.fence:{dlock:k}:dlock:k"), fence);
+    // It counts: with it another may be lost.
+    masters.at_mut(0).kill();
+    for _ in 0..5 {
+        masters.at(2).after_renewal("dlock:k");
+    }
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// With most of the masters gone the lease cannot be renewed, and nothing of the job is alive when it ends on those that
+/// are left.
+#[test]
+fn without_a_majority_the_job_is_dead_by_the_deadline() {
+    thread::scope(|scope| {
+        for gone in [Gone::Killed, Gone::Stopped] {
+            scope.spawn(move || {
+                let mut masters = Masters::aged(3);
+                let holder = masters.run("k", &["-t", "6s"], DEAF).status(79).any_stderr().spawn();
+                let job = masters.world().wait_for_pid("job.pid");
+                // A quarter of the ttl passes between this renewal and the next: it is the last one that counts. The
+                // masters are an hour ahead of each other; what is left of the lease is the same on all.
+                masters.at(0).after_renewal("dlock:k");
+                let left: u64 = masters.at(0).ask(&["PTTL", "dlock:k"]);
+                let end = millis() + u128::from(left);
+                lose(&mut masters, &[1, 2], gone);
+                wait_until("the job is dead", || {
+                    // Read before looking: whoever is seen alive was alive at that time.
+                    let now = millis();
+                    let alive = proc::alive(job);
+                    assert!(!alive || now < end, "alive when the lease is over");
+                    !alive
+                });
+                let output = holder.finish();
+                assert!(output.stderr.contains("1 of the 3 masters"), "{}", output.stderr);
+            });
+        }
+    });
+}
+
+fn millis() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
+}
+
+/// A holder has two of three, and one of these forgets it. The third and the forgetful one must not make a second holder.
+#[test]
+fn a_master_that_restarted_is_not_counted() {
+    let mut masters = Masters::fresh(3);
+    let lease = ["-t", "6s", "--max-lease", "6s"];
+    masters.wait_until_counted(&lease);
+    let proxy = Proxy::before(masters.at(2).port());
+    proxy.begin_outage();
+    let store = url(&[masters.at(0).port(), masters.at(1).port(), proxy.port()]);
+    let holder = masters.run("k", &lease, DEAF).env("DLOCK_STORE", store).any_stderr().spawn();
+    let job = masters.world().wait_for_pid("job.pid");
+    // It cannot win back anything; its guard keeps the deadline.
+    holder.signal(Signal::STOP);
+    masters.at_mut(0).restart();
+    let intruder = "kill -0 $(cat job.pid) 2> /dev/null && echo overlap >> log; exit 0";
+    let mut refused = 0;
+    while proc::alive(job) {
+        let other = masters.run("k", &lease, intruder).any_stderr().spawn().output();
+        refused += u32::from(other.stderr.contains("is busy: held by"));
+    }
+    assert_eq!(masters.world().log(), [""; 0]);
+    assert!(refused > 0, "somebody has tried");
+    drop(holder);
+    // Later it counts again.
+    masters.world().write("lease.toml", "max-lease = '1h'");
+    let look = masters.dlock(&["status", "-v", "--config", "lease.toml", "k"]).any_stdout();
+    look.stderr_like(
+        "(dlock: redis://.* has restarted and may have forgotten locks; it counts again in .*\n){3}(dlock: k: .*\n)*",
+    )
+    .run();
+    masters.at_mut(1).kill();
+    masters.wait_until_counted(&lease);
+}
+
+/// A majority that has no master in common with the fastest clock has still heard of its fence.
+#[test]
+fn fences_grow_whatever_the_clocks_say() {
+    // The clocks are hours apart, the fastest is the last one.
+    let masters = Masters::aged(3);
+    for lost in [0, 2, 1, 2, 0, 2] {
+        masters.at(lost).pause();
+        masters.run("k", &["-t", "5s"], ALONE).run();
+        masters.at(lost).resume();
+    }
+    assert_eq!(fences(&masters).len(), 6);
+}
+
+#[test]
+fn what_is_no_quorum_is_refused() {
+    let masters = Masters::aged(3);
+    let ports = masters.ports();
+    let refused = |store: &str, why: &str| {
+        let run = masters.run("k", &[], "echo ran >> log").env("DLOCK_STORE", store);
+        run.status(78).stderr_like(&format!("dlock: .*{why}.*\n")).run();
+    };
+    refused(&url(&ports[..2]), "at least three masters");
+    refused(&format!("{},h4", masters.url()), "an odd number of masters");
+    refused(&url(&[ports[0], ports[1], ports[0]]), "named twice");
+    let alias = format!("redis+quorum://127.0.0.1:{0},localhost:{0},127.0.0.1:{1}", ports[0], ports[1]);
+    refused(&alias, "are the same server");
+    let port = ports[0].to_string();
+    masters.at(2).ask::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    refused(&masters.url(), "is a replica");
+    assert_eq!(masters.world().log(), [""; 0]);
+}
+
+#[test]
+fn a_lease_that_could_be_forgotten_is_refused() {
+    let masters = Masters::aged(3);
+    let refused = |options: &[&str], status, why: &str| {
+        let run = masters.run("k", options, "echo ran >> log");
+        run.status(status).stderr_like(&format!("dlock: {why}.*\n")).run();
+    };
+    refused(&["-t", "6m"], 64, "--ttl is longer than the default of --max-lease of 5m");
+    refused(&["--min-hold", "6m"], 64, "--min-hold is longer than the default of --max-lease");
+    refused(&["--max-lease", "5s"], 64, "the default of --ttl is longer than --max-lease of 5s");
+    masters.world().write("long.toml", "ttl = '1h'");
+    refused(
+        &["--config", "long.toml"],
+        78,
+        "ttl \\(long.toml line 1\\) is longer than the default of --max-lease",
+    );
+    masters.world().write("both.toml", "ttl = '1h'\nmax-lease = '2h'");
+    let run =
+        masters.run("k", &["--config", "both.toml", "-t", "61m", "--min-hold", "1s"], "echo ran >> log");
+    // It is allowed; the masters are an hour or two old.
+    run.any_stderr().spawn().output();
+    refused(
+        &["--config", "both.toml", "-t", "3h"],
+        64,
+        "--ttl is longer than max-lease \\(both.toml line 2\\)",
+    );
+}
+
+#[test]
+fn status_and_release_ask_all_masters() {
+    let mut masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "3s"], STEADY).status(79).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    masters.at_mut(0).kill();
+    assert_eq!(masters.status("k")["state"], "held");
+    assert_eq!(masters.status("k")["holders"].as_array().map(Vec::len), Some(1));
+    let dead = format!("redis://127.0.0.1:{}", masters.at(0).port());
+    let look = masters.dlock(&["status", "-v"]).any_stdout();
+    look.stderr_like(&format!("dlock: cannot reach {dead}: .*\n")).run();
+    let take = masters.dlock(&["release", "k", "--force"]);
+    take.stderr_like("dlock: k in .* is taken away from .*\n").run();
+    // On most masters there is nothing to renew any more.
+    holder.finish();
+    wait_until("it is free", || masters.status("k")["state"] == "free");
+    // One master disagrees.
+    masters.at(1).ask::<()>(&["SET", "dlock:k", "somebody's", "PX", "600000"]);
+    masters.at_mut(0).restart();
+    let look = masters.dlock(&["status", "k", "-v"]).any_stdout();
+    look.stderr_like("dlock: k: redis://.* says held, a majority says free\n").run();
+    // Without a majority nothing is known.
+    masters.at_mut(0).kill();
+    masters.at(2).pause();
+    let failed = masters.dlock(&["status", "k"]).status(69);
+    failed.stderr_like("dlock: 1 of the 3 masters of .* can be counted and 2 are needed: .*\n").run();
+    let failed = masters.dlock(&["release", "k", "--force"]).status(69);
+    failed.stderr_like("dlock: 1 of the 3 masters .*those that answered have let go of the lock.*\n").run();
+}
+
+/// The rights of a single server, and INFO, are enough. Without INFO nobody knows how old a master is.
+#[test]
+fn tls_and_the_least_rights() {
+    let masters = Masters::aged_with_tls(3, &Authority::new("ca"));
+    let hosts: Vec<_> = masters.ports().iter().map(|port| format!("localhost:{port}")).collect();
+    let ca = masters.world().path("master0/ca.pem");
+    let store = format!("rediss+quorum://{}?ca={}", hosts.join(","), ca.display());
+    let grant = |words: &[String]| {
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        (0..3).for_each(|at| masters.at(at).ask::<()>(&words));
+    };
+    let login = [("DLOCK_STORE", store.as_str()), ("DLOCK_USERNAME", "dlock"), ("DLOCK_PASSWORD", "hush")];
+    let run = |options: &[&str], script: &str| {
+        let run = masters.run("k", options, script);
+        login.iter().fold(run, |run, (name, value)| run.env(name, value))
+    };
+    let dlock = |words: &[&str]| {
+        let dlock = masters.dlock(words).any_stdout().any_stderr();
+        login.iter().fold(dlock, |dlock, (name, value)| dlock.env(name, value))
+    };
+    let mut line = crate::acl::line();
+    grant(&line);
+    let refused = run(&[], "echo ran >> log").status(77);
+    refused.stderr_like("dlock: k: .*does not tell this user how long it has been up \\(INFO\\).*\n").run();
+    line.push("+info".into());
+    grant(&line);
+    run(&["--min-hold", "1ms"], ALONE).run();
+    let holder = run(&["-t", "1s"], STEADY).status(79).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    run(&[], "echo ran >> log").status(75).any_stderr().run();
+    run(&["-w", "300ms"], "echo ran >> log").status(75).any_stderr().run();
+    masters.at(0).after_renewal("dlock:k");
+    masters.at(1).ask::<()>(&["DEL", "dlock:k"]);
+    wait_until("it is won back", || masters.at(1).get("dlock:k").is_some());
+    assert!(dlock(&["status"]).run().stdout.contains("held"));
+    dlock(&["release", "k", "--force"]).run();
+    holder.finish();
+    assert_eq!(masters.world().lines("ran"), 0);
+}
+
+#[test]
+fn min_hold_outlives_the_run_on_all_masters() {
+    let mut masters = Masters::aged(3);
+    masters.run("k", &["--min-hold", "1m"], "exit 3").status(3).run();
+    assert_eq!(masters.status("k")["state"], "cooling");
+    masters.at_mut(1).kill();
+    masters.run("k", &[], "echo overlap >> log").status(75).any_stderr().run();
+    assert_eq!(masters.world().log(), [""; 0]);
+}
+
+/// A vanished lock is lost: no renewal makes a new one of it.
+#[test]
+fn a_lock_that_vanished_is_not_won_back() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "4s", "--grace", "300ms"], DEAF).status(79).any_stderr().spawn();
+    masters.world().wait_for_pid("job.pid");
+    for at in 0..3 {
+        masters.at(at).ask::<()>(&["DEL", "dlock:k"]);
+    }
+    holder.finish();
+    assert_eq!((0..3).filter_map(|at| masters.at(at).get("dlock:k")).count(), 0);
+}
+
+fn store(ports: &[u16], max_lease: Duration) -> QuorumStore {
+    store_within(ports, max_lease, Duration::from_secs(600))
+}
+
+fn store_within(ports: &[u16], max_lease: Duration, timeout: Duration) -> QuorumStore {
+    let masters = ports.iter().map(|port| Target {
+        address: Address::Tcp { host: "127.0.0.1".into(), port: *port },
+        database: 0,
+        username: None,
+        password: None,
+        tls: None,
+        shown: format!("redis://127.0.0.1:{port}"),
+        connect_timeout: timeout,
+        op_timeout: timeout,
+    });
+    QuorumStore::new(masters.collect(), url(ports), max_lease, |_| {})
+}
+
+fn names() -> Names {
+    Name::new("dlock:", &Key::new("k").unwrap()).unwrap().into()
+}
+
+fn ask(ttl: Duration) -> Ask {
+    Ask {
+        token: Token::random().unwrap(),
+        mode: Mode::Exclusive,
+        ttl,
+        min_hold: Duration::ZERO,
+        owner: Owner::default(),
+        patience: Patience::None,
+    }
+}
+
+const LONG: Duration = Duration::from_secs(300);
+const NOT_RUN: End = End { ran: Ran::No, job: None };
+
+/// Whatever the masters do, and however long an answer may take, an operation is over when it was told to be.
+#[test]
+fn silent_masters_do_not_lengthen_an_operation() {
+    let masters = Masters::aged(3);
+    let proxies: Vec<_> = masters.ports().into_iter().map(Proxy::before).collect();
+    let ports: Vec<_> = proxies.iter().map(Proxy::port).collect();
+    let silenced = |silent: usize| {
+        for (at, proxy) in proxies.iter().enumerate() {
+            if at < silent { proxy.begin_outage() } else { proxy.end_outage() }
+        }
+    };
+    for silent in [2, 3] {
+        silenced(silent);
+        let (said, heard) = mpsc::channel();
+        let ports = ports.clone();
+        thread::spawn(move || {
+            let mut store = store(&ports, LONG);
+            let by = || Moment::now().after(Duration::from_millis(300));
+            let ask = ask(Duration::from_secs(30));
+            let errors = [
+                store.acquire(&names(), &ask, by()).err(),
+                store.renew(&names(), &ask.token, ask.ttl, by()).err(),
+                store.leave(&names(), &ask.token, &NOT_RUN, by()).err(),
+                store.prove(&names(), &ask.token, by()).err(),
+                store.inspect(names().first(), by()).err(),
+            ];
+            drop(said.send(errors));
+        });
+        let errors = wait_within(Duration::from_secs(40), "they end", || heard.try_recv().ok());
+        for error in errors {
+            assert!(matches!(error, Some(Error::Unreachable(_))), "{silent} silent: {error:?}");
+        }
+    }
+}
+
+/// A majority that was heard of too late is none: the first of its masters may have let go.
+#[test]
+fn a_majority_that_answers_too_late_holds_nothing() {
+    let masters = Masters::aged(3);
+    let proxies: Vec<_> = masters.ports().into_iter().map(Proxy::before).collect();
+    let ports: Vec<_> = proxies.iter().map(Proxy::port).collect();
+    let mut store = store(&ports, LONG);
+    let by = || Moment::now().after(Duration::from_secs(20));
+    // The masters know the scripts, so that one request is one answer.
+    let warm = ask(Duration::from_secs(20));
+    assert!(matches!(store.acquire(&names(), &warm, by()), Ok(Acquired::Granted(_))));
+    store.leave(&names(), &warm.token, &NOT_RUN, by()).unwrap();
+    for proxy in &proxies {
+        proxy.plan(99, Fault::Late);
+        proxy.delay_replies(Duration::from_millis(600));
+    }
+    let late = thread::spawn(move || {
+        let ask = ask(Duration::from_millis(1500));
+        let answer = store.acquire(&names(), &ask, by());
+        (answer, store)
+    });
+    wait_until("phase one", || proxies.iter().all(|proxy| proxy.seen() > 0));
+    // Its answers are under way; the next ones take longer than the lease lasts.
+    for proxy in &proxies {
+        proxy.delay_replies(Duration::from_secs(3));
+    }
+    let (answer, _store) = late.join().unwrap();
+    assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
+}
+
+/// An attempt that failed is taken back, and that arrives only when the next attempt of the same token has succeeded.
+#[test]
+fn what_is_taken_back_late_takes_back_nothing_newer() {
+    let masters = Masters::aged(3);
+    let proxy = Proxy::before(masters.at(1).port());
+    let ports = [masters.at(0).port(), proxy.port(), masters.at(2).port()];
+    let mut store = store_within(&ports, LONG, Duration::from_millis(500));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let warm = ask(Duration::from_secs(20));
+    assert!(matches!(store.acquire(&names(), &warm, by()), Ok(Acquired::Granted(_))));
+    store.leave(&names(), &warm.token, &NOT_RUN, by()).unwrap();
+    for at in [0, 2] {
+        masters.at(at).ask::<()>(&["SET", "dlock:k", "somebody's"]);
+    }
+    proxy.plan(2, Fault::Late);
+    let ask = Ask { patience: Patience::Queue, ..ask(Duration::from_secs(60)) };
+    assert!(matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Waiting(_))));
+    for at in [0, 2] {
+        masters.at(at).ask::<()>(&["DEL", "dlock:k"]);
+    }
+    let token = Some(ask.token.secret().to_owned());
+    wait_until("all masters are ours", || {
+        matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Granted(_))) && proxy.seen() > 4
+    });
+    assert_eq!(masters.at(1).get("dlock:k"), token);
+    proxy.deliver();
+    assert_eq!(masters.at(1).get("dlock:k"), token);
+}
+
+/// An operator's wish reaches the holder by its next renewal, from one master that it reached; and what happened is
+/// counted, once, not once a master.
+#[test]
+fn a_request_reaches_the_holder() {
+    let mut masters = Masters::aged(3);
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let (names, ask) = (names(), ask(Duration::from_secs(30)));
+    let name = names.first();
+    let Ok(Acquired::Granted(grant)) = store.acquire(&names, &ask, by()) else { panic!("the lock is free") };
+    let other = Fence(grant.fence.0 + 1);
+    assert_eq!(store.request(name, other, &Owner::default(), by()), Ok(Requested::Gone));
+    assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    masters.at_mut(0).kill();
+    assert_eq!(store.request(name, grant.fence, &Owner::default(), by()), Ok(Requested::Asked));
+    assert_eq!(store.inspect(name, by()).unwrap().holders[0].asked, Some(Owner::default()));
+    assert_eq!(store.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
+    assert_eq!(store.prove(&names, &Token::random().unwrap(), by()), Ok(None));
+    assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Asked));
+    let end = End { ran: Ran::Yes, job: Some(JobEnd::Status(1)) };
+    assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
+    assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
+    let view = store.inspect(name, by()).unwrap();
+    assert_eq!((view.stat.waited.count(), view.stat.held.count(), view.stat.failed), (1, 1, 1));
+    assert_eq!(view.log.len(), 1);
+    assert_eq!((view.log[0].fence, view.log[0].job), (grant.fence, end.job));
+}
+
+/// After the deadline somebody else may have had the lock. One master that still has it, for a min-hold, is not enough.
+#[test]
+fn nothing_is_won_back_after_the_deadline() {
+    let masters = Masters::aged(3);
+    let mut store = store(&masters.ports(), LONG);
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let ask = Ask { min_hold: Duration::from_secs(60), ..ask(Duration::from_secs(5)) };
+    assert!(matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Granted(_))));
+    let lose = || [0, 1].map(|at| masters.at(at).ask::<()>(&["DEL", "dlock:k"]));
+    lose();
+    // In time, the one that is left vouches for it.
+    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    assert_eq!(masters.at(0).get("dlock:k").as_deref(), Some(ask.token.secret()));
+    lose();
+    sleep_until(Moment::now().after(ask.ttl));
+    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::NotHeld));
+    assert_eq!(masters.at(0).get("dlock:k"), None);
+}
+
+/// What happens to one master.
+#[derive(Debug, Clone, Copy)]
+enum Blow {
+    Pause(usize),
+    Resume(usize),
+    Restart(usize),
+}
+
+/// One client's next hold.
+#[derive(Debug, Clone, Copy)]
+struct Visit {
+    stay: Duration,
+    farewell: Farewell,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Farewell {
+    GivesBack,
+    Vanishes,
+}
+
+/// A hold as its owner knew it: from when to when it may have relied on it.
+#[derive(Debug)]
+struct Stay {
+    fence: u64,
+    from: Moment,
+    until: Moment,
+}
+
+fn blows(masters: usize, forget: bool) -> impl Strategy<Value = Vec<(Duration, Blow)>> {
+    let blow = (0..10u8, 0..masters).prop_map(move |(kind, at)| match kind {
+        0..4 => Blow::Pause(at),
+        4..8 => Blow::Resume(at),
+        _ if forget => Blow::Restart(at),
+        _ => Blow::Resume(at),
+    });
+    prop::collection::vec(((0..200u64).prop_map(Duration::from_millis), blow), 20..40)
+}
+
+fn visits() -> impl Strategy<Value = Vec<Vec<Visit>>> {
+    let stay = prop_oneof![5 => Just(0), 1 => 1..900u64];
+    let visit = (stay, 0..20u8).prop_map(|(stay, bye)| Visit {
+        stay: Duration::from_millis(stay),
+        farewell: if bye == 0 { Farewell::Vanishes } else { Farewell::GivesBack },
+    });
+    prop::collection::vec(prop::collection::vec(visit, 25), 4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The masters' clocks are hours apart.
+    #[test]
+    fn holds_follow_each_other_while_masters_come_and_go(blows in blows(3, false), visits in visits()) {
+        holds_follow_each_other(Masters::aged(3), LONG, &blows, &visits);
+    }
+
+    /// The masters forget everything when they restart.
+    #[test]
+    fn holds_follow_each_other_while_masters_forget(blows in blows(3, true), visits in visits()) {
+        let masters = Masters::fresh(3);
+        masters.wait_until_counted(&["-t", "1s", "--max-lease", "1s"]);
+        holds_follow_each_other(masters, Duration::from_secs(1), &blows, &visits);
+    }
+}
+
+/// Whatever happens to the masters, no two holds overlap, and every fence is greater than all before it.
+fn holds_follow_each_other(
+    mut masters: Masters,
+    max_lease: Duration,
+    blows: &[(Duration, Blow)],
+    visits: &[Vec<Visit>],
+) {
+    let ports = masters.ports();
+    let mut stays = thread::scope(|scope| {
+        let guests: Vec<_> = visits
+            .iter()
+            .map(|visits| {
+                let mut store = store(&ports, max_lease);
+                scope.spawn(move || {
+                    visits.iter().filter_map(|visit| stay(&mut store, visit, max_lease)).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for (after, blow) in blows {
+            sleep(*after);
+            match *blow {
+                Blow::Pause(at) => masters.at(at).pause(),
+                Blow::Resume(at) => masters.at(at).resume(),
+                Blow::Restart(at) => masters.at_mut(at).restart(),
+            }
+        }
+        (0..masters.len()).for_each(|at| masters.at(at).resume());
+        guests.into_iter().flat_map(|guest| guest.join().unwrap()).collect::<Vec<_>>()
+    });
+    stays.sort_by_key(|stay| stay.from);
+    println!("{} holds", stays.len());
+    for pair in stays.windows(2) {
+        assert!(pair[0].until <= pair[1].from, "two at once: {pair:?}");
+        assert!(pair[0].fence < pair[1].fence, "not in order: {pair:?}");
+    }
+}
+
+/// Takes the lock, keeps it for a while, and goes.
+fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<Stay> {
+    let names = names();
+    let ttl = Duration::from_millis(800).min(max_lease);
+    let by = |span| Moment::now().after(Duration::from_millis(span));
+    let give_up = by(2500);
+    let ask = Ask { patience: Patience::Queue, ..ask(ttl) };
+    let deadline = |sent: Moment| sent.after(ttl - ttl / 100 - Duration::from_millis(2));
+    let (fence, from, mut until) = loop {
+        let sent = Moment::now();
+        match store.acquire(&names, &ask, by(400)) {
+            Ok(Acquired::Granted(grant)) => {
+                // Who looks at the clock after the answer knows whether it came in time.
+                break (grant.fence.0, Moment::now(), deadline(sent));
+            }
+            Ok(Acquired::Waiting(waiting)) => sleep(waiting.next),
+            Ok(_) | Err(_) => sleep(Duration::from_millis(20)),
+        }
+        if give_up.passed() {
+            let _ = store.leave(&names, &ask.token, &NOT_RUN, by(200));
+            return None;
+        }
+    };
+    let end = from.after(visit.stay);
+    while !end.passed() && !until.passed() {
+        let sent = Moment::now();
+        match store.renew(&names, &ask.token, ttl, by(100)) {
+            Ok(Renewal::Renewed) if !until.passed() => until = deadline(sent),
+            // Late, or lost: what was relied on until now is all there was.
+            Ok(_) => break,
+            Err(_) => {}
+        }
+        sleep_until(Moment::now().after(Duration::from_millis(50)).min(until).min(end));
+    }
+    until = until.min(Moment::now());
+    if visit.farewell == Farewell::GivesBack {
+        let _ = store.leave(&names, &ask.token, &End { ran: Ran::Yes, job: None }, by(200));
+    }
+    (from <= until).then_some(Stay { fence, from, until })
+}

@@ -1,0 +1,101 @@
+//! `dlock renew`: what a script acquired is kept for longer, and never made shorter by accident.
+
+use crate::support::dlock::BINARY;
+use crate::support::world::{Backend, World, on_every_store};
+
+on_every_store!(
+    a_lease_is_extended,
+    a_lease_is_not_shortened_by_accident,
+    what_is_gone_stays_gone,
+    what_a_run_holds_is_left_to_it,
+    a_script_hears_that_it_is_asked,
+);
+
+fn lease(world: &World, key: &str) -> u64 {
+    world.status(key)["holders"][0]["lease_ms"].as_u64().unwrap_or_default()
+}
+
+/// Acquires `k` and leaves the token in a file, and DLOCK_HELD in another.
+fn acquire(world: &World, options: &[&str]) {
+    let output = world.dlock(["acquire", "-q", "--export"]).args(options).any_stdout().run().stdout;
+    let value = |name: &str| {
+        let rest = output.split(&format!("export {name}='")).nth(1).expect("exported");
+        rest.split("';\n").next().expect("quoted").to_owned()
+    };
+    world.write("token", &value("DLOCK_TOKEN"));
+    world.write("held", &value("DLOCK_HELD"));
+}
+
+fn a_lease_is_extended(backend: Backend) {
+    let world = World::new(backend);
+    acquire(&world, &["-k", "k", "-k", "l", "-t", "1m"]);
+    let renew = world.dlock(["renew", "k", "-t", "10m", "-v"]).env("DLOCK_HELD", world.read("held"));
+    renew.stderr_like("dlock: k and l in .* is renewed until .*, for 10m\n").run();
+    assert!(lease(&world, "k") > 500_000 && lease(&world, "l") > 500_000, "all of the hold");
+    world.dlock(["renew", "-t", "20m"]).env("DLOCK_HELD", world.read("held")).run();
+    assert!(lease(&world, "k") > 1_100_000);
+    world.dlock(["renew", "l", "-t", "1h", "--token-file", "token"]).run();
+    assert!(lease(&world, "l") > 3_500_000 && lease(&world, "k") < 1_300_000, "by key");
+    world.dlock(["renew", "l", "-t", "2h", "--token-file", "-"]).stdin(&world.read("token")).run();
+    assert!(lease(&world, "l") > 7_100_000);
+    world.dlock(["renew", "k", "-t", "1s", "--token-file", "token"]).run();
+    assert!(lease(&world, "k") <= 1000, "who says so gets a shorter one");
+}
+
+fn a_lease_is_not_shortened_by_accident(backend: Backend) {
+    let world = World::new(backend);
+    acquire(&world, &["-k", "k", "-t", "10m"]);
+    world.dlock(["renew", "k", "--token-file", "token"]).run();
+    assert!(lease(&world, "k") > 500_000);
+    world.dlock(["renew", "k", "-t", "1m", "--token-file", "token"]).run();
+    world.dlock(["renew"]).env("DLOCK_HELD", world.read("held")).run();
+    assert!(lease(&world, "k") > 500_000, "as it was acquired");
+}
+
+fn what_is_gone_stays_gone(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["renew"]).status(79).stderr_like("dlock: this process runs under no lock.*\n").run();
+    world.dlock(["renew", "k"]).status(79).any_stderr().run();
+    acquire(&world, &["-k", "k"]);
+    let renew = |like: &str| {
+        let renew = world.dlock(["renew", "k"]).env("DLOCK_HELD", world.read("held"));
+        renew.status(79).stderr_like(like).run();
+        world.dlock(["renew", "k", "--token-file", "token"]).status(79).stderr_like(like).run();
+    };
+    world.dlock(["release", "k", "-q"]).env("DLOCK_HELD", world.read("held")).run();
+    renew("dlock: k in .* is not held any more.*\n");
+    assert_eq!(world.state("k"), "free");
+    acquire(&world, &["-k", "k"]);
+    world.dlock(["release", "k", "-q", "--force"]).run();
+    renew("dlock: an operator took k in .* away.*\n");
+    acquire(&world, &["-k", "short", "-t", "500ms"]);
+    world.wait_for_state("short", "free");
+    let renew = world.dlock(["renew"]).env("DLOCK_HELD", world.read("held"));
+    renew.status(79).stderr_like("dlock: short in .* is not held any more.*\n").run();
+}
+
+/// Its dlock counts on the lease that it asked for.
+fn what_a_run_holds_is_left_to_it(backend: Backend) {
+    let world = World::new(backend);
+    let job = "$D renew k -t 1h -v; echo $?; $D renew -q; echo $?; $D status --json k > status
+        $D release k -q --force --now; $D renew k; echo $?";
+    let run = world.run("k", &["--on-lost", "warn", "-q"], job).env("D", BINARY);
+    let output = run.stdout("0\n0\n79\n").any_stderr().run();
+    assert!(output.stderr.contains("is renewed by the 'dlock run'"), "{}", output.stderr);
+    let status: serde_json::Value = serde_json::from_str(&world.read("status")).expect("JSON");
+    assert!(status[0]["holders"][0]["lease_ms"].as_u64().expect("a lease") <= 30_000, "{status}");
+    // What the script acquired comes before what the run around it holds.
+    let job = "eval \"$($D acquire -q --export -k inner -t 1m)\"; $D renew -v";
+    let run = world.run("k2", &[], job).env("D", BINARY);
+    run.stderr_like("dlock: inner in .* is renewed .*\n").run();
+}
+
+fn a_script_hears_that_it_is_asked(backend: Backend) {
+    let world = World::new(backend);
+    acquire(&world, &["-k", "k", "-t", "10m"]);
+    let ask = world.dlock(["release", "k", "-y", "--timeout", "0"]).status(75).any_stderr().run();
+    assert!(ask.stderr.contains("is a script") && ask.stderr.contains("--force"), "{}", ask.stderr);
+    let renew = world.dlock(["renew", "k", "-q"]).env("DLOCK_HELD", world.read("held"));
+    renew.stderr_like("dlock: an operator asks for k in .* back.*\n").run();
+    assert_eq!(world.state("k"), "held");
+}

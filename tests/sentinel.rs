@@ -1,0 +1,291 @@
+//! Sentinels name the master: in bounded time although some of them are dead, again when it has changed in the middle
+//! of a hold, and to whoever holds on a master that was replaced behind its back.
+
+use crate::support::certificates::Authority;
+use crate::support::hole::{Black, Silent};
+use crate::support::redis::{Redis, next_port};
+use crate::support::replicated::{self, cut_off_replicas, is_master};
+use crate::support::sentinel::{Sentinel, admit_watchers, cut_off_watchers, url};
+use crate::support::wait::{wait_until, wait_within};
+use crate::support::world::World;
+use std::time::{Duration, Instant};
+
+/// A job that notes TERM and runs until it is told to end.
+const JOB: &str =
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+
+struct Watched {
+    sentinels: Vec<Sentinel>,
+    master: Redis,
+    replica: Redis,
+    world: World,
+}
+
+/// A master with a replica, watched by so many sentinels. `before` stand in the URL before them.
+fn watched(count: usize, before: &[u16]) -> Watched {
+    let mut world = World::without_redis();
+    let (master, mut replicas) = replicated::start(&world, 1);
+    let replica = replicas.remove(0);
+    admit_watchers(&master);
+    admit_watchers(&replica);
+    let sentinels: Vec<_> =
+        (0..count).map(|_| Sentinel::start(&world, master.port(), count / 2 + 1, 1, "")).collect();
+    let ports: Vec<u16> = before.iter().copied().chain(sentinels.iter().map(Sentinel::port)).collect();
+    world.use_store(url(&ports));
+    if count > 1 {
+        wait_until("the sentinels know each other", || {
+            sentinels.iter().all(|sentinel| {
+                let others: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "SENTINELS", "m"]);
+                others.len() == count - 1
+            })
+        });
+    }
+    Watched { sentinels, master, replica, world }
+}
+
+/// The master dies, and a replica that has the lock takes its place: holder and waiter go on there. Of the sentinels one
+/// is dead, one silent and one cannot be connected to.
+#[test]
+fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
+    goes_on_at_the_replica(Redis::kill);
+}
+
+/// The same where the master does not die but hangs, so that it takes connections and requests and answers none.
+#[test]
+fn a_master_that_hangs_disturbs_nothing() {
+    goes_on_at_the_replica(|master| master.pause());
+}
+
+fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
+    let (silent, black, dead) = (Silent::new(), Black::new(), next_port());
+    let mut watched = watched(3, &[dead, silent.port(), black.port()]);
+    let world = &watched.world;
+    let holder = world.run("k", &["-t", "20s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    let fence = world.fence("k");
+    let waiter = world.run("k", &["-w", "-t", "20s"], "echo waited $DLOCK_FENCE >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    wait_until("the replica has the lock", || watched.replica.get("dlock:k").is_some());
+    end(&mut watched.master);
+    wait_until("the replica is master", || is_master(&watched.replica));
+    // A moved expiry is a renewal: nothing but the holder extends it.
+    watched.replica.after_renewal("dlock:k");
+    assert_eq!(world.fence("k"), fence, "it is still the first grant");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    let log = world.log();
+    assert_eq!(log[0], "up", "{log:?}");
+    let next: u64 = log[1].strip_prefix("waited ").and_then(|fence| fence.parse().ok()).expect("a fence");
+    assert!(log.len() == 2 && next > fence, "{fence}, then {log:?}");
+}
+
+/// The replica that takes the master's place never heard of the lock: it is lost, and the job is stopped.
+#[test]
+fn a_failover_that_loses_the_lock_stops_the_job() {
+    let mut watched = watched(1, &[]);
+    let world = &watched.world;
+    cut_off_replicas(&watched.master);
+    let holder = world.run("k", &["-t", "20s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let fence = world.fence("k");
+    watched.master.kill();
+    wait_until("the replica is master", || is_master(&watched.replica));
+    let output = holder.finish();
+    assert!(output.stderr.contains("lost"), "{}", output.stderr);
+    world.run("k", &[], "echo $DLOCK_FENCE >> fence").run();
+    assert!(world.read("fence").trim().parse::<u64>().expect("a fence") > fence);
+}
+
+/// The old master goes on answering its holder, and would renew for ever: the sentinels know better. The lock is not on
+/// the new one, so it is lost, long before the lease could run out.
+#[test]
+fn a_holder_on_a_cut_off_master_hears_of_it() {
+    let watched = watched(1, &[]);
+    let world = &watched.world;
+    cut_off_replicas(&watched.master);
+    let holder = world.run("k", &["-t", "8s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    watched.master.after_renewal("dlock:k");
+    cut_off_watchers(&watched.master);
+    wait_until("the sentinel names the other one", || watched.sentinels[0].named() == watched.replica.port());
+    assert!(is_master(&watched.master), "the old one does not know");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "disturbed"]);
+    assert!(watched.master.get("dlock:k").is_some(), "the old one would still have renewed it");
+}
+
+/// The same, where the new master has the lock: it is kept there.
+#[test]
+fn a_holder_follows_from_a_cut_off_master() {
+    let watched = watched(1, &[]);
+    let world = &watched.world;
+    let holder = world.run("k", &["-t", "8s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    watched.master.after_renewal("dlock:k");
+    cut_off_watchers(&watched.master);
+    wait_until("the sentinel names the other one", || watched.sentinels[0].named() == watched.replica.port());
+    // The sentinel has the replica follow nobody first, and only then names it.
+    watched.replica.after_renewal("dlock:k");
+    watched.replica.after_renewal("dlock:k");
+    let old = watched.master.expires("dlock:k");
+    watched.replica.after_renewal("dlock:k");
+    assert_eq!(watched.master.expires("dlock:k"), old, "the old one is not renewed any more");
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+    assert_eq!(world.state("k"), "free");
+}
+
+/// Sentinels that hang, or die, cost a holder nothing.
+#[test]
+fn renewals_do_not_wait_for_sentinels() {
+    let mut watched = watched(2, &[]);
+    let world = &watched.world;
+    let holder = world.run("k", &["-t", "2s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..3 {
+        watched.master.after_renewal("dlock:k");
+    }
+    watched.sentinels[0].pause();
+    for _ in 0..6 {
+        watched.master.after_renewal("dlock:k");
+    }
+    watched.sentinels.iter_mut().for_each(Sentinel::kill);
+    for _ in 0..6 {
+        watched.master.after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+    assert_eq!(watched.master.get("dlock:k"), None, "it is given back");
+}
+
+/// Sentinels and master over TLS, by the names that the sentinels know.
+#[test]
+fn over_tls() {
+    let mut world = World::with_tls(&Authority::new("ca"), &[]);
+    admit_watchers(world.redis());
+    let port = next_port();
+    let home = world.path("");
+    let lines = format!(
+        "tls-port {port}\ntls-replication yes\ntls-auth-clients no\ntls-cert-file {0}/server.pem\n\
+         tls-key-file {0}/server.key\ntls-ca-cert-file {0}/ca.pem",
+        home.display()
+    );
+    let _sentinel = Sentinel::start(&world, world.redis().port(), 1, 0, &lines);
+    let url = format!("rediss+sentinel://localhost:{port}/m");
+    world
+        .run("k", &[], "true")
+        .env("DLOCK_STORE", &url)
+        .status(69)
+        .stderr_like("dlock: .*the sentinel .*\n")
+        .run();
+    world.use_store(format!("{url}?ca={}/ca.pem", home.display()));
+    let holder = world.run("k", &["-t", "1s"], JOB).status(7).any_stderr().spawn();
+    world.wait_for_log("up");
+    for _ in 0..4 {
+        world.redis().after_renewal("dlock:k");
+    }
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Sentinels have users of their own. What is wrong with them is said of them, and not of the master.
+#[test]
+fn sentinels_have_credentials_of_their_own() {
+    let mut world = World::without_redis();
+    let (master, _) = replicated::start(&world, 0);
+    admit_watchers(&master);
+    let rules = "user dlock on >sesame ~* &* +@all\nuser default off";
+    let sentinel = Sentinel::start(&world, master.port(), 1, 0, rules);
+    let plain = url(&[sentinel.port()]);
+    world.write("word", "sesame\n");
+    world.write("wrong", "no\n");
+    let with = |file: &str| {
+        format!("{plain}?sentinel-username=dlock&sentinel-password-file={}", world.path(file).display())
+    };
+    let (good, wrong) = (with("word"), with("wrong"));
+    for (url, says) in [(&plain, "password"), (&wrong, "refused the user name or the password")] {
+        let run = world.run("k", &[], "touch ran").env("DLOCK_STORE", url);
+        let output = run.status(77).stderr_like("dlock: .*\n").run();
+        assert!(output.stderr.contains("the sentinel 127.0.0.1"), "{}", output.stderr);
+        assert!(output.stderr.contains(says), "{}", output.stderr);
+        assert!(!output.stderr.contains("sesame"), "{}", output.stderr);
+    }
+    assert!(!world.path("ran").exists());
+    world.use_store(good);
+    world.run("k", &[], "true").run();
+}
+
+/// A name that the sentinels do not know, and a server that is not the master that they take it for.
+#[test]
+fn what_sentinels_say_is_checked() {
+    let mut world = World::without_redis();
+    let (master, replicas) = replicated::start(&world, 1);
+    // The sentinel finds nobody to log in as, and goes on naming what it was told.
+    let sentinel = Sentinel::start(&world, replicas[0].port(), 1, 0, "");
+    let other = url(&[sentinel.port()]).replace("/m", "/other");
+    let unknown = world.run("k", &[], "touch ran").env("DLOCK_STORE", &other);
+    unknown.status(78).stderr_like("dlock: .*no master named 'other'.*\n").run();
+    world.use_store(url(&[sentinel.port()]));
+    world.run("k", &[], "touch ran").status(69).stderr_like("dlock: .*not the master.*\n").run();
+    assert!(!world.path("ran").exists());
+    assert!(master.keys().is_empty() && replicas[0].keys().is_empty());
+}
+
+/// However many addresses are silent, the end comes after one connect-timeout and one op-timeout.
+#[test]
+fn time_to_fail_does_not_grow_with_the_addresses() {
+    let mut world = World::without_redis();
+    let (silent, black) = ([(); 3].map(|()| Silent::new()), [(); 3].map(|()| Black::new()));
+    let ports: Vec<u16> = silent.iter().map(Silent::port).chain(black.iter().map(Black::port)).collect();
+    let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    for url in [url(&ports), format!("redis+cluster://{}", hosts.join(","))] {
+        world.use_store(url.clone());
+        let timeouts = ["--connect-timeout", "2s", "--op-timeout", "2s"];
+        let begun = Instant::now();
+        let mut run = world.run("k", &timeouts, "touch ran").status(69).stderr_like("dlock: .*\n").spawn();
+        // One address after the other, each in its own time, would take 24 s.
+        wait_within(Duration::from_secs(12), "dlock gives up", || run.has_ended().then_some(()));
+        println!("{url}: gave up after {:?}", begun.elapsed());
+        run.finish();
+    }
+    assert!(!world.path("ran").exists());
+}
+
+/// What an acquire costs, and a hold: printed, and told in docs/stores.md.
+#[test]
+fn connections_and_commands_are_few() {
+    let watched = watched(1, &[]);
+    let world = &watched.world;
+    world.run("k", &[], "true").run();
+    watched.master.ask::<()>(&["CONFIG", "RESETSTAT"]);
+    let holder = world.run("k", &["-t", "2s"], JOB).status(7).spawn();
+    world.wait_for_log("up");
+    let stats: String = watched.master.ask(&["INFO", "commandstats"]);
+    let calls = |name: &str| {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
+        line.map_or("0", |line| line.split(['=', ',']).nth(1).unwrap_or("0")).to_owned()
+    };
+    println!("an acquire: role {}, evalsha {}, eval {}", calls("role"), calls("evalsha"), calls("eval"));
+    assert_eq!([calls("evalsha"), calls("eval")], ["1", "0"]);
+    let connections = |user: &str| {
+        let list: String = watched.master.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
+        // Who asks comes through the unix socket.
+        list.lines()
+            .filter(|line| line.contains(&format!("user={user}")) && !line.contains("redis.sock"))
+            .count()
+    };
+    // The second is the one by which a holder hears of requests, and comes later.
+    wait_until("the holder listens", || connections("default") == 2);
+    watched.master.after_renewal("dlock:k");
+    println!("a holder: {} connections to the master", connections("default"));
+    assert_eq!(connections("default"), 2);
+    let list: String = watched.sentinels[0].ask(&["CLIENT", "LIST"]);
+    let at_sentinel = list.lines().filter(|line| line.contains("cmd=sentinel|get-master")).count();
+    println!("a holder: {at_sentinel} connection to the sentinel");
+    assert_eq!(at_sentinel, 1);
+    world.write("go", "");
+    holder.finish();
+}

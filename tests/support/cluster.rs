@@ -1,0 +1,95 @@
+//! A real Redis Cluster in a world: so many masters with all slots between them.
+
+use super::redis::{Redis, next_port};
+use super::replicated::server;
+use super::wait::{wait_for, wait_until};
+use super::world::World;
+
+const SLOTS: usize = 16384;
+
+/// The masters, in the order of their slots.
+pub struct Cluster {
+    pub masters: Vec<Redis>,
+}
+
+impl Cluster {
+    /// Starts a cluster whose nodes notice a death after two seconds.
+    pub fn start(world: &World, count: usize) -> Self {
+        let masters: Vec<_> = (0..count).map(|number| node(world, &format!("node{number}"))).collect();
+        let share = SLOTS / count;
+        for (number, master) in masters.iter().enumerate() {
+            let last = if number + 1 == count { SLOTS - 1 } else { (number + 1) * share - 1 };
+            let (first, last) = ((number * share).to_string(), last.to_string());
+            master.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+            master.ask::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
+            meet(master, &masters[0]);
+        }
+        let cluster = Self { masters };
+        wait_until("the cluster is up", || cluster.masters.iter().all(|master| serves(master, count)));
+        cluster
+    }
+
+    /// A replica of one master, when it is up to date and all know it.
+    pub fn replica(&self, world: &World, of: usize) -> Redis {
+        let replica = node(world, "replica");
+        meet(&replica, &self.masters[of]);
+        let master: String = self.masters[of].ask(&["CLUSTER", "MYID"]);
+        wait_until("the replica knows its master", || {
+            super::redis::ask::<()>(&mut replica.connect(), &["CLUSTER", "REPLICATE", &master]).is_ok()
+        });
+        wait_until("the replica follows", || super::replicated::connected(&self.masters[of]) == 1);
+        let id: String = replica.ask(&["CLUSTER", "MYID"]);
+        wait_until("all know the replica", || {
+            self.masters.iter().all(|node| {
+                let nodes: String = node.ask(&["CLUSTER", "NODES"]);
+                nodes.lines().any(|line| line.starts_with(&id) && line.contains("slave"))
+            })
+        });
+        replica
+    }
+
+    /// Which of the masters has the slot of a key, by its number.
+    pub fn owner(&self, key: &str) -> usize {
+        let slot: usize = self.masters[0].ask(&["CLUSTER", "KEYSLOT", key]);
+        (slot / (SLOTS / self.masters.len())).min(self.masters.len() - 1)
+    }
+
+    /// The store URL for dlock, naming some of the masters.
+    pub fn url(&self, which: &[usize]) -> String {
+        url(&which.iter().map(|number| self.masters[*number].port()).collect::<Vec<_>>())
+    }
+}
+
+/// The store URL of a cluster for dlock.
+pub fn url(ports: &[u16]) -> String {
+    let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("redis+cluster://{}", hosts.join(","))
+}
+
+/// A node that knows nobody.
+pub fn node(world: &World, name: &str) -> Redis {
+    // Another suite may take the port of the cluster's bus between our choice and the bind; then the server ends.
+    let bus = wait_for("a port for the bus", || {
+        let port = next_port();
+        std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+    });
+    let options =
+        ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout"];
+    let bus = bus.to_string();
+    let others = ["2000", "--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
+    server(world, name, &[&options[..], &others].concat())
+}
+
+fn meet(node: &Redis, other: &Redis) {
+    if node.port() != other.port() {
+        let bus: String = other.ask::<Vec<String>>(&["CONFIG", "GET", "cluster-port"])[1].clone();
+        node.ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus]);
+    }
+}
+
+/// Whether a node finds all slots served, by so many masters.
+fn serves(node: &Redis, masters: usize) -> bool {
+    let info: String = node.ask(&["CLUSTER", "INFO"]);
+    let has = |line: &str| info.lines().any(|have| have.trim_end() == line);
+    has("cluster_state:ok") && has(&format!("cluster_known_nodes:{masters}"))
+}

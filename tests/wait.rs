@@ -1,0 +1,173 @@
+//! `dlock wait`: until locks are free, without taking them.
+
+use crate::support::dlock::{BINARY, Running};
+use crate::support::proxy::Proxy;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+
+on_every_store!(
+    what_is_free_is_not_waited_for,
+    it_is_woken_when_the_lock_is_given_back,
+    it_takes_nothing_and_holds_up_nobody,
+    it_sees_a_lease_end_that_nobody_notices,
+    what_cools_is_not_free,
+    a_bound_runs_out,
+    several_one_after_the_other,
+    nobody_waits_for_the_own_end,
+    a_signal_ends_it,
+    a_store_that_cannot_be_reached_is_an_error,
+);
+
+fn hold(world: &World, key: &str) -> Running {
+    let job = format!("echo up-{key} >> log; until [ -e end-{key} ]; do sleep 0.02; done");
+    let holder = world.run(key, &[], &job).spawn();
+    world.wait_for_log(&format!("up-{key}"));
+    holder
+}
+
+/// One who looks on. `status` does not show that, so the scenarios hold whenever its first look is.
+fn looks_on(world: &World, options: &[&str]) -> Running {
+    world.dlock(["wait"]).args(options).any_stderr().spawn()
+}
+
+fn what_is_free_is_not_waited_for(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["wait", "k"]).run();
+    world.dlock(["wait", "k", "l", "k", "-w", "0"]).run();
+    world.dlock(["wait", "-v", "-w", "1", "k"]).stderr_like("dlock: k in .* is free\n").run();
+    world.run("k", &[], "true").run();
+    world.dlock(["wait", "k"]).run();
+}
+
+fn it_is_woken_when_the_lock_is_given_back(backend: Backend) {
+    let world = World::new(backend);
+    let holder = hold(&world, "k");
+    let waiters: Vec<Running> = (0..3).map(|_| looks_on(&world, &["k"])).collect();
+    world.write("end-k", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+}
+
+fn it_takes_nothing_and_holds_up_nobody(backend: Backend) {
+    let world = World::new(backend);
+    let holder = hold(&world, "k");
+    let mut looker = looks_on(&world, &["k"]);
+    let next =
+        world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.02; done").spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("end-k", "");
+    holder.finish();
+    world.wait_for_log("next");
+    assert_eq!(world.waiters("k"), 0);
+    assert!(!looker.has_ended(), "from one holder to the next it is not free");
+    world.write("end-next", "");
+    next.finish();
+    looker.finish();
+    assert_eq!(world.state("k"), "free");
+}
+
+fn it_sees_a_lease_end_that_nobody_notices(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["acquire", "-k", "k", "-t", "700ms", "-q"]).any_stdout().run();
+    world.dlock(["wait", "k"]).run();
+    assert_eq!(world.state("k"), "free");
+}
+
+fn what_cools_is_not_free(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &["--min-hold", "1h"], "true").run();
+    world.dlock(["wait", "k", "-w", "0"]).status(75).stderr_like("dlock: k in .*--min-hold.*\n").run();
+    world.dlock(["wait", "k", "-q", "-w", "0.2"]).status(75).run();
+    world.run("short", &["--min-hold", "500ms"], "true").run();
+    world.dlock(["wait", "short"]).run();
+}
+
+fn a_bound_runs_out(backend: Backend) {
+    let world = World::new(backend);
+    let holder = hold(&world, "k");
+    let like =
+        format!("dlock: k in .* has been held for .* by .*pid {}.*after the 300ms of --wait\n", holder.pid());
+    world.dlock(["wait", "k", "-w", "0.3"]).status(75).stderr_like(&like).run();
+    world.dlock(["wait", "free", "k", "-w", "0", "-q"]).status(75).run();
+    world.write("end-k", "");
+    holder.finish();
+}
+
+fn several_one_after_the_other(backend: Backend) {
+    let world = World::new(backend);
+    let (first, second) = (hold(&world, "a"), hold(&world, "b"));
+    let mut looker = looks_on(&world, &["a", "b"]);
+    world.write("end-a", "");
+    first.finish();
+    assert!(!looker.has_ended());
+    world.write("end-b", "");
+    second.finish();
+    looker.finish();
+}
+
+fn nobody_waits_for_the_own_end(backend: Backend) {
+    let world = World::new(backend);
+    let job = "$D wait other k; echo $?; $D wait other; echo $?; echo \"$DLOCK_HELD\" > held";
+    let run = world.run("k", &[], job).env("D", BINARY);
+    run.stdout("64\n0\n").stderr_like("dlock: this process itself runs under k in .*\n").run();
+    // What is claimed and not true is no reason.
+    world.dlock(["wait", "k"]).env("DLOCK_HELD", world.read("held").trim()).run();
+}
+
+fn a_signal_ends_it(backend: Backend) {
+    let world = World::new(backend);
+    let holder = hold(&world, "k");
+    for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2)] {
+        let looker = world.dlock(["wait", "k"]).dies_of(number).spawn();
+        let attends =
+            || std::fs::read_dir(format!("/proc/{}/task", looker.pid())).map_or(0, Iterator::count) > 1;
+        wait_until("it waits", attends);
+        looker.signal(signal);
+        looker.finish();
+    }
+    world.write("end-k", "");
+    holder.finish();
+}
+
+fn a_store_that_cannot_be_reached_is_an_error(backend: Backend) {
+    let world = World::new(backend);
+    let wait = world.dlock(["wait", "k", "--store", "redis://127.0.0.1:1", "--connect-timeout", "0.2"]);
+    wait.status(69).stderr_like("dlock: .*127.0.0.1:1.*\n").run();
+}
+
+/// After the first answer an outage is ridden out.
+#[test]
+fn an_outage_is_ridden_out() {
+    let world = World::with_redis(&[]);
+    let proxy = Proxy::before(world.redis().port());
+    let holder = hold(&world, "k");
+    let wait = |options: &[&str]| {
+        let seen = proxy.seen();
+        let wait =
+            world.dlock(["wait", "k", "--op-timeout", "0.2"]).args(options).env("DLOCK_STORE", proxy.url());
+        let wait = wait.any_stderr();
+        (seen, wait)
+    };
+    let (seen, looker) = wait(&[]);
+    let looker = looker.spawn();
+    // Two looks, and the request to be woken between them.
+    wait_until("it looks on", || proxy.seen() >= seen + 3);
+    proxy.begin_outage();
+    wait_until("it says so", || looker.messages().contains("still waiting for k"));
+    world.write("end-k", "");
+    holder.finish();
+    proxy.end_outage();
+    let output = looker.finish();
+    assert!(output.stderr.contains("answers again"), "{}", output.stderr);
+    // A wait that ends in an outage does not know.
+    let holder = hold(&world, "k2");
+    let wait = world.dlock(["wait", "k2", "--op-timeout", "0.2", "-w", "2"]).env("DLOCK_STORE", proxy.url());
+    let seen = proxy.seen();
+    let looker = wait.status(69).any_stderr().spawn();
+    wait_until("it looks on", || proxy.seen() >= seen + 3);
+    proxy.begin_outage();
+    looker.finish();
+    world.write("end-k2", "");
+    holder.finish();
+}

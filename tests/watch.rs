@@ -1,0 +1,337 @@
+//! `dlock watch`: what happens to locks, as it happens; each event once, also across an outage.
+
+use crate::support::dlock::{BINARY, Running};
+use crate::support::proc;
+use crate::support::proxy::Proxy;
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+on_every_store!(
+    every_kind_of_event,
+    a_crashed_holder,
+    holders_side_by_side,
+    all_locks_and_new_ones,
+    lines_for_people,
+    signals_end_it,
+    nobody_reads_on,
+    many_runs_are_told_once,
+);
+
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+
+/// Starts it, and waits until it watches.
+#[track_caller]
+fn watch(world: &World, arguments: &[&str]) -> Running {
+    let watch = world.dlock(["watch", "-v"]).args(arguments).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    watch
+}
+
+/// What it has told so far.
+fn events(watch: &Running) -> Vec<Value> {
+    let lines = watch.printed();
+    let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole.map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+}
+
+fn words(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["event"].as_str().expect("a word")).collect()
+}
+
+/// Waits until so many events were told, and returns them.
+#[track_caller]
+fn wait_for_events(watch: &Running, count: usize) -> Vec<Value> {
+    wait_for(&format!("{count} events"), || Some(events(watch)).filter(|events| events.len() >= count))
+}
+
+/// Ends it, and returns all that it told.
+#[track_caller]
+fn end(watch: Running) -> Vec<Value> {
+    watch.signal(Signal::TERM);
+    let output = watch.finish();
+    output.stdout.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+}
+
+fn every_kind_of_event(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &[], "exit 9").status(9).run();
+    let watch = watch(&world, &["k", "--json"]);
+    world.run("k", &["--reason", "why"], "exit 0").run();
+    world.run("k", &[], "kill -TERM $$").dies_of(15).run();
+    world.run("other", &[], "exit 0").run();
+    wait_for_events(&watch, 4);
+
+    let holder = world.run("k", &["-t", "1m"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    wait_for_events(&watch, 5);
+    world.run("k", &[], "true").status(75).any_stderr().run();
+    wait_for_events(&watch, 6);
+    let leaver = world.run("k", &["-w"], "true").dies_of(15).any_stderr().spawn();
+    wait_for_events(&watch, 7);
+    leaver.signal(Signal::TERM);
+    leaver.finish();
+    wait_for_events(&watch, 8);
+    let waiter = world.run("k", &["-w"], "exit 3").status(3).any_stderr().spawn();
+    wait_for_events(&watch, 9);
+    world.dlock(["release", "k", "--force"]).any_stderr().run();
+    holder.finish();
+    waiter.finish();
+    wait_for_events(&watch, 12);
+
+    let events = end(watch);
+    assert_eq!(
+        words(&events),
+        [
+            "granted", "released", "granted", "released", "granted", "busy", "waiting", "left", "waiting",
+            "forced", "granted", "released"
+        ],
+        "{events:#?}"
+    );
+    for event in &events {
+        let fields = [
+            "event",
+            "at",
+            "key",
+            "host",
+            "pid",
+            "user",
+            "command",
+            "reason",
+            "mode",
+            "slots",
+            "slot",
+            "fence",
+            "waited_ms",
+            "held_ms",
+            "exit_status",
+            "signal",
+            "by",
+            "count",
+        ];
+        let object = event.as_object().expect("an object");
+        let mut shown: Vec<_> = object.keys().map(String::as_str).collect();
+        let mut wanted = fields.to_vec();
+        shown.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(shown, wanted);
+        assert_eq!(event["key"], "k");
+        assert!(event["at"].as_str().is_some_and(|at| at.ends_with('Z') && at.contains('T')), "{event}");
+    }
+    assert_eq!((&events[0]["reason"], &events[4]["mode"]), (&json!("why"), &json!("exclusive")));
+    assert_eq!((&events[1]["exit_status"], &events[1]["signal"]), (&json!(0), &Value::Null));
+    assert_eq!((&events[3]["exit_status"], &events[3]["signal"]), (&Value::Null, &json!(15)));
+    assert_eq!(events[0]["fence"], events[1]["fence"]);
+    assert_eq!((&events[5]["pid"], &events[5]["count"]), (&Value::Null, &json!(1)));
+    assert_eq!(events[6]["pid"], events[7]["pid"]);
+    assert!(events[7]["waited_ms"].is_u64() && events[10]["waited_ms"].is_u64());
+    assert_eq!(events[8]["pid"], events[10]["pid"]);
+    assert_eq!(events[4]["fence"], events[9]["fence"]);
+    assert!(events[9]["held_ms"].is_u64() && events[9]["by"]["pid"].is_u64(), "{}", events[9]);
+    assert_eq!(events[11]["exit_status"], 3);
+}
+
+/// Nobody is left to give the lock back, and nobody comes who would notice: it is told all the same.
+fn a_crashed_holder(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["k", "--json"]);
+    let crashed = world.run("k", &["-t", "1s"], HOLD).any_stderr().spawn();
+    world.wait_for_log("up");
+    wait_for_events(&watch, 1);
+    let pids = [crashed.guard(), crashed.pid()];
+    pids.into_iter().for_each(|pid| proc::signal(pid, Signal::STOP));
+    pids.into_iter().for_each(|pid| proc::signal(pid, Signal::KILL));
+    wait_for_events(&watch, 2);
+    // Whoever comes next writes the end into the log; that is not told again.
+    world.run("k", &[], "exit 0").run();
+    wait_for_events(&watch, 4);
+    assert_eq!(words(&end(watch)), ["granted", "expired", "granted", "released"]);
+}
+
+fn holders_side_by_side(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["k", "--json"]);
+    let holders: Vec<_> = (1..=2)
+        .map(|number| {
+            let holder = world.run("k", &["-n", "2"], HOLD).spawn();
+            world.wait_for_lines("up", number);
+            holder
+        })
+        .collect();
+    wait_for_events(&watch, 2);
+    let waiter = world.run("k", &["-n", "2", "-w"], HOLD).any_stderr().spawn();
+    wait_for_events(&watch, 3);
+    world.write("go", "");
+    holders.into_iter().for_each(|holder| drop(holder.finish()));
+    waiter.finish();
+    wait_for_events(&watch, 7);
+    let told = end(watch);
+    for event in &told[..2] {
+        assert_eq!((&event["mode"], &event["slots"]), (&json!("slots"), &json!(2)), "{event}");
+    }
+    assert_eq!((&told[0]["slot"], &told[1]["slot"]), (&json!(0), &json!(1)));
+    assert_eq!((&told[2]["event"], &told[2]["mode"]), (&json!("waiting"), &json!("slots")));
+    let count = |word: &str| told.iter().filter(|event| event["event"] == word).count();
+    assert_eq!((count("granted"), count("released"), told.len()), (3, 3, 7), "{told:#?}");
+}
+
+fn all_locks_and_new_ones(backend: Backend) {
+    let world = World::new(backend);
+    world.run("old", &[], "exit 0").run();
+    let watch = watch(&world, &["--json"]);
+    world.run("old", &[], "exit 1").status(1).run();
+    world.run("new", &[], "exit 2").status(2).run();
+    world.run("else", &["--prefix", "other:"], "exit 3").status(3).run();
+    wait_for_events(&watch, 4);
+    // Once it is known it is watched like the others.
+    world.run("new", &[], "exit 4").status(4).run();
+    wait_for_events(&watch, 6);
+    let told = end(watch);
+    let ends: Vec<_> = told
+        .iter()
+        .filter(|event| event["event"] == "released")
+        .map(|event| (event["key"].as_str().unwrap_or_default(), event["exit_status"].as_u64()))
+        .collect();
+    let mut sorted = ends.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, [("new", Some(2)), ("new", Some(4)), ("old", Some(1))]);
+    assert_eq!(told.len(), 6, "{told:#?}");
+}
+
+fn lines_for_people(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["k"]);
+    world.run("k", &["--label", "a\x1b[31mred", "--reason", "why"], "exit 3").status(3).run();
+    wait_until("two lines", || watch.printed().lines().count() == 2);
+    watch.signal(Signal::INT);
+    let output = watch.finish();
+    let lines: Vec<_> = output.stdout.lines().collect();
+    let time = r"\d\d:\d\d:\d\d ";
+    let who = r"  .*@.* \(pid \d+\) 'a\\x1b\[31mred' \(why\)";
+    for (line, pattern) in [
+        (lines[0], format!("^{time}granted  k{who}$")),
+        (lines[1], format!("^{time}released k{who}, held .*, exit 3$")),
+    ] {
+        assert!(regex_lite::Regex::new(&pattern).expect("a pattern").is_match(line), "{line}\n{pattern}");
+    }
+}
+
+fn signals_end_it(backend: Backend) {
+    let world = World::new(backend);
+    for signal in [Signal::INT, Signal::TERM] {
+        let watch = watch(&world, &[]);
+        watch.signal(signal);
+        assert_eq!(watch.finish().stdout, "");
+    }
+}
+
+/// It ends when its reader does, also when nothing happens any more.
+fn nobody_reads_on(backend: Backend) {
+    let world = World::new(backend);
+    let mut shell = world.command("bash");
+    let script =
+        format!("{BINARY} watch -v k 2> err | head -n 1 > out; echo \"${{PIPESTATUS[0]}}\" > status");
+    let mut shell = shell.args(["-c", &script]).env("DLOCK_STORE", world.url()).spawn().expect("bash");
+    wait_until("it watches", || world.read("err").contains("watching from now on"));
+    let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
+    wait_until("it ends", || world.read("status") == "0\n");
+    assert!(world.read("out").contains("granted"), "{}", world.read("out"));
+    shell.wait().expect("bash ends");
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Faster than anybody looks, and more than the log would keep between two looks of a slow one.
+fn many_runs_are_told_once(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["k", "--json"]);
+    let loops = "for i in $(seq 10); do \"$0\" run -q -w -k k -- true; done; echo done >> log";
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut shell = world.command("sh");
+            shell.args(["-c", loops, BINARY]).env("DLOCK_STORE", world.url()).spawn().expect("sh")
+        })
+        .collect();
+    for mut worker in workers {
+        assert!(worker.wait().expect("sh ends").success());
+    }
+    let ended = |told: &[Value]| told.iter().filter(|event| event["event"] == "released").count();
+    wait_until("all are told", || ended(&events(&watch)) >= 40);
+    let told = end(watch);
+    for word in ["granted", "released"] {
+        let mut fences: Vec<_> =
+            told.iter().filter(|event| event["event"] == word).map(|event| event["fence"].as_u64()).collect();
+        assert!(fences.is_sorted(), "{word} in order");
+        fences.dedup();
+        assert_eq!(fences.len(), 40, "{word} once each");
+    }
+    // Whoever came to wait was granted the lock, and did not leave.
+    assert!(told.iter().all(|event| event["event"] != "left"), "{told:#?}");
+}
+
+/// The server is killed, with all that it knew: said once each way, and what was held is lost.
+#[test]
+fn a_server_that_starts_anew() {
+    let mut world = World::new(Backend::Redis);
+    for arguments in [&["k", "--json"][..], &["--json"]] {
+        let holder = world.run("k", &["-t", "3s"], HOLD).any_stderr().status(79).spawn();
+        world.wait_for_log("up");
+        let watch = watch(&world, arguments);
+        world.redis_mut().kill();
+        wait_until("it says that it is cut off", || watch.messages().contains("nothing is seen until"));
+        world.redis_mut().restart();
+        wait_until("it says that it is back", || watch.messages().contains("answers again"));
+        wait_for_events(&watch, 1);
+        holder.finish();
+        world.run("k", &[], "exit 5").status(5).run();
+        wait_for_events(&watch, 3);
+        let said = watch.messages();
+        let told = end(watch);
+        assert_eq!(words(&told), ["lost", "granted", "released"]);
+        assert_eq!(said.lines().count(), 3, "watching, cut off, back: {said}");
+        world.write("log", "");
+    }
+}
+
+/// Only the way to the server is gone: what happened meanwhile is told from the log.
+#[test]
+fn an_outage_is_caught_up() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let watch = world.dlock(["watch", "k", "--json", "-v", "--op-timeout", "300ms"]);
+    let watch = watch.env("DLOCK_STORE", proxy.url()).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    world.run("k", &[], "exit 1").status(1).run();
+    wait_for_events(&watch, 2);
+    proxy.begin_outage();
+    world.run("k", &[], "exit 2").status(2).run();
+    wait_until("it says that it is cut off", || watch.messages().contains("nothing is seen until"));
+    world.run("k", &[], "exit 3").status(3).run();
+    proxy.end_outage();
+    let told = wait_for_events(&watch, 6);
+    let statuses: Vec<_> = told.iter().filter_map(|event| event["exit_status"].as_u64()).collect();
+    assert_eq!(statuses, [1, 2, 3]);
+    wait_until("it says that it is back", || watch.messages().contains("answers again"));
+    assert_eq!(end(watch).len(), 6);
+}
+
+#[test]
+fn a_lock_that_vanishes_is_lost() {
+    let world = World::new(Backend::Redis);
+    let watch = watch(&world, &["k", "--json"]);
+    let holder = world.run("k", &["-t", "2s"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<()>(&["DEL", "dlock:k"]);
+    holder.finish();
+    wait_for_events(&watch, 2);
+    assert_eq!(words(&end(watch)), ["granted", "lost"]);
+}
+
+/// At first contact a store that is gone is an error, as for the other commands.
+#[test]
+fn no_store_to_begin_with() {
+    let world = World::without_redis();
+    let output = world.dlock(["watch", "k"]).env("DLOCK_STORE", "redis://127.0.0.1:1").status(69);
+    assert_eq!(output.stderr_like("dlock: cannot reach .*\n").run().stdout, "");
+}
