@@ -117,7 +117,10 @@ fn prove(settings: &Settings, run: &Run, claims: &[&Held]) -> Result<Vec<Under>,
         let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
         let proof = store.prove(&names(settings, &keys)?, &held.token, by);
-        let proof = proof.map_err(|error| unstarted(located(settings, error)))?;
+        let proof = proof.map_err(|error| {
+            let error = error.map(|text| format!("{}: {text}", listed(&keys)));
+            unstarted(located(settings, error))
+        })?;
         proven.extend(proof.map(|proof| Under { held: held.clone(), proof }));
     }
     Ok(proven)
