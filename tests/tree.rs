@@ -236,7 +236,7 @@ fn dlock_killed_while_it_waits_for_the_rest(backend: Backend) {
 fn dlock_stopped_while_it_waits_for_the_rest(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let dlock = world.run("k", &["-v", "--tree", "-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    let dlock = world.run("k", &["-v", "--tree", "-t", "4s"], job::FAMILY).status(79).any_stderr().spawn();
     orphan(&world, &dlock);
     let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);

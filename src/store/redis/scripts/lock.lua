@@ -48,8 +48,10 @@ local function due_of(hold)
   return hold['until']
 end
 
+-- What somebody made something else of is no hold; the lock key still says until when the lock is held.
 local function decoded(json)
-  local h = cjson.decode(json)
+  local ok, h = pcall(cjson.decode, json)
+  if not ok or type(h) ~= 'table' or #h < 10 or not tonumber(h[5]) or not tonumber(h[6]) then return false end
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
     confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10] }
 end
@@ -58,7 +60,8 @@ end
 local function all_holds(lock)
   local flat, list = redis.call('HGETALL', lock.HOLD), {}
   for i = 1, #flat, 2 do
-    if string.sub(flat[i], 1, 1) ~= '#' then list[#list + 1] = { token = flat[i], hold = decoded(flat[i + 1]) } end
+    local hold = string.sub(flat[i], 1, 1) ~= '#' and decoded(flat[i + 1])
+    if hold then list[#list + 1] = { token = flat[i], hold = hold } end
   end
   table.sort(list, function(a, b)
     local x, y = due_of(a.hold), due_of(b.hold)
