@@ -62,7 +62,7 @@ fn nothing_overlapped(world: &World) {
 
 fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let world = World::new(backend);
-    let dlock = world.run("k", &["-v", "--tree", "-t", "1s"], &format!("{DAEMON}\nexit 7"));
+    let dlock = world.run("k", &["-v", "--tree", "-t", "2s"], &format!("{DAEMON}\nexit 7"));
     let dlock = dlock.status(7).any_stderr().spawn();
     let daemon = world.wait_for_pid("daemon.pid");
     wait_for_the_rest(&dlock);
@@ -70,7 +70,7 @@ fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let line = message.lines().find(|line| line.contains(KEPT)).expect("it was there");
     assert!(line.contains("status 7") && line.contains(&format!("{daemon} (sh)")), "{line}");
     // Longer than the lease: it is renewed.
-    world.run("k", &["-w", "2s"], "echo overlap >> log").status(75).any_stderr().run();
+    world.run("k", &["-w", "3s"], "echo overlap >> log").status(75).any_stderr().run();
     let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");

@@ -13,7 +13,8 @@ const MEMBERS: [&str; 8] = ["leader", "session", "naked", "stranger", "deaf", "f
 /// Starts a family that tries to get away, and logs `born` when all are there. TERM ends none of it that matters.
 pub const FAMILY: &str = "sh family";
 
-/// Logs `overlap NAME` for each member of the family that still lives, then `next`.
+/// Logs `overlap NAME` for each member of the family that still lives, then `next`. Whom a KILL has reached runs no more,
+/// also where a busy machine has not taken it away yet.
 pub const SUCCESSOR: &str = "sh successor";
 
 /// Writes the scripts behind [`FAMILY`] and [`SUCCESSOR`].
@@ -66,7 +67,10 @@ for file in *.pid; do
     { read -r _ _ state _ < "/proc/$pid/stat"; } 2> /dev/null
     case $state in
     gone | Z | X) ;;
-    *) echo "overlap $file" >> log ;;
+    *)
+        killed=$(grep -h '^ShdPnd.*[13579bdf]..$' "/proc/$pid/status" 2> /dev/null)
+        [ -n "$killed" ] || [ ! -e "/proc/$pid" ] || echo "overlap $file" >> log
+        ;;
     esac
 done
 echo next >> log
