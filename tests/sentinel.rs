@@ -3,12 +3,24 @@
 
 use crate::support::certificates::Authority;
 use crate::support::hole::{Black, Silent};
+use crate::support::proxy::Proxy;
 use crate::support::redis::{Redis, next_port};
 use crate::support::replicated::{self, cut_off_replicas, is_master};
 use crate::support::sentinel::{Sentinel, admit_watchers, cut_off_watchers, url};
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use std::time::{Duration, Instant};
+
+/// How often a lock is renewed on a server until something has happened.
+fn renewals_until(server: &Redis, mut happened: impl FnMut() -> bool) -> usize {
+    let (mut renewals, mut expires) = (0, server.expires("dlock:k"));
+    wait_until("it happens", || {
+        let now = server.expires("dlock:k");
+        renewals += usize::from(now != std::mem::replace(&mut expires, now));
+        happened()
+    });
+    renewals
+}
 
 /// A job that notes TERM and runs until it is told to end.
 const JOB: &str =
@@ -135,6 +147,27 @@ fn a_holder_follows_from_a_cut_off_master() {
     holder.finish();
     assert_eq!(world.log(), ["up"]);
     assert_eq!(world.state("k"), "free");
+}
+
+/// A sentinel that takes longer than the master is heard, too: at the next renewal.
+#[test]
+fn a_slow_sentinel_is_heard() {
+    let mut watched = watched(1, &[]);
+    let proxy = Proxy::before(watched.sentinels[0].port());
+    watched.world.use_store(url(&[proxy.port()]));
+    let world = &watched.world;
+    cut_off_replicas(&watched.master);
+    let holder = world.run("k", &["-t", "8s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    proxy.delay_replies(Duration::from_millis(200));
+    watched.master.after_renewal("dlock:k");
+    watched.master.after_renewal("dlock:k");
+    cut_off_watchers(&watched.master);
+    wait_until("the sentinel names the other one", || watched.sentinels[0].named() == watched.replica.port());
+    // The one that is under way may have been asked too early; the next one asks, the one after it hears.
+    let renewals = renewals_until(&watched.master, || world.log().len() == 2);
+    assert!(renewals <= 2, "{renewals} renewals on the old master");
+    holder.finish();
 }
 
 /// Sentinels that hang, or die, cost a holder nothing.

@@ -326,6 +326,8 @@ impl Route {
 
     /// Before a request by which a hold is relied on: asks who the master is, besides. Never waits.
     pub fn ask_beside(&mut self) {
+        // Who was asked the last time, and was slower than the master, has answered since.
+        self.is_superseded(Moment::now());
         // Where there is no connection yet, the master is asked for anyway.
         if !self.lines.is_empty() {
             self.arrangement.ask_beside();
