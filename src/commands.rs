@@ -163,6 +163,8 @@ fn no_hold(settings: &Settings, holds: &Holds, key: Option<&Key>) -> Error {
         holds.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
     let next = if others.is_empty() {
         "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
+    } else if holds.here(settings).next().is_some() {
+        format!("it holds {}", others.join(", "))
     } else {
         format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
     };

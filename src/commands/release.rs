@@ -10,8 +10,9 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
-use crate::lock::{Names, Token};
+use crate::lock::{Key, Names, Token};
 use crate::output::busy::listed;
+use crate::output::shell::word;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 
@@ -30,13 +31,13 @@ pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> 
     }
     let holds = Holds::of_process();
     match holds.of_key(settings, &flags.key).next() {
-        Some(held) => own(settings, held, printer),
+        Some(held) => own(settings, held, &flags.key, printer),
         None => ask::ask(settings, &name, flags, printer),
     }
 }
 
 /// A hold that this process has, by what DLOCK_HELD says.
-fn own(settings: &Settings, held: &Held, printer: &Printer) -> anyhow::Result<Exit> {
+fn own(settings: &Settings, held: &Held, key: &Key, printer: &Printer) -> anyhow::Result<Exit> {
     let shown = format!("{} in {}", listed(&held.keys), settings.store);
     if held.by == By::Acquire {
         let names = held.names().map_err(Error::Usage)?;
@@ -50,7 +51,7 @@ fn own(settings: &Settings, held: &Held, printer: &Printer) -> anyhow::Result<Ex
         None => Error::NotHeld(format!(
             "{shown} is not held any more by the 'dlock run' around this process; 'env -u DLOCK_HELD dlock release {}' asks \
              whoever holds it now",
-            listed(&held.keys)
+            word(key.as_str())
         )),
     }
     .into())
