@@ -76,7 +76,8 @@ pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let words: Vec<OsString> = arguments.into_iter().skip(1).take_while(|word| word != "--").collect();
     let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
     let is_other = first != "acquire" && COMMANDS.split(", ").any(|known| known == first);
-    !is_other && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
+    !is_other
+        && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
 }
 
 /// Whether there is a `--` on the command line.

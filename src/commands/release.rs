@@ -3,7 +3,7 @@
 //! has gone to another never stops that one's job.
 
 use super::held::{By, Held, Holds};
-use super::{located, name, open, prove, token_file};
+use super::{name, open, prove, token_file, unsure};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -67,7 +67,9 @@ fn give_back(
     let end = End { ran: Ran::Yes, job: None };
     let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let mut store = open(settings)?;
-    let line = match store.leave(names, token, &end, by).map_err(|error| located(settings, error))? {
+    let left = store.leave(names, token, &end, by);
+    let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
+    let line = match left.map_err(|error| unsure(settings, error, &unknown))? {
         Left::Released { cooling } if cooling.is_zero() => format!("{shown} is given back"),
         Left::Released { cooling } => {
             format!("{shown} is given back; its --min-hold keeps it for {} more", span(cooling))

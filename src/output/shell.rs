@@ -27,7 +27,9 @@ mod tests {
 
     #[test]
     fn only_what_needs_quotes_has_them() {
-        for (text, expected) in [("db:é-1", "db:é-1"), ("$(x)", "'$(x)'"), ("a b", "'a b'"), ("~", "'~'"), ("", "''")] {
+        for (text, expected) in
+            [("db:é-1", "db:é-1"), ("$(x)", "'$(x)'"), ("a b", "'a b'"), ("~", "'~'"), ("", "''")]
+        {
             assert_eq!(word(text), expected);
         }
     }
