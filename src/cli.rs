@@ -103,7 +103,10 @@ impl Command {
             Self::Acquire(acquire) => acquire.key.first(),
             Self::Renew(renew) => renew.key.as_ref(),
             Self::Check(check) => check.key.as_ref(),
-            Self::Wait(wait) => wait.keys.first(),
+            Self::Wait(wait) => match &*wait.keys {
+                [key] => Some(key),
+                _ => None,
+            },
             Self::Release(release) => Some(&release.key),
             Self::History(history) => Some(&history.key),
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {

@@ -70,46 +70,40 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(command: &Command) -> anyhow::Result<Exit> {
+    let ready = || {
+        let (settings, printer) = settle(command.common())?;
+        anyhow::Ok(match command.key() {
+            Some(key) => (settings, printer.about(key.as_str())),
+            None => (settings, printer),
+        })
+    };
     match command {
         Command::Run(flags) => run::run(flags),
-        Command::Status(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            status::status(&settings, flags, &printer)
-        }
         Command::Acquire(flags) => acquire::acquire(flags),
+        Command::Completions(wanted) => Ok(completions::completions(wanted)?),
+        Command::Status(flags) => {
+            ready().and_then(|(settings, printer)| status::status(&settings, flags, &printer))
+        }
         Command::Renew(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            renew::renew(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| renew::renew(&settings, flags, &printer))
         }
         Command::Check(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            check::check(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| check::check(&settings, flags, &printer))
         }
         Command::Wait(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            wait::wait(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| wait::wait(&settings, flags, &printer))
         }
-        Command::History(flags) => {
-            let (settings, _) = settle(&flags.common)?;
-            history::history(&settings, flags)
-        }
-        Command::Doctor(flags) => {
-            let (settings, _) = settle(&flags.common)?;
-            doctor::doctor(&settings, flags)
-        }
+        Command::History(flags) => ready().and_then(|(settings, _)| history::history(&settings, flags)),
+        Command::Doctor(flags) => ready().and_then(|(settings, _)| doctor::doctor(&settings, flags)),
         Command::Release(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            release::release(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| release::release(&settings, flags, &printer))
         }
         Command::Watch(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            watch::watch(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| watch::watch(&settings, flags, &printer))
         }
         Command::Metrics(flags) => {
-            let (settings, printer) = settle(&flags.common)?;
-            metrics::metrics(&settings, flags, &printer)
+            ready().and_then(|(settings, printer)| metrics::metrics(&settings, flags, &printer))
         }
-        Command::Completions(wanted) => Ok(completions::completions(wanted)?),
     }
 }
 
@@ -137,6 +131,11 @@ fn located(settings: &Settings, error: store::Error) -> Error {
     error.map(|text| format!("{text} ({})", settings.store.origin())).into()
 }
 
+/// The same, of something that was asked of these locks, and what is unsure now.
+fn unsure(settings: &Settings, error: store::Error, what: &str) -> Error {
+    error.map(|text| format!("{text} ({}); {what}", settings.store.origin())).into()
+}
+
 /// The full name of a lock.
 fn name(settings: &Settings, key: &Key) -> Result<Name, Error> {
     Name::new(&settings.prefix, key).map_err(Error::Usage)
@@ -153,7 +152,9 @@ fn names(settings: &Settings, keys: &[Key]) -> Result<Names, Error> {
 fn prove(settings: &Settings, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
     let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let names = held.names().map_err(Error::Usage)?;
-    store.prove(&names, &held.token, by).map_err(|error| located(settings, error))
+    store.prove(&names, &held.token, by).map_err(|error| {
+        unsure(settings, error, &format!("whether {} is still held is not known", listed(&held.keys)))
+    })
 }
 
 /// DLOCK_HELD knows no such hold.
@@ -163,6 +164,8 @@ fn no_hold(settings: &Settings, holds: &Holds, key: Option<&Key>) -> Error {
         holds.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
     let next = if others.is_empty() {
         "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
+    } else if holds.here(settings).next().is_some() {
+        format!("it holds {}", others.join(", "))
     } else {
         format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
     };

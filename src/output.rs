@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod question;
 pub mod report;
 pub mod screen;
+pub mod shell;
 pub mod sight;
 pub mod table;
 pub mod time;

@@ -117,6 +117,10 @@ fn an_eval_stops_a_script_that_does_not_get_the_lock(backend: Backend) {
             let text = format!("v=$(dlock acquire --export {options}) || exit; eval \"$v\"; echo on");
             script(&world, shell, &text).status(status).any_stderr().run();
         }
+        for wrong in ["-q acquire --export -k k", "acquier --export -k k", "acquire --export=yes -k k"] {
+            let text = format!("set -e; eval \"$(dlock {wrong})\"; echo on");
+            script(&world, shell, &text).status(64).any_stderr().run();
+        }
         let text = format!("set -e; eval \"$(dlock acquire --export -k k {unreachable})\"; echo on");
         script(&world, shell, &text).status(69).any_stderr().run();
         let text = format!("set -eu; eval \"$(dlock acquire --export -k free-{shell})\"; echo on");

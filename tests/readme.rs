@@ -3,6 +3,7 @@
 
 use crate::support::dlock::{BINARY, End};
 use crate::support::world::World;
+use clap::CommandFactory;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -24,6 +25,18 @@ fn every_example_is_understood() {
         let said = String::from_utf8_lossy(&output.stderr);
         let status = output.status.code();
         assert!(!matches!(status, Some(64 | 78 | 70)), "{place}: {line}\n{status:?} {said}");
+    }
+}
+
+#[test]
+fn the_readme_has_an_example_of_every_command() {
+    let readme =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("a README");
+    let (_, use_of_it) = readme.split_once("## Use").expect("how it is used");
+    let example = use_of_it.split("```").nth(1).expect("a block");
+    for command in dlock::cli::Cli::command().get_subcommands() {
+        let line = format!("dlock {}", command.get_name());
+        assert!(example.contains(&line), "no example of {line}");
     }
 }
 

@@ -41,6 +41,8 @@ fn a_free_lock_is_released_already(backend: Backend) {
         let like = "dlock: k in .* is free; nothing to release\n";
         world.dlock(["release", "k"]).args(options).stderr_like(like).run();
         world.dlock(["release", "k", "-q"]).args(options).run();
+        let release = world.dlock(["release", "k", "--log-format", "json"]).args(options);
+        release.stderr_like("\\{.*is free; nothing to release\",\"key\":\"k\"\\}\n").run();
     }
 }
 

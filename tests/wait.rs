@@ -86,8 +86,10 @@ fn what_cools_is_not_free(backend: Backend) {
 fn a_bound_runs_out(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
-    let like =
-        format!("dlock: k in .* has been held for .* by .*pid {}.*after the 300ms of --wait\n", holder.pid());
+    let like = format!(
+        "dlock: k in .* has been held for .* by .*pid {}.*; the 300ms of --wait are over\n",
+        holder.pid()
+    );
     world.dlock(["wait", "k", "-w", "0.3"]).status(75).stderr_like(&like).run();
     world.dlock(["wait", "free", "k", "-w", "0", "-q"]).status(75).run();
     world.write("end-k", "");

@@ -70,10 +70,14 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
     }
 }
 
-/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`.
+/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`,
+/// and what may have been meant for it.
 pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
-    let mut arguments = arguments.into_iter().skip(1);
-    arguments.next().is_some_and(|word| word == "acquire") && arguments.any(|word| word == "--export")
+    let words: Vec<OsString> = arguments.into_iter().skip(1).take_while(|word| word != "--").collect();
+    let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
+    let is_other = first != "acquire" && COMMANDS.split(", ").any(|known| known == first);
+    !is_other
+        && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
 }
 
 /// Whether there is a `--` on the command line.

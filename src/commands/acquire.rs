@@ -17,6 +17,7 @@ use crate::lease::{Report, Request, Wait, give_back, obtain};
 use crate::lock::{Key, Mode, Names, Token, Ttl};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
+use crate::output::shell::word;
 use crate::output::time::{local, span};
 use crate::output::{self, Kind, Printer};
 use crate::store::{self, Store};
@@ -217,16 +218,21 @@ impl Acquiring<'_> {
     }
 
     fn acquired(&self, until: Moment) {
-        let first = self.asked.keys.first().map_or("", Key::as_str);
         let file = if self.flags.export { "" } else { " --token-file FILE" };
+        let (key, each) = match &*self.asked.keys {
+            [key] => (word(key.as_str()), ""),
+            // One word gives the whole hold back only where DLOCK_HELD tells of it.
+            [first, ..] if self.flags.export => (word(first.as_str()), ""),
+            _ => ("KEY".into(), ", each of its keys for itself"),
+        };
         let left = until.left();
         let now = output::time::now();
         let at = local(now.saturating_add(output::time::millis(left)), now);
         self.printer.say(
             Kind::Note,
             &format!(
-                "{} is acquired until {at}, for {}: 'dlock renew {first}{file}' extends that, 'dlock release \
-                 {first}{file}' gives it back",
+                "{} is acquired until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
+                 {key}{file}' gives it back{each}",
                 self.lock(),
                 span(left.saturating_add(Duration::from_millis(500))),
             ),

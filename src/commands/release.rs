@@ -3,15 +3,16 @@
 //! has gone to another never stops that one's job.
 
 use super::held::{By, Held, Holds};
-use super::{located, name, open, prove, token_file};
+use super::{name, open, prove, token_file, unsure};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
-use crate::lock::{Names, Token};
+use crate::lock::{Key, Names, Token};
 use crate::output::busy::listed;
+use crate::output::shell::word;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 
@@ -30,13 +31,13 @@ pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> 
     }
     let holds = Holds::of_process();
     match holds.of_key(settings, &flags.key).next() {
-        Some(held) => own(settings, held, printer),
+        Some(held) => own(settings, held, &flags.key, printer),
         None => ask::ask(settings, &name, flags, printer),
     }
 }
 
 /// A hold that this process has, by what DLOCK_HELD says.
-fn own(settings: &Settings, held: &Held, printer: &Printer) -> anyhow::Result<Exit> {
+fn own(settings: &Settings, held: &Held, key: &Key, printer: &Printer) -> anyhow::Result<Exit> {
     let shown = format!("{} in {}", listed(&held.keys), settings.store);
     if held.by == By::Acquire {
         let names = held.names().map_err(Error::Usage)?;
@@ -50,7 +51,7 @@ fn own(settings: &Settings, held: &Held, printer: &Printer) -> anyhow::Result<Ex
         None => Error::NotHeld(format!(
             "{shown} is not held any more by the 'dlock run' around this process; 'env -u DLOCK_HELD dlock release {}' asks \
              whoever holds it now",
-            listed(&held.keys)
+            word(key.as_str())
         )),
     }
     .into())
@@ -66,7 +67,9 @@ fn give_back(
     let end = End { ran: Ran::Yes, job: None };
     let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let mut store = open(settings)?;
-    let line = match store.leave(names, token, &end, by).map_err(|error| located(settings, error))? {
+    let left = store.leave(names, token, &end, by);
+    let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
+    let line = match left.map_err(|error| unsure(settings, error, &unknown))? {
         Left::Released { cooling } if cooling.is_zero() => format!("{shown} is given back"),
         Left::Released { cooling } => {
             format!("{shown} is given back; its --min-hold keeps it for {} more", span(cooling))

@@ -4,7 +4,7 @@
 use super::acquire::TTL;
 use super::held::{By, Holds};
 use super::stores::bearable;
-use super::{located, name, no_hold, open, prove, token_file};
+use super::{name, no_hold, open, prove, token_file, unsure};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -15,6 +15,7 @@ use crate::lock::{Names, Token};
 use crate::output::busy::listed;
 use crate::output::time::{local, millis, now, span};
 use crate::output::{Kind, Printer};
+use crate::store;
 use std::time::Duration;
 
 /// `dlock renew`.
@@ -78,12 +79,12 @@ impl Lease {
             }
             None => {
                 let proof = store.prove(&self.names, &self.token, by());
-                let proof = proof.map_err(|error| located(settings, error))?;
+                let proof = proof.map_err(|error| self.unsure(settings, error))?;
                 self.ttl.unwrap_or(TTL).max(proof.map(|proof| proof.lease).unwrap_or_default())
             }
         };
         let answer = store.renew(&self.names, &self.token, ttl, by());
-        match answer.map_err(|error| located(settings, error))? {
+        match answer.map_err(|error| self.unsure(settings, error))? {
             Renewal::Renewed => {}
             Renewal::Asked => printer.say(
                 Kind::Warning,
@@ -105,6 +106,10 @@ impl Lease {
         let until = local(now.saturating_add(millis(ttl)), now);
         printer.say(Kind::Detail, &format!("{} is renewed until {until}, for {}", self.shown, span(ttl)));
         Ok(Exit::Ok)
+    }
+
+    fn unsure(&self, settings: &Settings, error: store::Error) -> Error {
+        unsure(settings, error, &format!("whether {} is renewed is not known", self.shown))
     }
 }
 

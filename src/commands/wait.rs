@@ -68,11 +68,11 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
         let place = format!("{} in {}", name.key(), settings.store);
         if seen == Seen::Nothing {
             let state = last.as_ref().map(sight::state).unwrap_or_default();
-            let after = match flags.wait {
-                Some(bound) if !bound.is_zero() => format!(" after the {} of --wait", span(bound)),
+            let over = match flags.wait {
+                Some(bound) if !bound.is_zero() => format!("; the {} of --wait are over", span(bound)),
                 _ => String::new(),
             };
-            attendant.say(Kind::Note, &format!("{place} {state}{after}"));
+            attendant.say(Kind::Note, &format!("{place} {state}{over}"));
             return Ok(Exit::Busy(Exit::BUSY));
         }
         attendant.say(Kind::Detail, &format!("{place} is free"));

@@ -2,6 +2,7 @@
 //! command. It is the one output that has the secret in it, for it is what was asked for.
 
 use super::json;
+use super::shell::quoted;
 use crate::lock::{Fence, Key, Mode, Token};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -89,22 +90,5 @@ impl Acquired {
             };
             code
         })
-    }
-}
-
-/// A text as one word of a shell: nothing is special between single quotes but the single quote.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_word_is_a_word() {
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted("it's $(x) `y` \"z\" \\"), "'it'\\''s $(x) `y` \"z\" \\'");
-        assert_eq!(quoted(""), "''");
     }
 }

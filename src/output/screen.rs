@@ -48,13 +48,7 @@ impl Screen {
         let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
         let mut text = if self.page == Page::Theirs { ENTER } else { "" }.to_owned();
         self.page = Page::Ours;
-        text.push_str("\x1b[H");
-        for (at, line) in shown(page, if rows == 0 { 24 } else { rows }).iter().enumerate() {
-            text.push_str(if at == 0 { "" } else { "\r\n" });
-            text.push_str(line);
-            text.push_str("\x1b[K");
-        }
-        text.push_str("\x1b[J");
+        text.push_str(&redrawn(&shown(page, if rows == 0 { 24 } else { rows })));
         print(&text)
     }
 
@@ -72,6 +66,18 @@ impl Drop for Screen {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// These lines over whatever is on the screen. Erased is before writing: behind a line as wide as the terminal the cursor
+/// stays on its last character, which would go.
+fn redrawn(lines: &[String]) -> String {
+    let mut text = String::from("\x1b[H");
+    for (at, line) in lines.iter().enumerate() {
+        text.push_str(if at == 0 { "" } else { "\r\n" });
+        text.push_str(if at + 1 == lines.len() { "\x1b[J" } else { "\x1b[K" });
+        text.push_str(line);
+    }
+    text
 }
 
 /// The lines of a page that fit; where some do not, the last one counts them.
@@ -94,5 +100,11 @@ mod tests {
         assert_eq!(shown("a\nb\nc\n", 3), ["a", "b", "c"]);
         assert_eq!(shown("a\nb\nc\n", 2), ["a", "(2 more lines)"]);
         assert_eq!(shown("", 2), [""; 0]);
+    }
+
+    #[test]
+    fn nothing_is_erased_that_was_written() {
+        assert_eq!(redrawn(&shown("a\nb\n", 3)), "\x1b[H\x1b[Ka\r\n\x1b[Jb");
+        assert_eq!(redrawn(&shown("a\n", 3)), "\x1b[H\x1b[Ja");
     }
 }

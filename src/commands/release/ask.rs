@@ -4,7 +4,7 @@
 
 use super::super::attend::Attendant;
 use super::super::lookout::{Lookout, Remark, Seen};
-use super::super::{located, operator};
+use super::super::{operator, unsure};
 use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
@@ -123,7 +123,8 @@ fn request(
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
         let answer = lookout.store().request(name, holder.fence, &operator, by);
         let who = who(&holder.owner);
-        let line = match (answer.map_err(|error| located(settings, error))?, holder.owner.by) {
+        let unknown = format!("whether {who} is asked for {} is not known", name.key());
+        let line = match (answer.map_err(|error| unsure(settings, error, &unknown))?, holder.owner.by) {
             (Requested::Gone, _) => {
                 printer.say(Kind::Note, &format!("{who} has given it back meanwhile"));
                 continue;

@@ -1,7 +1,7 @@
 //! How is a lock taken away? Whoever holds it is refused every renewal from now on, and the next one gets it when that is
 //! safe, or at once. Nobody is asked.
 
-use super::super::{located, open, operator};
+use super::super::{open, operator, unsure};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -24,7 +24,9 @@ pub fn force(
     let when = if flags.now { When::Now } else { When::Safe };
     let revoke = Revoke { when, by: operator("dlock release --force") };
     let mut store = open(settings)?;
-    let was = store.revoke(name, &revoke, by).map_err(|error| located(settings, error))?;
+    let was = store.revoke(name, &revoke, by);
+    let unknown = format!("whether {} is taken away is not known, 'dlock status' shows it", name.key());
+    let was = was.map_err(|error| unsure(settings, error, &unknown))?;
     printer.say(Kind::Note, &revoked(settings, name, when, was)?);
     Ok(Exit::Ok)
 }
