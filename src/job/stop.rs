@@ -7,6 +7,8 @@ use crate::clock::Moment;
 use crate::sys;
 use std::time::Duration;
 
+/// The killing begins earlier by at most this part of the time that TERM leaves.
+const LEAD_MOST: u32 = 4;
 /// Between two looks at processes that are no descendants, whose end nobody tells us.
 const STRAYS: Duration = Duration::from_millis(50);
 
@@ -15,6 +17,8 @@ const STRAYS: Duration = Duration::from_millis(50);
 pub(super) struct Stop {
     why: Why,
     kill_at: Moment,
+    /// How much before a limit the killing begins.
+    lead: Duration,
     passes: u32,
     next: Moment,
 }
@@ -22,9 +26,12 @@ pub(super) struct Stop {
 impl Stop {
     /// Asks the job to end; what is left of it at `kill_at` will be killed.
     pub(super) fn begin(family: &mut Family, why: Why, kill_at: Moment) -> (Self, Vec<Process>) {
+        let began = Moment::now();
         // Past the end already: KILL at once, and not after a walk through /proc.
         let sweep = if kill_at.passed() { Sweep::default() } else { family.sweep(Blow::Term, Net::Marked) };
-        (Self { why, kill_at, passes: 0, next: kill_at }, sweep.refused)
+        // On a machine that is short of time, or with a large job, the KILL will take as long as the TERM did.
+        let lead = (Moment::now().since(began) * 2).min(kill_at.since(began) / LEAD_MOST);
+        (Self { why, kill_at, lead, passes: 0, next: kill_at }, sweep.refused)
     }
 
     /// Why the job is stopped.
@@ -49,8 +56,7 @@ impl Stop {
     /// through /proc. `None` if nothing was due.
     pub(super) fn step(&mut self, family: &mut Family, bound: Moment, first: Option<i32>) -> Option<Sweep> {
         let now = Moment::now();
-        let due = if self.is_killing() { self.next } else { self.kill_at.min(bound) };
-        if now < due {
+        if now < self.wake(bound) {
             return None;
         }
         if let Some(first) = first {
@@ -74,7 +80,7 @@ impl Stop {
 
     /// When [`Stop::step`] is to be called next, as things stand.
     pub(super) fn wake(&self, bound: Moment) -> Moment {
-        if self.is_killing() { self.next } else { self.kill_at.min(bound) }
+        if self.is_killing() { self.next } else { self.kill_at.min(bound.before(self.lead)) }
     }
 
     /// The same when no descendant is left and strays are waited for.
