@@ -12,6 +12,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 on_every_store!(
+    a_lock_that_vanished_before_the_end_is_lost,
     a_job_longer_than_five_ttls_keeps_its_lock,
     a_lost_lock_stops_the_whole_job,
     a_loss_is_heard_of_at_the_next_heartbeat,
@@ -525,4 +526,23 @@ fn a_grant_that_comes_too_late_is_asked_for_again() {
     world.redis().resume();
     holder.finish();
     assert_eq!(world.log(), ["ran"]);
+}
+
+/// Lost between the last heartbeat and the end of CMD: the release finds out.
+fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
+    let world = World::new(backend);
+    let job = "touch up; while [ ! -e go ]; do sleep 0.02; done; exit 3";
+    let holder = world.run("k", &["-t", "10m", "--report", "r.json"], job).status(79);
+    let holder = holder.stderr_like("dlock: k .*was lost before the command ended .*status 3.*\n").spawn();
+    wait_until("the job runs", || world.path("up").exists());
+    match backend {
+        Backend::Redis => world.redis().ask::<()>(&["FLUSHALL"]),
+        Backend::File => fs::remove_dir_all(world.path("locks"))
+            .and_then(|()| fs::create_dir(world.path("locks")))
+            .unwrap(),
+    }
+    world.write("go", "");
+    holder.finish();
+    let report: serde_json::Value = serde_json::from_str(&world.read("r.json")).unwrap();
+    assert_eq!((&report["outcome"], &report["lost"]), (&"lost".into(), &"vanished".into()), "{report}");
 }

@@ -364,13 +364,19 @@ impl Session<'_> {
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
     /// another's and the rest still ours.
-    fn give_back(self, own: &Own, over: Over) -> Exit {
+    fn give_back(self, own: &Own, mut over: Over) -> Exit {
         let answer = match self.account.lost {
             Some(lease::Loss::NotHeld) if own.keys.len() == 1 => Ok(Left::NotHeld),
             _ => own.lease.give_back(&over.end),
         };
         match answer {
             Ok(left) => {
+                if left == Left::NotHeld && over.end.ran == Ran::Yes && over.exit != Exit::Lost {
+                    // Lost after the last renewal: CMD may have run without it.
+                    self.account.lost = Some(lease::Loss::NotHeld);
+                    self.words.lost_unnoticed(over.exit);
+                    over.exit = Exit::Lost;
+                }
                 self.words.left(left);
                 self.guard.done();
             }

@@ -15,6 +15,7 @@ use crate::lease::Loss;
 use crate::lock::{Key, Mode};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Waiter;
+use crate::output::shell::word;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 use crate::store::{self};
@@ -258,7 +259,7 @@ impl<'a> Words<'a> {
         let lock = self.lock();
         let happened = match how {
             Loss::NotHeld => {
-                let keys: Vec<&str> = self.asked.keys.iter().map(Key::as_str).collect();
+                let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
                 format!(
                     "{lock} is lost: it is not ours any more ('dlock status {}' shows whose)",
                     keys.join(" ")
@@ -349,6 +350,17 @@ impl<'a> Words<'a> {
             }
         };
         self.say(Kind::Detail, &text);
+    }
+
+    /// The command has ended, and only then the store says that the lock was not ours any more.
+    pub fn lost_unnoticed(&self, exit: Exit) {
+        let text = format!(
+            "{} was lost before the command ended (it ended with status {}): since the last heartbeat another may have run \
+             beside it",
+            self.lock(),
+            exit.code()
+        );
+        self.say(Kind::Warning, &text);
     }
 
     /// The store did not answer the release. After a loss nobody expects it to.
