@@ -1,6 +1,6 @@
 //! What can be said to `dlock acquire`?
 
-use super::{Common, duration, note, slots, status, ttl};
+use super::{Common, duration, exit_status, note, slots, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::time::Duration;
@@ -83,7 +83,7 @@ pub struct Acquire {
     pub min_hold: Option<Duration>,
 
     /// The exit status when the lock was not obtained, 1 to 255 [default: 75]
-    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = status)]
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status)]
     pub busy_exit_code: Option<u8>,
 
     /// Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token

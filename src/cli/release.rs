@@ -1,0 +1,85 @@
+//! What can be said to `dlock release`?
+
+use super::{Common, duration};
+use crate::lock::{Key, SLOTS_MAX};
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const RELEASE_AFTER: &str = "\
+Examples:
+  # What a script got by dlock acquire, in that script:
+  dlock release nightly-report
+
+  # Somebody else's: shows who has it, and asks; -y goes on without asking:
+  dlock release nightly-report
+  dlock release nightly-report -y --timeout 1m
+
+  # A lock whose token was kept in a file:
+  dlock release nightly-report --token-file token
+
+  # The job hangs: its dlock stops it at the next heartbeat, and the next grant
+  # comes when it is known dead:
+  dlock release nightly-report --force
+
+  # The machine is gone for good, do not wait for the lease to end:
+  dlock release nightly-report --force --now
+
+EXIT STATUS
+    0  the hold has ended, or is taken away; or nobody held the lock
+   64  the command line makes no sense, or nobody is there to answer (-y); or the
+       lock ends with the job of a 'dlock run' around this process
+   69  the store cannot be reached, or refused
+   75  it is still held: the answer was no, or --timeout ran out
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the token given, or the hold that DLOCK_HELD names, is no more";
+
+/// `dlock release`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR]\n       \
+        dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    allow_negative_numbers = true,
+    after_long_help = RELEASE_AFTER
+)]
+pub struct Release {
+    /// The lock
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub key: Key,
+
+    /// Give back the hold whose token is in FILE (`-`: standard input)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "force")]
+    pub token_file: Option<PathBuf>,
+
+    /// Take the lock away: its renewals are refused from now on
+    ///
+    /// The holder's dlock stops the job. The next grant comes when the job is known dead or its lease ends.
+    #[arg(long)]
+    pub force: bool,
+
+    /// With --force: grant it to the next at once; both jobs may then run
+    #[arg(long)]
+    pub now: bool,
+
+    /// Do not ask whether to go on
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// Of a lock with slots, ask only the holder of slot N to stop
+    #[arg(long, value_name = "N", value_parser = slot, conflicts_with_all = ["force", "token_file"])]
+    pub slot: Option<u32>,
+
+    /// How long to wait for the job to end; the holder stays asked [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
+    pub timeout: Option<Duration>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// The value of `--slot`.
+fn slot(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a slot is a number from 0 to {}", SLOTS_MAX - 1))
+}

@@ -1,0 +1,210 @@
+//! What can be said to `dlock run`?
+
+use super::{Common, OnLost, duration, exit_status, note, slots, timeout, ttl};
+use crate::lock::{Key, Replicas, Ttl};
+use clap::{ArgAction, Args, ValueHint};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const RUN_AFTER: &str = "\
+Examples:
+  # From cron on every machine; one of them runs the job, the others exit 75:
+  dlock run -k nightly-report --min-hold 1m -- /usr/local/bin/report
+
+  # Wait up to ten minutes for the lock; then give up with 75:
+  dlock run -k deploy -w 10m -- ./deploy.sh
+
+  # A shell line:
+  dlock run -k backup -c 'pg_dump app | gzip > /backup/app.gz'
+
+  # Busy is no error: exit 0 if another machine has it:
+  dlock run -k nightly-report -E 0 -- /usr/local/bin/report
+
+  # Many read, one writes:
+  dlock run -k index -s -w -- ./search
+  dlock run -k index -w -- ./rebuild
+
+  # Three at a time over all machines, each on a shard of its own:
+  dlock run -k import -n 3 -w -c './import --shard \"$DLOCK_SLOT\"'
+
+  # Two locks or none:
+  dlock run -k stock -k orders -w -- ./settle
+
+The command gets DLOCK_KEY, DLOCK_KEYS, DLOCK_TOKEN, DLOCK_FENCE, with --slots
+DLOCK_SLOT, and DLOCK_HELD in its environment. The fence is a number that grows
+with every grant of the key; a database that refuses a smaller one is safe from
+a job that was thought dead.
+
+A dlock run inside the job, also through scripts, does not wait for a lock that
+the job holds: it runs its command at once, under that hold.
+
+EXIT STATUS
+  The command's own status if it ran; if it died of a signal, dlock dies of the
+  same. Else:
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   70  a fault of dlock's own
+   75  busy: the lock was not obtained (-E changes the number)
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the lock was lost, and the command was stopped
+  124  --max-run stopped the command
+  126  the command cannot be executed
+  127  the command was not found
+  When dlock itself ends so, the command never ran, save with 70, 79 and 124;
+  the message says so.";
+
+/// `dlock run`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock run -k KEY [OPTIONS] -- CMD [ARG]...\n       dlock run -k KEY [OPTIONS] -c STRING",
+    allow_negative_numbers = true,
+    after_long_help = RUN_AFTER
+)]
+pub struct Run {
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    ///
+    /// Nothing is held while the rest is waited for, so that runs which name the same keys in another order cannot
+    /// lock each other out. The same key twice is one.
+    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
+    pub key: Vec<Key>,
+
+    /// Share the lock with others that share it
+    ///
+    /// Any number of shared holders, or one exclusive one. Who waits for the exclusive lock holds back whoever comes
+    /// later to share it.
+    #[arg(short, long)]
+    pub shared: bool,
+
+    /// One holder at a time [default]
+    #[arg(short = 'x', long, short_alias = 'e')]
+    pub exclusive: bool,
+
+    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
+    ///
+    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All who use a key must name the same N;
+    /// while it is held another one, or another mode, is busy.
+    #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots)]
+    pub slots: Option<Option<u32>>,
+
+    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
+    ///
+    /// Waiters are served in the order they came, whatever machine they are on. A duration is 90s, 1h30m, or bare
+    /// seconds, fractions too. 0: do not wait.
+    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
+    pub wait: Option<Option<Duration>>,
+
+    /// Keep the lock at least this long after it was granted
+    ///
+    /// For cron hosts whose clocks differ: a job that takes a second is then not run again by a machine whose clock
+    /// is two seconds behind. Holds also when CMD fails or dlock is killed; dlock itself exits as soon as CMD does.
+    /// Not together with --wait.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub min_hold: Option<Duration>,
+
+    /// Stop CMD when it has run this long, and exit 124
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub max_run: Option<Duration>,
+
+    /// The length of the lease, 500ms to 24h [default: 30s]
+    ///
+    /// Renewed every quarter of it. An outage of the store of up to half of it disturbs nothing. After the machine
+    /// is lost the lock is free when this time has passed.
+    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
+    pub ttl: Option<Ttl>,
+
+    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    ///
+    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
+    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    pub max_lease: Option<Duration>,
+
+    /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
+    ///
+    /// While a lease runs out it is cut to a fifth of the ttl.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub grace: Option<Duration>,
+
+    /// What to do with CMD when the lock is lost [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    pub on_lost: Option<OnLost>,
+
+    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status)]
+    pub busy_exit_code: Option<u8>,
+
+    /// Keep the lock until every process of the job has ended, not CMD alone
+    ///
+    /// Also those that went to the background, or into sessions of their own. dlock then exits as CMD did. Until then
+    /// they are stopped as CMD would be, and get the signals that are sent to dlock.
+    #[arg(long)]
+    pub tree: bool,
+
+    /// When done, write the outcome to FILE as JSON
+    ///
+    /// Also when the command did not run: busy, unreachable, interrupted. The file appears whole, by a rename. The
+    /// fields are explained in docs/report.md.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub report: Option<PathBuf>,
+
+    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    ///
+    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
+    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
+    /// Why; `dlock status` shows it
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub reason: Option<String>,
+
+    /// Show and store TEXT in place of the command line
+    ///
+    /// Without it the first 200 bytes of the command line are stored, where everybody with access to the store can
+    /// read them.
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub label: Option<String>,
+
+    /// Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`
+    #[arg(short = 'c', long = "command", value_name = "STRING")]
+    pub shell: Option<OsString>,
+
+    /// The command and its arguments, after `--`
+    #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+
+    /// Other tools' habits.
+    #[command(flatten)]
+    pub hidden: Hidden,
+}
+
+impl Run {
+    /// The keys in the order given, each once.
+    pub fn keys(&self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for key in &self.key {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
+        keys
+    }
+}
+
+/// What `run` understands without showing it: habits of other tools.
+#[derive(Debug, Args)]
+pub struct Hidden {
+    /// flock's way to say that it does not wait
+    #[arg(long, alias = "nb", hide = true)]
+    pub nonblock: bool,
+
+    /// An ambiguous word
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pub timeout: Option<Option<String>>,
+}

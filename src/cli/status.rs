@@ -1,0 +1,61 @@
+//! What can be said to `dlock status`?
+
+use super::{Common, duration};
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+use std::time::Duration;
+
+const STATUS_AFTER: &str = "\
+Examples:
+  # Every lock that is held, cooling or waited for:
+  dlock status
+
+  # One lock, for a script:
+  dlock status nightly-report --json | jq -r '.[0].state'
+
+  # The same table, redrawn every five seconds:
+  dlock status --watch 5s
+
+A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
+or revoked (taken away by an operator while the old job may still run).
+
+EXIT STATUS
+    0  the store answered, whatever it said
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   74  output could not be written
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock status`.
+#[derive(Debug, Args)]
+#[command(after_long_help = STATUS_AFTER)]
+pub struct Status {
+    /// The locks to show
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// Print a JSON array, one object a lock
+    ///
+    /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
+    /// explained in docs/status.md.
+    #[arg(long, conflicts_with = "watch")]
+    pub json: bool,
+
+    /// Redraw the table in place, with those who wait under each lock, until ^C [default: every second]
+    ///
+    /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
+    /// --watch.
+    #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
+    pub watch: Option<Option<Duration>>,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// The value of `status --watch`.
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
+    if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
+}
