@@ -51,7 +51,7 @@ fn the_innermost_is_meant_unless_one_is_named(backend: Backend) {
         $D run -k outer -c '$D check; echo $?'";
     world.write("job", job);
     let run = world.run("outer", &[], "$D run -k inner --on-lost warn -q -- sh job").env("D", BINARY);
-    run.any_stderr().stdout("79\n79\n0\n0\n").run();
+    run.any_stderr().stdout("79\n79\n0\n0\n").status(79).run();
 }
 
 fn a_store_that_cannot_be_reached_is_no_answer(backend: Backend) {

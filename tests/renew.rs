@@ -80,7 +80,7 @@ fn what_a_run_holds_is_left_to_it(backend: Backend) {
     let job = "$D renew k -t 1h -v; echo $?; $D renew -q; echo $?; $D status --json k > status
         $D release k -q --force --now; $D renew k; echo $?";
     let run = world.run("k", &["--on-lost", "warn", "-q"], job).env("D", BINARY);
-    let output = run.stdout("0\n0\n79\n").any_stderr().run();
+    let output = run.stdout("0\n0\n79\n").status(79).any_stderr().run();
     assert!(output.stderr.contains("is renewed by the 'dlock run'"), "{}", output.stderr);
     let status: serde_json::Value = serde_json::from_str(&world.read("status")).expect("JSON");
     assert!(status[0]["holders"][0]["lease_ms"].as_u64().expect("a lease") <= 30_000, "{status}");

@@ -195,15 +195,18 @@ pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
         ] {
             *all = one.max(*all);
         }
+        joined.last_success = joined.last_success.max(stat.last_success);
+        joined.last_failure = joined.last_failure.max(stat.last_failure);
     }
     joined
 }
 
+/// That of the master which counted most, as a whole: each measures by its own clock, and one span may lie in different
+/// buckets.
 fn join_histograms(all: &mut Histogram, one: &Histogram) {
-    for (most, count) in all.buckets.iter_mut().zip(one.buckets) {
-        *most = count.max(*most);
+    if (one.count(), one.sum) > (all.count(), all.sum) {
+        all.clone_from(one);
     }
-    all.sum = one.sum.max(all.sum);
 }
 
 #[cfg(test)]
