@@ -169,7 +169,7 @@ fn a_reader_that_is_lost_with_its_guard_delays_the_writer_by_its_lease(backend: 
     let world = World::new(backend);
     let lost = world.run("k", &["-s", "-t", "2s"], &format!("echo $$ > lost.pid; {}", hold("lost"))).spawn();
     world.wait_for_log("start lost");
-    let stays = world.run("k", &["-s", "-t", "500ms"], &hold("stays")).spawn();
+    let stays = world.run("k", &["-s", "-t", "3s"], &hold("stays")).any_stderr().spawn();
     world.wait_for_log("start stays");
     let job = world.wait_for_pid("lost.pid");
     for pid in [lost.guard(), lost.pid(), job] {
