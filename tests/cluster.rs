@@ -349,3 +349,15 @@ fn watch_and_metrics_see_the_locks_of_every_master() {
     let text = world.dlock(["metrics"]).any_stdout().run().stdout;
     assert!(text.contains("\ndlock_all_grants_total 9\n") && text.contains("\ndlock_keys 4\n"), "{text}");
 }
+
+/// All or nothing is one step of one server, so the locks of a hold have to lie in one slot.
+#[test]
+fn keys_of_different_slots_are_refused() {
+    let (_cluster, world) = world_with(2);
+    let run = |keys: [&str; 2]| world.dlock(["run", "-k", keys[0], "-k", keys[1], "--", "touch", "ran"]);
+    run(["a", "b"]).status(64).stderr_like("dlock: .*different slots.*one \\{tag\\}.*\n").run();
+    assert!(!world.path("ran").exists());
+    assert_eq!((world.state("a"), world.state("b")), ("free".into(), "free".into()));
+    run(["{app}:a", "{app}:b"]).run();
+    assert!(world.path("ran").exists());
+}
