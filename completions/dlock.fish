@@ -51,7 +51,7 @@ warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant and each renewal [default: 0]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why; `dlock status` shows it' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why the job runs; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -70,7 +70,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambig
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -88,7 +88,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l color -d 'When to
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a JSON array, one object a lock'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -104,7 +104,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'When t
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -113,7 +113,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wa
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l min-hold -d 'Keep the lock at least this long after it was granted, also when it is given back earlier' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 1 to 255 [default: 75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l reason -d 'Why; `dlock status` shows it' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Show and store TEXT in place of the command line of the process that started dlock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -131,7 +131,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d '
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a JSON array with one object, in place of the token'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s t -l ttl -d 'The length of the lease from now on, 500ms to 24h' -r
@@ -148,7 +148,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -163,7 +163,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s w -l wait -d 'Wait at most this long; 0: only look [default: for ever]' -r
@@ -179,7 +179,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token-file -d 'Give back the hold whose token is in FILE (`-`: standard input)' -r -F
@@ -200,7 +200,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take the lock away: its renewals are refused from now on'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'With --force: grant it to the next at once; both jobs may then run'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask whether to go on'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -216,7 +216,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand watch" -l color -d 'When to 
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one JSON object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Give time series of their own to at most N locks, the first by name' -r
@@ -232,7 +232,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease to judge by [default: that of the configuration files, else 30s]' -r
@@ -250,7 +250,7 @@ always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l strict -d 'Exit 1 if there is a warning'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print a JSON array, one object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -265,7 +265,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not say that the lock is busy, waited for or lost; errors are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
 

@@ -37,12 +37,13 @@ pub use status::Status;
         directory). It is a lease: dlock renews it while the command runs, gives it back when the command ends, and \
         stops the command before the lease ends if it cannot be renewed.",
     after_long_help = "Examples:\n  \
-        # Crontab on every machine; one of them runs the job:\n  \
-        0 3 * * *  dlock run -k nightly-report --min-hold 1m -- /usr/local/bin/report\n\n  \
+        # Crontab of every machine; one of them runs the job:\n  \
+        @daily /usr/local/bin/dlock run -q -k report --min-hold 1m -- /opt/report\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
-        The store is redis://127.0.0.1:6379 unless --store or DLOCK_STORE names another one.\n\
-        'dlock run --help' explains the rest.",
+        The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\
+        DLOCK_STORE or a configuration file names another one. 'dlock run --help'\n\
+        explains the rest.",
     disable_help_subcommand = true,
     args_override_self = true,
     max_term_width = 100
@@ -146,9 +147,9 @@ Examples:
   dlock completions zsh > \"${fpath[1]}/_dlock\"
   dlock completions fish > ~/.config/fish/completions/dlock.fish
 
-Where a KEY goes, the keys are completed that the store knows: the one that is
-named by --store or DLOCK_STORE on the line, else as usual. If it does not
-answer within a quarter of a second there are none.
+For a KEY, TAB offers the keys that the store knows. The store is the one that
+--store or DLOCK_STORE on the line names, else the one that dlock would use. If
+it does not answer within a quarter of a second, no keys are offered.
 
 EXIT STATUS
     0  the script was printed
@@ -177,7 +178,7 @@ pub struct Common {
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
     /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
     /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
-    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Better not write a password here: every user of
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of
     /// this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
@@ -209,7 +210,7 @@ pub struct Common {
     #[arg(long, value_name = "DUR", value_parser = timeout)]
     pub op_timeout: Option<Duration>,
 
-    /// Do not say that the lock is busy, waited for or lost; errors are still said
+    /// Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 

@@ -12,6 +12,10 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 #[test]
 fn man_is_fresh() -> Outcome {
+    fresh("man", &pages()?)
+}
+
+fn pages() -> Result<BTreeMap<String, String>, Box<dyn std::error::Error>> {
     let mut cli = Cli::command();
     cli.build();
     let mut pages = BTreeMap::from([("dlock.1".into(), page(&cli, "dlock")?)]);
@@ -19,7 +23,54 @@ fn man_is_fresh() -> Outcome {
         let name = format!("dlock-{}", command.get_name());
         pages.insert(format!("{name}.1"), page(command, &name)?);
     }
-    fresh("man", &pages)
+    Ok(pages)
+}
+
+/// Nobody has to scroll sideways: what a page does not break itself fits, and so does the help on a terminal.
+#[test]
+fn generated_pages_fit_80_columns() -> Outcome {
+    let mut wide = Vec::new();
+    for (name, page) in pages()? {
+        let mut literal = false;
+        for line in page.lines() {
+            literal = (literal || line == ".nf") && line != ".fi";
+            let shown = line.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "");
+            if literal && shown.chars().count() > ROOM {
+                wide.push(format!("{name}: {shown}"));
+            }
+        }
+    }
+    for command in Cli::command().get_subcommands().chain([&Cli::command()]) {
+        let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+        let lines = after.lines().filter(|line| line.chars().count() > 80);
+        wide.extend(lines.map(|line| format!("{} --help: {line}", command.get_name())));
+    }
+    assert!(wide.is_empty(), "{wide:#?}");
+    Ok(())
+}
+
+/// Only what can be typed is printed as it stands.
+#[test]
+fn generated_prose_is_prose() {
+    let lines = ["  # One,", "  # or two:", "  dlock a", "", "Prose that", "goes on.", "", "  dlock b"];
+    let (examples, notes) = parted(&lines);
+    let expected = (
+        [
+            Part::Prose(vec!["One,", "or two:"]),
+            Part::Literal(vec!["dlock a"]),
+            Part::Literal(vec!["dlock b"]),
+        ],
+        [Part::Prose(vec!["Prose that", "goes on."])],
+    );
+    assert_eq!((examples.as_slice(), notes.as_slice()), (expected.0.as_slice(), expected.1.as_slice()));
+    let lines = ["  Its own. Else:", "   64  no sense, or", "       none", "  124  stopped", "  Never ran."];
+    let expected = [
+        Part::Prose(vec!["Its own. Else:"]),
+        Part::Item("64", vec!["no sense, or", "none"]),
+        Part::Item("124", vec!["stopped"]),
+        Part::Prose(vec!["Never ran."]),
+    ];
+    assert_eq!(statuses(&lines), expected);
 }
 
 #[test]
@@ -60,6 +111,9 @@ fn fresh(directory: &str, files: &BTreeMap<String, String>) -> Outcome {
     Ok(())
 }
 
+/// What `man` leaves of 80 columns for a line that it may not break.
+const ROOM: usize = 80 - 7;
+
 /// One page: clap_mangen's sections, and the examples and statuses of the long help as sections of their own.
 fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Error>> {
     let plain = |bytes: Vec<u8>| String::from_utf8(bytes);
@@ -74,49 +128,116 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
     let mut page = plain(std::mem::take(&mut roff))?;
     let usage = command.clone().render_usage().to_string();
     let usage: Vec<_> = usage.lines().map(|line| line.trim_start_matches("Usage:").trim()).collect();
-    section(&mut page, "SYNOPSIS", &usage);
+    section(&mut page, "SYNOPSIS", vec![Part::Literal(usage)]);
     man.render_description_section(&mut roff)?;
     man.render_options_section(&mut roff)?;
     page.push_str(&plain(roff)?);
     if command.has_subcommands() {
-        let commands = command.get_subcommands();
-        let lines: Vec<_> = commands
-            .map(|command| {
-                format!("dlock-{}(1)  {}", command.get_name(), command.get_about().unwrap_or_default())
-            })
+        let about = |command: &Command| command.get_about().unwrap_or_default().to_string();
+        let commands: Vec<_> = command
+            .get_subcommands()
+            .map(|command| (format!("dlock-{}(1)", command.get_name()), about(command)))
             .collect();
-        section(&mut page, "COMMANDS", &lines);
+        let parts = commands.iter().map(|(name, about)| Part::Item(name, vec![about])).collect();
+        section(&mut page, "COMMANDS", parts);
     }
     let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let mut body: Vec<&str> = Vec::new();
-    let mut title = "NOTES";
-    for line in after.lines().chain(["NOTES"]) {
-        match line {
-            "Examples:" | "EXIT STATUS" | "NOTES" => {
-                section(&mut page, title, &body);
-                body.clear();
-                title = if line == "Examples:" { "EXAMPLES" } else { line };
+    let mut title = "Examples:";
+    for line in after.lines().chain(["EXIT STATUS"]) {
+        if matches!(line, "Examples:" | "EXIT STATUS") {
+            match title {
+                "Examples:" => {
+                    let (examples, notes) = parted(&body);
+                    section(&mut page, "EXAMPLES", examples);
+                    section(&mut page, "NOTES", notes);
+                }
+                title => section(&mut page, title, statuses(&body)),
             }
-            _ => body.push(line),
+            body.clear();
+            title = line;
+        } else {
+            body.push(line);
         }
     }
     let others = if name == "dlock" { "flock(1), redis-server(1)" } else { "dlock(1), flock(1)" };
-    section(&mut page, "SEE ALSO", &[others]);
+    section(&mut page, "SEE ALSO", vec![Part::Prose(vec![others])]);
     Ok(page)
 }
 
-/// A section whose lines stay as they are.
-fn section(page: &mut String, title: &str, lines: &[impl AsRef<str>]) {
-    let text = lines.iter().map(AsRef::as_ref).collect::<Vec<_>>().join("\n");
-    let text = text.trim_matches('\n');
-    if text.is_empty() {
+/// A part of a section.
+#[derive(Debug, PartialEq, Eq)]
+enum Part<'a> {
+    /// Lines that `man` joins, and breaks to its width.
+    Prose(Vec<&'a str>),
+    /// Lines that stay as they are.
+    Literal(Vec<&'a str>),
+    /// What is explained, and its explanation.
+    Item(&'a str, Vec<&'a str>),
+}
+
+/// The examples, which the help indents: a comment is prose, what can be typed is literal. And the prose after them.
+fn parted<'a>(lines: &[&'a str]) -> (Vec<Part<'a>>, Vec<Part<'a>>) {
+    let (mut examples, mut notes) = (Vec::new(), Vec::new());
+    for block in lines.split(|line| line.is_empty()).filter(|block| !block.is_empty()) {
+        let typed: Vec<_> = block.iter().filter_map(|line| line.strip_prefix("  ")).collect();
+        if typed.is_empty() {
+            notes.push(Part::Prose(block.to_vec()));
+            continue;
+        }
+        for run in typed.chunk_by(|one, next| one.starts_with("# ") == next.starts_with("# ")) {
+            let comment: Vec<_> = run.iter().filter_map(|line| line.strip_prefix("# ")).collect();
+            examples.push(if comment.is_empty() {
+                Part::Literal(run.to_vec())
+            } else {
+                Part::Prose(comment)
+            });
+        }
+    }
+    (examples, notes)
+}
+
+/// The statuses: right-aligned numbers, each with its meaning, which may go on in the next line; and the prose around.
+fn statuses<'a>(lines: &[&'a str]) -> Vec<Part<'a>> {
+    let mut parts = Vec::new();
+    for line in lines.iter().filter(|line| !line.is_empty()) {
+        let indent = line.len() - line.trim_start().len();
+        let text = line.trim_start();
+        match (text.split_once("  "), parts.last_mut()) {
+            (Some((status, meaning)), _) if status.parse::<u8>().is_ok() => {
+                parts.push(Part::Item(status, vec![meaning]));
+            }
+            (_, Some(Part::Item(_, meaning))) if indent > "  ".len() => meaning.push(text),
+            (_, Some(Part::Prose(prose))) => prose.push(text),
+            _ => parts.push(Part::Prose(vec![text])),
+        }
+    }
+    parts
+}
+
+fn section(page: &mut String, title: &str, parts: Vec<Part<'_>>) {
+    if parts.is_empty() {
         return;
     }
-    page.push_str(&format!(".SH \"{title}\"\n.nf\n"));
-    for line in text.lines() {
-        let line = line.strip_prefix("  ").unwrap_or(line).replace('\\', "\\e").replace('-', "\\-");
-        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
-        page.push_str(&format!("{guard}{line}\n"));
+    page.push_str(&format!(".SH \"{title}\"\n"));
+    for (number, part) in parts.iter().enumerate() {
+        let paragraph = if number == 0 { "" } else { ".PP\n" };
+        match part {
+            Part::Prose(lines) => page.push_str(&format!("{paragraph}{}", escaped(lines))),
+            Part::Literal(lines) => page.push_str(&format!("{paragraph}.nf\n{}.fi\n", escaped(lines))),
+            Part::Item(name, lines) => {
+                page.push_str(&format!(".TP\n{}{}", escaped(&[*name]), escaped(lines)))
+            }
+        }
     }
-    page.push_str(".fi\n");
+}
+
+/// Lines of text as roff.
+fn escaped(lines: &[impl AsRef<str>]) -> String {
+    let escaped = |line: &str| {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+        format!("{guard}{line}\n")
+    };
+    lines.iter().map(|line| escaped(line.as_ref())).collect()
 }

@@ -21,10 +21,10 @@ Examples:
   # For programs:
   dlock acquire -k import --json
 
-Nobody renews the lock but the script: 'dlock renew' does it once. When the
-lease ends the lock is free for others, and the script is not told; 'dlock check'
-just before a step that matters tells whether it is still held. Where it can be
-done, 'dlock run' does all of this by itself.
+Only the script renews the lock: each 'dlock renew' does it once. When the lease
+ends the lock is free for others, and nobody tells the script. 'dlock check'
+right before a step that matters says whether the lock is still held. Use
+'dlock run' where you can: it does all of this by itself.
 
 The holder, as 'dlock status' shows it, is the process that started dlock.
 Defaults for 'run' in a configuration file do not apply.
@@ -39,8 +39,8 @@ EXIT STATUS
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
    79  an operator took the lock away just when it was granted
-  With --export, whatever the status N, the output of a dlock that fails is
-  (exit N), so that eval \"$(dlock acquire --export -k KEY)\" has it, too.";
+  With --export, a dlock that fails with status N prints (exit N), so that
+  eval \"$(dlock acquire --export -k KEY)\" fails with the same status.";
 
 /// `dlock acquire`.
 #[derive(Debug, Args)]
@@ -99,7 +99,7 @@ pub struct Acquire {
     #[arg(long)]
     pub json: bool,
 
-    /// Why; `dlock status` shows it
+    /// Why the lock is taken; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
 

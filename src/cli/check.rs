@@ -12,8 +12,8 @@ Examples:
   # With what is left of the lease:
   dlock check import -v
 
-It asks the store once, whatever DLOCK_HELD claims. What it says was true when
-the store answered; a step that takes longer than the lease needs the fence.
+It asks the store once, whatever DLOCK_HELD claims. The answer was true when the
+store gave it; a step that takes longer than the lease needs the fence.
 
 EXIT STATUS
     0  the lock is held
@@ -21,7 +21,7 @@ EXIT STATUS
    69  the store cannot be reached, or refused
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
-   79  the lock is not held any more, or this process runs under none";
+   79  the lock is not held any more, or this process runs under no lock";
 
 /// `dlock check`.
 #[derive(Debug, Args)]

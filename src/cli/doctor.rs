@@ -12,10 +12,10 @@ Examples:
   # In a deployment: fail also on what is only doubtful, for leases of 10 s:
   dlock doctor --strict --ttl 10s
 
-Each line is ok, warn or bad, and says in a sentence what to do. Rights are
-tried with two keys of its own, which are gone at the end. An administrator's
-user (--username) sees more: what INFO and CONFIG say is not open to a user
-who has only the rights that locks need.
+Each line begins with ok, warn or bad, and says what to do. To try the rights,
+dlock writes two keys of its own and removes them again. Run it as an
+administrator's user (--username) to see more: a user who has only the rights
+that locks need may not ask for INFO and CONFIG.
 
 EXIT STATUS
     0  nothing is bad, and with --strict nothing doubtful either

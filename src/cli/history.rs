@@ -10,7 +10,7 @@ Examples:
   dlock history nightly-report
 
   # The runs that failed, for a script:
-  dlock history nightly-report --json | jq '.[] | select(.exit_status != 0)'
+  dlock history import --json | jq '.[] | select(.exit_status != 0)'
 
 On a terminal each run is a row with a bar on a time axis that all rows share:
 a thin line while it waited, a thick one while it held the lock, green where

@@ -11,7 +11,7 @@ Examples:
   # What a script got by dlock acquire, in that script:
   dlock release nightly-report
 
-  # Somebody else's: shows who has it, and asks; -y goes on without asking:
+  # Somebody else's: shows who has it, and asks you; -y does not ask:
   dlock release nightly-report
   dlock release nightly-report -y --timeout 1m
 
@@ -27,13 +27,13 @@ Examples:
 
 EXIT STATUS
     0  the hold has ended, or is taken away; or nobody held the lock
-   64  the command line makes no sense, or nobody is there to answer (-y); or the
-       lock ends with the job of a 'dlock run' around this process
+   64  the command line makes no sense, or nobody is there to answer (-y), or
+       the lock is that of a 'dlock run' around this process: it ends with that
    69  the store cannot be reached, or refused
    75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
-   79  the token given, or the hold that DLOCK_HELD names, is no more";
+   79  the hold that the token or DLOCK_HELD names is over";
 
 /// `dlock release`.
 #[derive(Debug, Args)]

@@ -13,9 +13,10 @@ Examples:
   # A token that was kept in a file:
   dlock renew import -t 10m --token-file token
 
-Without -t the lease is renewed for as long as it was acquired for, if DLOCK_HELD
-tells, else for 30s, and never made shorter than it is. What a 'dlock run' around
-the script holds is renewed by that dlock: then this only says whether it is held.
+Without -t the lease is made as long as it was when it was acquired, if
+DLOCK_HELD says how long that was, else 30s. It is never made shorter. If a
+'dlock run' around the script holds the lock, that dlock renews it; this command
+then only says whether it is held.
 
 EXIT STATUS
     0  the lock is held, for as long as asked for

@@ -10,7 +10,7 @@ use std::time::Duration;
 const RUN_AFTER: &str = "\
 Examples:
   # From cron on every machine; one of them runs the job, the others exit 75:
-  dlock run -k nightly-report --min-hold 1m -- /usr/local/bin/report
+  dlock run -q -k nightly-report --min-hold 1m -- /usr/local/bin/report
 
   # Wait up to ten minutes for the lock; then give up with 75:
   dlock run -k deploy -w 10m -- ./deploy.sh
@@ -33,11 +33,11 @@ Examples:
 
 The command gets DLOCK_KEY, DLOCK_KEYS, DLOCK_TOKEN, DLOCK_FENCE, with --slots
 DLOCK_SLOT, and DLOCK_HELD in its environment. The fence is a number that grows
-with every grant of the key; a database that refuses a smaller one is safe from
-a job that was thought dead.
+with every grant of the key. A database that refuses smaller numbers is safe
+from a job that was thought dead and still writes.
 
-A dlock run inside the job, also through scripts, does not wait for a lock that
-the job holds: it runs its command at once, under that hold.
+A dlock run inside the job, also in a script that the job starts, does not wait
+for a lock that the job holds: it runs its command at once, under that hold.
 
 EXIT STATUS
   The command's own status if it ran; if it died of a signal, dlock dies of the
@@ -52,8 +52,8 @@ EXIT STATUS
   124  --max-run stopped the command
   126  the command cannot be executed
   127  the command was not found
-  When dlock itself ends so, the command never ran, save with 70, 79 and 124;
-  the message says so.";
+  With 70, 79 and 124 the command may have run; with the others in this list it
+  did not. The message says so.";
 
 /// `dlock run`.
 #[derive(Debug, Args)]
@@ -65,15 +65,15 @@ EXIT STATUS
 pub struct Run {
     /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
     ///
-    /// Nothing is held while the rest is waited for, so that runs which name the same keys in another order cannot
-    /// lock each other out. The same key twice is one.
+    /// While it waits dlock holds none of them. So two runs that name the same keys in another order cannot block
+    /// each other. The same key twice is one.
     #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
 
     /// Share the lock with others that share it
     ///
-    /// Any number of shared holders, or one exclusive one. Who waits for the exclusive lock holds back whoever comes
-    /// later to share it.
+    /// Any number of shared holders at a time, or one exclusive holder. While somebody waits for the exclusive lock,
+    /// those who come later to share it wait, too.
     #[arg(short, long)]
     pub shared: bool,
 
@@ -83,8 +83,8 @@ pub struct Run {
 
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
     ///
-    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All who use a key must name the same N;
-    /// while it is held another one, or another mode, is busy.
+    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. Everybody who uses the key must give
+    /// the same N. While the lock is held, it is busy for whoever gives another N or asks for another mode.
     #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots)]
     pub slots: Option<Option<u32>>,
 
@@ -109,15 +109,15 @@ pub struct Run {
 
     /// The length of the lease, 500ms to 24h [default: 30s]
     ///
-    /// Renewed every quarter of it. An outage of the store of up to half of it disturbs nothing. After the machine
-    /// is lost the lock is free when this time has passed.
+    /// dlock renews the lease each time a quarter of it has passed. An outage of the store of up to half of it
+    /// disturbs nothing. If the machine is lost, the lock is free after this time.
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 
     /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
     ///
-    /// A longer --ttl or --min-hold is refused. A master that restarted counts again when it has been up for so long:
-    /// until then it may have forgotten a lock that is held. Other stores do not look at it.
+    /// A longer --ttl or --min-hold is refused. A master that restarted is not counted until it has been up for this
+    /// long, because it may have forgotten a lock that is still held. Other stores ignore this option.
     #[arg(long, value_name = "DUR", value_parser = timeout)]
     pub max_lease: Option<Duration>,
 
@@ -144,8 +144,8 @@ pub struct Run {
 
     /// When done, write the outcome to FILE as JSON
     ///
-    /// Also when the command did not run: busy, unreachable, interrupted. The file appears whole, by a rename. The
-    /// fields are explained in docs/report.md.
+    /// Also when the command did not run: busy, unreachable, interrupted. Nobody ever reads half a file. The fields
+    /// are explained in docs/report.md.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
@@ -156,7 +156,7 @@ pub struct Run {
     #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
     pub replicas: Option<Replicas>,
 
-    /// Why; `dlock status` shows it
+    /// Why the job runs; `dlock status` shows it
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: Option<String>,
 

@@ -10,10 +10,10 @@ Examples:
   # Until the deployment is over, ten minutes at most:
   dlock wait deploy -w 10m
 
-The lock is not taken: somebody else may have it the moment after. A lock that is
-kept by the --min-hold of a run that is over is not free yet. Several are waited
-for one after the other. To wait and then to take it: dlock run -w, which also
-keeps a place in the queue.
+The lock is not taken: somebody else may have it the moment after. A lock that
+is kept by --min-hold after its run has ended is not free yet. Several locks are
+waited for one after the other. To wait for a lock and then take it, use
+'dlock run -w', which also keeps a place in the queue.
 
 EXIT STATUS
     0  each lock was seen free
