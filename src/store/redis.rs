@@ -1,7 +1,7 @@
 //! How does a Redis server hold locks? Its scripts, what is asked of its replicas, and the two connections of a waiter.
 //! Which server that is, is asked of the route.
 //!
-//! The layout of the records is told in `redis/scripts/lock.lua`; the decisions are taken there, as the twin of the
+//! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
 use super::{Error, Listener, Store, View, Waiter};

@@ -1,6 +1,6 @@
 //! The Lua scripts of a quorum, each for one master. What their replies mean together is not known here.
 
-use crate::store::redis::script::Code;
+use crate::store::redis::script::{Code, SERVER};
 use std::sync::LazyLock;
 
 /// A script, prepared when it is first used.
@@ -26,5 +26,5 @@ pub static REVOKE: Script = LazyLock::new(|| code(include_str!("scripts/revoke.l
 pub static INSPECT: Script = LazyLock::new(|| code(include_str!("scripts/inspect.lua")));
 
 fn code(body: &str) -> Code {
-    Code::beginning(include_str!("scripts/node.lua"), body)
+    Code::new(&SERVER, &[include_str!("scripts/node.lua"), body])
 }

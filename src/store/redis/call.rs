@@ -5,7 +5,7 @@ use super::Target;
 use super::acknowledge::Acknowledge;
 use super::reply::Reply;
 use super::route::{Arrangement, Route, Whom};
-use super::script::{self, Code};
+use super::script::{self, Code, SERVER};
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
 use crate::store::Error;
@@ -105,7 +105,7 @@ impl Caller {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
-        let keys: Vec<String> = names.iter().flat_map(keys).collect();
+        let keys: Vec<String> = names.iter().flat_map(|name| SERVER.keys(name)).collect();
         let doubt = std::mem::replace(&mut self.doubt, true);
         let acknowledge = &mut self.acknowledge;
         let (value, acknowledged) = self.route.exchange(Whom::Lock(first), by, |line, by| {
@@ -125,13 +125,6 @@ impl Caller {
         let (what, reply) = Reply::open(value, &self.shown)?;
         Ok((what, reply, acknowledged))
     }
-}
-
-fn keys(name: &Name) -> [String; 9] {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let [hold, due, kept, queue, fence, log, stat, watch] =
-        ["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"].map(derived);
-    [name.as_str().into(), hold, due, kept, queue, fence, log, stat, watch]
 }
 
 /// The error for a right that was missing inside of a script.

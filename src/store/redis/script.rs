@@ -1,39 +1,74 @@
 //! The Lua scripts and how they are called: by hash, and once with the text when the server does not know the hash.
+//!
+//! A script is put together from parts, so that it carries no more than it needs: the records of locks
+//! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
+use crate::lock::Name;
 use redis::{Cmd, Script, ServerError, cmd};
 use std::sync::LazyLock;
 
-/// One script of `scripts/`, with what all of them start with in front.
+/// The records of locks: what every script starts with.
+pub const RECORD: &str = include_str!("scripts/record.lua");
+/// What it was, as whoever looks is shown it.
+pub const LOOK: &str = include_str!("scripts/look.lua");
+const QUEUE: &str = include_str!("scripts/queue.lua");
+
+/// One script, put together.
 pub struct Code {
     text: String,
     hash: Script,
 }
 
 /// `scripts/acquire.lua`
-pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/acquire.lua")));
+pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/acquire.lua")));
 /// `scripts/renew.lua`
-pub static RENEW: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/renew.lua")));
+pub static RENEW: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/renew.lua")));
 /// `scripts/leave.lua`
-pub static LEAVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/leave.lua")));
+pub static LEAVE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/leave.lua")));
 /// `scripts/revoke.lua`
-pub static REVOKE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/revoke.lua")));
-/// `scripts/prove.lua`
-pub static PROVE: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/prove.lua")));
+pub static REVOKE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/revoke.lua")));
 /// `scripts/request.lua`
-pub static REQUEST: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/request.lua")));
+pub static REQUEST: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/request.lua")));
+/// `scripts/prove.lua`
+pub static PROVE: LazyLock<Code> =
+    LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/prove.lua")]));
 /// `scripts/watch.lua`
-pub static WATCH: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/watch.lua")));
+pub static WATCH: LazyLock<Code> =
+    LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/watch.lua")]));
 /// `scripts/inspect.lua`
-pub static INSPECT: LazyLock<Code> = LazyLock::new(|| Code::new(include_str!("scripts/inspect.lua")));
+pub static INSPECT: LazyLock<Code> =
+    LazyLock::new(|| Code::new(&SERVER, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]));
+
+fn changes(body: &str) -> Code {
+    Code::new(&SERVER, &[RECORD, QUEUE, body])
+}
+
+/// How the records of an arrangement are laid out.
+pub struct Layout {
+    /// The kinds of keys that are named for each lock, after the lock key; the first is where holds are recorded.
+    pub kinds: &'static [&'static str],
+    /// Locks that are shared or have slots are none of ours.
+    pub exclusive_only: bool,
+}
+
+/// On a server that holds locks by itself, or its cluster.
+pub const SERVER: Layout = Layout {
+    kinds: &["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"],
+    exclusive_only: false,
+};
+
+impl Layout {
+    /// The keys that are named for a lock.
+    pub fn keys(&self, name: &Name) -> Vec<String> {
+        let derived = |kind: &&str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
+        std::iter::once(name.as_str().to_owned()).chain(self.kinds.iter().map(derived)).collect()
+    }
+}
 
 impl Code {
-    fn new(body: &str) -> Self {
-        Self::beginning(include_str!("scripts/lock.lua"), body)
-    }
-
-    /// A script, with what it and its kin start with. The constants of the law stand before both.
-    pub fn beginning(start: &str, body: &str) -> Self {
+    /// A script of these parts. The constants of the law and of the layout stand before them.
+    pub fn new(layout: &Layout, parts: &[&str]) -> Self {
         let constants = [
             ("SILENCE", law::millis(law::SILENCE)),
             ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
@@ -44,13 +79,15 @@ impl Code {
             ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
             ("LOG_KEPT", law::LOG_KEPT as u64),
             ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
+            ("PARTS", layout.kinds.len() as u64 + 1),
         ];
         let mut text: String =
             constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
         let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
         text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
-        text.push_str(start);
-        text.push_str(body);
+        text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
+        text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));
+        parts.iter().for_each(|part| text.push_str(part));
         let hash = Script::new(&text);
         Self { text, hash }
     }

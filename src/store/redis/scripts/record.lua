@@ -1,36 +1,37 @@
--- lock.lua: what every script starts with. The records of locks as they lie in Redis, and `settle`, the step that every
--- operation that changes something ends with. The twin of src/law.rs and src/law/record.rs; the names are the same there.
--- Its constants (SILENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK, LOG_KEPT, HISTORY_KEPT, in
--- ms) are put in front of it from src/law.rs.
+-- record.lua: what every script starts with, of a single server and of a master of a quorum: the records of locks as they
+-- lie in Redis, how a hold ends, and what is kept of that. The twin of src/law/record.rs; the names are the same there.
+-- Who waits is told in queue.lua.
 --
--- KEYS, nine for each lock asked for, in order of name:
--- L, the lock key         STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
+-- In front of it stand constants of src/law.rs (SILENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
+-- WATCH_KEPT, LOG_KEPT, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
+-- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
+-- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
+--
+-- KEYS, for each lock asked for, in order of name: nine on a single server, on a master of a quorum those with a star:
+-- L, the lock key *       STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
 --                                 dlock/cooling:<until>, dlock/revoked:<until>
--- dlock.hold:{tag}:L      HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
---                                 asked];
+-- dlock.hold:{tag}:L *    HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
+--                                 asked]; a quorum's, dlock.quorum:{tag}:L, says the attempt besides;
 --                                 #<slot> -> token, of a lock with slots
 -- dlock.due:{tag}:L       ZSET    shared, slots: the tokens that hold, by their end
 -- dlock.kept:{tag}:L      ZSET    shared, slots: the tokens that cool or were revoked, by their end
 -- dlock.queue:{tag}:L     ZSET    token by ticket: the waiters that are heard of
--- dlock.fence:{tag}:L     STRING  the last fence
--- dlock.log:{tag}:L       LIST    the last ends, newest first
--- dlock.stat:{tag}:L      HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
+-- dlock.fence:{tag}:L *   STRING  the last fence
+-- dlock.log:{tag}:L *     LIST    the last ends, newest first
+-- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
--- Why one script: the decision, the grant to the next and its wake are one atomic step (I3, I9).
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
 -- reading (PEXPIREAT), so that a lock is never over for one line of a script and not for the next.
 
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 local ms = math.floor(us / 1000)
-local PARTS = 9
 
 local function int(n) return string.format('%.0f', n) end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
-local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
 -- An out-of-memory server refuses a script at its first write that may need memory, but never one that has written
 -- already (I14). This write needs none.
@@ -53,7 +54,7 @@ local function decoded(json)
   local ok, h = pcall(cjson.decode, json)
   if not ok or type(h) ~= 'table' or #h < 10 or not tonumber(h[5]) or not tonumber(h[6]) then return false end
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
-    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10] }
+    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]) }
 end
 
 -- Every hold that is recorded, as a list of { token, hold } in the order in which they run out.
@@ -98,7 +99,8 @@ local function load(lock, caller)
   end
   local kind, due = string.match(value, '^dlock/([%l/%d]+):(%d+)$')
   local slots = kind and tonumber(string.match(kind, '^slots/(%d+)$'))
-  if due and #due < 16 and (slots or kind == 'shared' or kind == 'cooling' or kind == 'revoked') then
+  local is_ours = kind == 'cooling' or kind == 'revoked' or (slots or kind == 'shared') and not EXCLUSIVE_ONLY
+  if due and #due < 16 and is_ours then
     lock.kind, lock['until'], lock.slots = kind, tonumber(due), slots
     return
   end
@@ -119,7 +121,7 @@ local function open(rest, caller)
   local lock = book[rest]
   if not lock then
     lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$') }
-    lock.HOLD, lock.DUE, lock.KEPT = key_of('hold', lock), key_of('due', lock), key_of('kept', lock)
+    lock.HOLD, lock.DUE, lock.KEPT = key_of(RECORD, lock), key_of('due', lock), key_of('kept', lock)
     lock.QUEUE, lock.FENCE, lock.LOG = key_of('queue', lock), key_of('fence', lock), key_of('log', lock)
     lock.STAT, lock.WATCH = key_of('stat', lock), key_of('watch', lock)
     book[rest] = lock
@@ -132,7 +134,7 @@ end
 local function named(caller)
   local locks = {}
   for i = 1, #KEYS, PARTS do
-    locks[#locks + 1] = open(string.sub(KEYS[i + 1], #'dlock.hold:' + 1), caller)
+    locks[#locks + 1] = open(string.sub(KEYS[i + 1], #'dlock.:' + #RECORD + 1), caller)
   end
   return locks
 end
@@ -162,16 +164,6 @@ local function count(lock)
   return lock.count
 end
 
--- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
--- to, the server has lost who does: then nobody may before the key itself runs out.
-local function admits(lock, mode)
-  if lock.kind == 'free' then return true end
-  if lock.kind ~= mode or not is_many(lock) then return false end
-  return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
-end
-
-local function is_open(lock) return lock.kind == 'free' or admits(lock, lock.kind) end
-
 local function free(lock)
   lock.changed = true
   redis.call('DEL', lock.L)
@@ -192,7 +184,8 @@ end
 local function save(lock, token, hold)
   local due = due_of(hold)
   redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
-    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked }))
+    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked,
+    hold.attempt and int(hold.attempt) }))
   lock.holds[token] = hold
   redis.call('PEXPIRE', lock.HOLD, HISTORY_KEPT)
   if lock.kind == 'exclusive' then
@@ -364,153 +357,9 @@ local function last_fence(lock)
   return last
 end
 
--- The slot to give: the lowest that is free in all of the locks; nothing if there is none, '' where the mode has none.
-local function slot_for(locks, mode)
-  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
-  if not slots then return '' end
-  local fields = {}
-  for slot = 0, slots - 1 do fields[slot + 1] = '#' .. int(slot) end
-  local taken = {}
-  for _, lock in ipairs(locks) do
-    if lock.slots then
-      local holders, known = redis.call('HMGET', lock.HOLD, unpack(fields)), false
-      for i = 1, slots do
-        taken[i] = taken[i] or holders[i]
-        known = known or holders[i]
-      end
-      -- An eviction has taken who has which slot, and not that there are holders: as in `admits`, nobody may then.
-      if not known then return nil end
-    end
-  end
-  for i = 1, slots do
-    if not taken[i] then return int(i - 1) end
-  end
-  return nil
-end
-
--- One fence for all of the locks: greater than every earlier one of each. `hold` has what is particular to this grant.
-local function grant(locks, mode, token, hold)
-  local fence = us
-  for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
-  hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
-  for _, lock in ipairs(locks) do
-    redis.call('SET', lock.FENCE, hold.fence, 'PX', HISTORY_KEPT)
-    if lock.kind == 'free' then
-      -- What an eviction has left of earlier holds must not count.
-      if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
-      lock.kind, lock['until'], lock.count = mode, nil, nil
-      lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
-      if mode == 'exclusive' then lock.token = token end
-    end
-    lock.changed = true
-    local own = {}
-    for field, value in pairs(hold) do own[field] = value end
-    save(lock, token, own)
-  end
-end
-
-local function wake(home, token, connection)
-  if not connection then return end
-  local key = 'dlock.wake:' .. home .. ':' .. token .. ':' .. connection
-  redis.call('LPUSH', key, '1')
-  redis.call('PEXPIRE', key, 2 * SILENCE)
-end
-
--- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
-local function wake_head(lock)
-  local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
-  if not head then return end
-  local w = redis.call('HMGET', waiter_key(lock, head), 'names', 'wake')
-  if w[1] then wake(cjson.decode(w[1])[1], head, w[2]) end
-end
-
-local function is_heard(lock, token)
-  return (tonumber(redis.call('HGET', waiter_key(lock, token), 'silent') or 0)) > ms
-end
-
--- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
-local function park(lock, token, work)
-  lock.changed = true
-  redis.call('ZREM', lock.QUEUE, token)
-  local names = redis.call('HGET', waiter_key(lock, token), 'names')
-  for _, rest in ipairs(names and cjson.decode(names) or {}) do
-    if rest ~= lock.rest then
-      redis.call('ZREM', open(rest).QUEUE, token)
-      work[#work + 1] = rest
-    end
-  end
-end
-
--- The first in the queue that is heard of.
-local function head_of(lock, work)
-  while true do
-    local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
-    if not head or is_heard(lock, head) then return head end
-    park(lock, head, work)
-  end
-end
-
 local function extreme(set, rank)
   local found = redis.call('ZRANGE', set, rank, rank, 'WITHSCORES')
   return found[1], tonumber(found[2])
-end
-
--- Whether the head of one queue came before the head of another.
-local function is_before(lock, other)
-  local token, ticket = extreme(lock.QUEUE, 0)
-  local other_token, other_ticket = extreme(other.QUEUE, 0)
-  return ticket < other_ticket or ticket == other_ticket and token < other_token
-end
-
--- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
-local function serve_one(at, token, work, caller)
-  local w = redis.call('HMGET', waiter_key(at, token), 'mode', 'names', 'since', 'owner', 'wake')
-  local mode, names, locks = w[1], cjson.decode(w[2]), {}
-  for _, rest in ipairs(names) do
-    local lock = open(rest)
-    if lock ~= at then
-      expire(lock)
-      local first = head_of(lock, work)
-      if first ~= token then
-        -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
-        -- them would send each other round.
-        if first and is_before(lock, at) then work[#work + 1] = rest end
-        return false
-      end
-    end
-    if not admits(lock, mode) then return false end
-    locks[#locks + 1] = lock
-  end
-  local slot = slot_for(locks, mode)
-  if not slot then return false end
-  for _, lock in ipairs(locks) do
-    redis.call('ZREM', lock.QUEUE, token)
-    if lock ~= at then work[#work + 1] = lock.rest end
-  end
-  grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = int(gone_by(w[3])), owner = w[4] })
-  if token ~= caller then wake(names[1], token, w[5]) end
-  return true
-end
-
--- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
-local function serve(work, caller)
-  local i = 1
-  while work[i] do
-    local lock = open(work[i])
-    expire(lock)
-    while is_open(lock) do
-      local head = head_of(lock, work)
-      if not head or not serve_one(lock, head, work, caller) then break end
-    end
-    i = i + 1
-  end
-end
-
-local function worklist(locks)
-  local work = {}
-  for i, lock in ipairs(locks) do work[i] = lock.rest end
-  return work
 end
 
 -- The revoked among the holds of a shared lock or one with slots.
@@ -579,18 +428,4 @@ local function people(holds)
     end
   end
   return fields
-end
-
--- The last step of every script that changes something: whoever watches a lock that did change is woken.
-local function tell()
-  for rest, lock in pairs(book) do
-    if lock.changed then
-      local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
-      for _, token in ipairs(watchers) do
-        wake(rest, token, 'watch')
-        -- One wake says it all, to one that looks seldom too.
-        redis.call('LTRIM', 'dlock.wake:' .. rest .. ':' .. token .. ':watch', 0, 0)
-      end
-    end
-  end
 end

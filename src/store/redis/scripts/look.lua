@@ -1,0 +1,43 @@
+-- look.lua: what a script that only looks starts with besides. An end that no operation has noticed yet is shown as if it
+-- had been: who holds the lock now, and what the log and the totals would say.
+
+-- The log; the totals, fields and numbers; the holds that live, and those that were revoked; how many are recorded, and
+-- when the last of those ends that the lock key bears out. A field of the totals may come more than once, and then they
+-- add up (times: the last one counts).
+local function look(lock)
+  if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots = 'free', nil, nil end
+  local log = redis.call('LRANGE', lock.LOG, 0, LOG_KEPT - 1)
+  local stat = redis.pcall('HGETALL', lock.STAT)
+  if stat.err then stat = {} end
+  local many, live, revoked, recorded, due = is_many(lock), {}, {}, 0, nil
+  for _, one in ipairs(all_holds(lock)) do
+    local hold, borne_out = one.hold, false
+    if lock.kind == 'exclusive' then
+      borne_out = one.token == lock.token
+    elseif lock.kind == 'revoked' then
+      borne_out = hold.phase == 'revoked'
+    elseif many then
+      borne_out = ms < due_of(hold)
+    end
+    recorded = recorded + 1
+    if not borne_out then
+      if is_logged(hold) then
+        local outcome = outcome_of(hold)
+        table.insert(log, 1, entry(hold, outcome))
+        local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
+        for field, n in pairs({ ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }) do
+          stat[#stat + 1] = field
+          stat[#stat + 1] = int(n)
+        end
+        stat[#stat + 1] = 'last.' .. outcome
+        stat[#stat + 1] = int(ended_at(hold, outcome))
+      end
+    else
+      due = math.max(due or 0, due_of(hold))
+      if hold.phase == 'revoked' then revoked[#revoked + 1] = one end
+      if hold.phase == 'held' and not (lock.kind == 'exclusive' and ms >= hold['until']) then live[#live + 1] = one end
+    end
+  end
+  if lock.kind == 'exclusive' and recorded == 0 then live = { { token = lock.token, hold = lock.holds[lock.token] } } end
+  return log, stat, live, revoked, recorded, due
+end

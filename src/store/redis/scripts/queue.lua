@@ -1,0 +1,175 @@
+-- queue.lua: what a script that changes something on a single server starts with besides: who waits, and `serve`, the step
+-- that each of them ends with. The twin of src/law.rs; the names are the same there. What lies in Redis is told in
+-- record.lua.
+--
+-- Why in the same script: the decision, the grant to the next and its wake are one atomic step (I3, I9).
+
+local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
+
+-- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
+-- to, the server has lost who does: then nobody may before the key itself runs out.
+local function admits(lock, mode)
+  if lock.kind == 'free' then return true end
+  if lock.kind ~= mode or not is_many(lock) then return false end
+  return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
+end
+
+local function is_open(lock) return lock.kind == 'free' or admits(lock, lock.kind) end
+
+-- The slot to give: the lowest that is free in all of the locks; nothing if there is none, '' where the mode has none.
+local function slot_for(locks, mode)
+  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+  if not slots then return '' end
+  local fields = {}
+  for slot = 0, slots - 1 do fields[slot + 1] = '#' .. int(slot) end
+  local taken = {}
+  for _, lock in ipairs(locks) do
+    if lock.slots then
+      local holders, known = redis.call('HMGET', lock.HOLD, unpack(fields)), false
+      for i = 1, slots do
+        taken[i] = taken[i] or holders[i]
+        known = known or holders[i]
+      end
+      -- An eviction has taken who has which slot, and not that there are holders: as in `admits`, nobody may then.
+      if not known then return nil end
+    end
+  end
+  for i = 1, slots do
+    if not taken[i] then return int(i - 1) end
+  end
+  return nil
+end
+
+-- One fence for all of the locks: greater than every earlier one of each. `hold` has what is particular to this grant.
+local function grant(locks, mode, token, hold)
+  local fence = us
+  for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
+  hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
+  for _, lock in ipairs(locks) do
+    redis.call('SET', lock.FENCE, hold.fence, 'PX', HISTORY_KEPT)
+    if lock.kind == 'free' then
+      -- What an eviction has left of earlier holds must not count.
+      if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
+      lock.kind, lock['until'], lock.count = mode, nil, nil
+      lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+      if mode == 'exclusive' then lock.token = token end
+    end
+    lock.changed = true
+    local own = {}
+    for field, value in pairs(hold) do own[field] = value end
+    save(lock, token, own)
+  end
+end
+
+local function wake(home, token, connection)
+  if not connection then return end
+  local key = 'dlock.wake:' .. home .. ':' .. token .. ':' .. connection
+  redis.call('LPUSH', key, '1')
+  redis.call('PEXPIRE', key, 2 * SILENCE)
+end
+
+-- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
+local function wake_head(lock)
+  local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
+  if not head then return end
+  local w = redis.call('HMGET', waiter_key(lock, head), 'names', 'wake')
+  if w[1] then wake(cjson.decode(w[1])[1], head, w[2]) end
+end
+
+local function is_heard(lock, token)
+  return (tonumber(redis.call('HGET', waiter_key(lock, token), 'silent') or 0)) > ms
+end
+
+-- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
+local function park(lock, token, work)
+  lock.changed = true
+  redis.call('ZREM', lock.QUEUE, token)
+  local names = redis.call('HGET', waiter_key(lock, token), 'names')
+  for _, rest in ipairs(names and cjson.decode(names) or {}) do
+    if rest ~= lock.rest then
+      redis.call('ZREM', open(rest).QUEUE, token)
+      work[#work + 1] = rest
+    end
+  end
+end
+
+-- The first in the queue that is heard of.
+local function head_of(lock, work)
+  while true do
+    local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
+    if not head or is_heard(lock, head) then return head end
+    park(lock, head, work)
+  end
+end
+
+-- Whether the head of one queue came before the head of another.
+local function is_before(lock, other)
+  local token, ticket = extreme(lock.QUEUE, 0)
+  local other_token, other_ticket = extreme(other.QUEUE, 0)
+  return ticket < other_ticket or ticket == other_ticket and token < other_token
+end
+
+-- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
+local function serve_one(at, token, work, caller)
+  local w = redis.call('HMGET', waiter_key(at, token), 'mode', 'names', 'since', 'owner', 'wake')
+  local mode, names, locks = w[1], cjson.decode(w[2]), {}
+  for _, rest in ipairs(names) do
+    local lock = open(rest)
+    if lock ~= at then
+      expire(lock)
+      local first = head_of(lock, work)
+      if first ~= token then
+        -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
+        -- them would send each other round.
+        if first and is_before(lock, at) then work[#work + 1] = rest end
+        return false
+      end
+    end
+    if not admits(lock, mode) then return false end
+    locks[#locks + 1] = lock
+  end
+  local slot = slot_for(locks, mode)
+  if not slot then return false end
+  for _, lock in ipairs(locks) do
+    redis.call('ZREM', lock.QUEUE, token)
+    if lock ~= at then work[#work + 1] = lock.rest end
+  end
+  grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
+    waited = int(gone_by(w[3])), owner = w[4] })
+  if token ~= caller then wake(names[1], token, w[5]) end
+  return true
+end
+
+-- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
+local function serve(work, caller)
+  local i = 1
+  while work[i] do
+    local lock = open(work[i])
+    expire(lock)
+    while is_open(lock) do
+      local head = head_of(lock, work)
+      if not head or not serve_one(lock, head, work, caller) then break end
+    end
+    i = i + 1
+  end
+end
+
+local function worklist(locks)
+  local work = {}
+  for i, lock in ipairs(locks) do work[i] = lock.rest end
+  return work
+end
+
+-- The last step of every script that changes something: whoever watches a lock that did change is woken.
+local function tell()
+  for rest, lock in pairs(book) do
+    if lock.changed then
+      local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
+      for _, token in ipairs(watchers) do
+        wake(rest, token, 'watch')
+        -- One wake says it all, to one that looks seldom too.
+        redis.call('LTRIM', 'dlock.wake:' .. rest .. ':' .. token .. ':watch', 0, 0)
+      end
+    end
+  end
+end
