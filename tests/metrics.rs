@@ -14,6 +14,7 @@ on_every_store!(
     a_lock_that_nobody_used,
     cardinality_is_bounded,
     promtool_finds_nothing_wrong,
+    what_acts_on_a_terminal_is_escaped,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -100,6 +101,16 @@ fn known_histories_are_counted(backend: Backend) {
     assert_eq!(value(&text, "dlock_all_jobs_total{result=\"succeeded\"}"), Some(4.0));
     assert_eq!(value(&text, "dlock_all_hold_seconds_count"), Some(8.0));
     assert_eq!(value(&text, "dlock_keys"), Some(2.0));
+}
+
+fn what_acts_on_a_terminal_is_escaped(backend: Backend) {
+    let world = World::new(backend);
+    world.run("a\u{202e}b", &[], "true").run();
+    world.run("a\\u{202e}b", &[], "true").run();
+    let text = metrics(&world, &[]);
+    assert_eq!(value(&text, r#"dlock_grants_total{key="a\\u{202e}b"}"#), Some(1.0), "{text}");
+    assert_eq!(value(&text, r#"dlock_grants_total{key="a\\u{5c}u{202e}b"}"#), Some(1.0), "{text}");
+    assert!(text.is_ascii(), "{text}");
 }
 
 fn what_is_now(backend: Backend) {
