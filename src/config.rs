@@ -165,6 +165,15 @@ pub enum Verbosity {
     Verbose,
 }
 
+/// What others must not do with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sensitivity {
+    /// Change it: it says where the locks are, or whom to trust.
+    Trusted,
+    /// Read it, either.
+    Secret,
+}
+
 /// The settings that every command has.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -186,8 +195,10 @@ pub struct Settings {
     pub warnings: Vec<String>,
     /// What `--verbose` says about the settings themselves.
     pub remarks: Vec<String>,
-    /// The files that hold a secret and were read: for the store, or whatever they are for.
-    pub secrets: Vec<PathBuf>,
+    /// The files that the settings lead to, each once.
+    pub files: Vec<(PathBuf, Sensitivity)>,
+    /// The variables that have a password in them: every job inherits them.
+    pub exposed: Vec<&'static str>,
     /// What the configuration files say.
     file: File,
     /// The program that runs `-c STRING`.
@@ -229,7 +240,8 @@ impl Settings {
                     .map_err(|why| invalid(&url.source, &why))?,
             }),
         };
-        let secrets = layers.secret_files(flags, &file, &files, &url);
+        let sensitive = layers.sensitive_files(flags, &file, &files, &url);
+        let exposed = layers.exposed();
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
@@ -264,7 +276,8 @@ impl Settings {
             color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
             store: Store { place: url.value.place, credentials, sentinel_credentials, source: url.source },
             prefix: prefix.value,
-            secrets,
+            files: sensitive,
+            exposed,
             warnings,
             remarks,
             file,
@@ -415,23 +428,47 @@ impl Layers<'_> {
 }
 
 impl Layers<'_> {
-    /// The configuration files with a password in them, and the password files that are named.
-    fn secret_files(&self, flags: &Common, file: &File, files: &[File], url: &Set<url::Url>) -> Vec<PathBuf> {
-        let of_url = match &url.source {
-            Source::File { path, .. } if url.value.password.is_some() => Some(path.clone()),
-            _ => None,
+    /// Every file that the settings lead to, whatever it is for: a password that a stronger layer overrules is one all
+    /// the same.
+    fn sensitive_files(
+        &self,
+        flags: &Common,
+        file: &File,
+        files: &[File],
+        url: &Set<url::Url>,
+    ) -> Vec<(PathBuf, Sensitivity)> {
+        use Sensitivity::{Secret, Trusted};
+        let of_url = |path: &Path| match &url.source {
+            Source::File { path: named, .. } => named == path && url.value.password.is_some(),
+            _ => false,
         };
-        let with_password = files.iter().filter(|file| file.get("password").is_some());
-        let named = [
+        let mut found: BTreeMap<PathBuf, Sensitivity> = BTreeMap::new();
+        for file in files {
+            let has_secret = file.get("password").is_some() || of_url(&file.path);
+            found.insert(file.path.clone(), if has_secret { Secret } else { Trusted });
+        }
+        let passwords = [
             flags.password_file.as_ref().map(PathBuf::from),
             self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),
             file.text("password-file").map(|set| password_path(&set)),
+            url.value.sentinel.as_ref().map(|login| login.password_file.clone()),
         ];
-        let mut found: Vec<PathBuf> = with_password.map(|file| file.path.clone()).collect();
-        found.extend(named.into_iter().flatten().chain(of_url));
-        found.sort();
-        found.dedup();
-        found
+        found.extend(passwords.into_iter().flatten().map(|path| (path, Secret)));
+        if let Some(tls) = url.value.place.tls() {
+            let client = tls.client.as_ref();
+            let trusted = tls.ca.iter().chain(client.map(|client| &client.cert));
+            // Certificate and key may be one file.
+            found.extend(trusted.map(|path| (path.clone(), Trusted)));
+            found.extend(client.map(|client| (client.key.clone(), Secret)));
+        }
+        found.into_iter().collect()
+    }
+
+    /// The variables with a password in them, whatever overrules them.
+    fn exposed(&self) -> Vec<&'static str> {
+        let in_url = |set: Set<String>| url::parse(&set.value).is_ok_and(|url| url.password.is_some());
+        let store = self.variable("DLOCK_STORE").is_some_and(in_url).then_some("DLOCK_STORE");
+        self.variable("DLOCK_PASSWORD").map(|_| "DLOCK_PASSWORD").into_iter().chain(store).collect()
     }
 }
 

@@ -1,12 +1,14 @@
 //! `dlock doctor`: is this store fit to hold locks? What it finds on real servers and directories; how each fact is
 //! judged is tested where that is done.
 
+use crate::support::certificates::Certificate;
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
 use crate::support::masters::Masters;
 use crate::support::pty::Terminal;
 use crate::support::sentinel::{self, Sentinel};
 use crate::support::world::{Backend, World, on_every_store};
+use rcgen::IsCa;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -172,6 +174,63 @@ fn settings_are_looked_at() {
     // On this machine a server may be at the default address, or not.
     let output = world.dlock(["doctor", "--json"]).env_remove("DLOCK_STORE").any_stdout().any_stderr();
     assert_eq!(verdict(&findings(output), "store"), "warn");
+}
+
+/// Whatever file has a secret in it, or says where the locks are.
+#[test]
+fn every_file_that_settings_lead_to_is_looked_at() {
+    let world = World::with_redis(&["--requirepass", "hush"]);
+    let write = |name: &str, text: &str, mode| {
+        world.write(name, text);
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(mode)).expect("permissions");
+        world.path(name).display().to_string()
+    };
+    let client = Certificate::self_signed(&["client"], IsCa::ExplicitNoCa);
+    let about = |dlock: Dlock<'_>, file: &str| {
+        let found = findings(dlock)
+            .into_iter()
+            .find(|(.., finding)| finding["found"].as_str().is_some_and(|text| text.contains(file)));
+        found.map(|(check, verdict, finding)| (check, verdict, finding["advice"].as_str().map(str::to_owned)))
+    };
+    let expected = |check: &str, bad: bool, advice: &str| {
+        let verdict = if bad { "warn" } else { "ok" };
+        Some((check.to_owned(), verdict.to_owned(), bad.then(|| advice.to_owned())))
+    };
+    for (mode, bad) in [(0o644, true), (0o600, false)] {
+        let sentinel = write("sentinel-password", "s\n", mode);
+        let store = format!("redis+sentinel://127.0.0.1:1/m?sentinel-password-file={sentinel}");
+        let dlock = world.dlock(["doctor", "--json", "--store", &store]);
+        assert_eq!(about(dlock, &sentinel), expected("secrets", bad, &format!("chmod 600 {sentinel}")));
+        let cert = write("cert.pem", &client.pem, 0o644);
+        let key = write("key.pem", &client.key, mode);
+        let store = format!("rediss://127.0.0.1:1?cert={cert}&key={key}");
+        let dlock = world.dlock(["doctor", "--json", "--store", &store]);
+        assert_eq!(about(dlock, &key), expected("secrets", bad, &format!("chmod 600 {key}")));
+    }
+    for (mode, bad) in [(0o666, true), (0o644, false)] {
+        let config = write("dlock.toml", "store = 'redis://127.0.0.1:1'\n", mode);
+        let dlock = world.dlock(["doctor", "--json", "--config", &config]);
+        assert_eq!(about(dlock, &config), expected("settings", bad, &format!("chmod 644 {config}")));
+    }
+}
+
+/// A job inherits the environment, and with it what is secret there.
+#[test]
+fn a_password_in_the_environment_is_told_of() {
+    let world = World::with_redis(&["--requirepass", "hush"]);
+    let warned = |dlock: Dlock<'_>| {
+        let found = findings(dlock);
+        let of_job = found.iter().filter(|(.., finding)| {
+            finding["advice"].as_str().is_some_and(|advice| advice.contains("DLOCK_PASSWORD_FILE"))
+        });
+        of_job.map(|(check, verdict, _)| (check.clone(), verdict.clone())).collect::<Vec<_>>()
+    };
+    let expected = [("secrets".to_owned(), "warn".to_owned())];
+    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD", "hush")), expected);
+    let url = format!("redis://:hush@127.0.0.1:{}", world.redis().port());
+    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_STORE", &url)), expected);
+    world.write("password", "hush\n");
+    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD_FILE", "password")), []);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::stores::{Made, made};
 use crate::cli::doctor::Doctor;
 use crate::clock::Moment;
-use crate::config::{Settings, Source};
+use crate::config::{Sensitivity, Settings, Source};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::doctor::{Finding, Verdict, json, text};
@@ -28,7 +28,8 @@ pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
         },
         ttl: settings.ttl(flags.ttl)?.get(),
         op_timeout: settings.op_timeout,
-        secrets: secrets(settings),
+        files: files(settings),
+        exposed: settings.exposed.clone(),
     };
     let findings = judge(&survey(settings)?, &by);
     let report = if flags.json {
@@ -66,14 +67,15 @@ fn survey(settings: &Settings) -> Result<Survey, Error> {
     })
 }
 
-/// The files that secrets are read from. One that is gone by now does not count.
-fn secrets(settings: &Settings) -> Vec<(std::path::PathBuf, u32)> {
-    let mode = |path: &std::path::PathBuf| {
+/// The files that the settings lead to, with their permission bits. One that is gone by now does not count.
+fn files(settings: &Settings) -> Vec<judge::File> {
+    let file = |(path, sensitivity): &(std::path::PathBuf, Sensitivity)| {
         let found = std::fs::metadata(path).ok()?;
+        let mode = found.permissions().mode();
         // What is no file (/dev/fd/3, a pipe) is nobody else's to read.
-        found.is_file().then(|| (path.clone(), found.permissions().mode()))
+        found.is_file().then(|| judge::File { path: path.clone(), sensitivity: *sensitivity, mode })
     };
-    settings.secrets.iter().filter_map(mode).collect()
+    settings.files.iter().filter_map(file).collect()
 }
 
 fn exit(findings: &[Finding], flags: &Doctor) -> Exit {

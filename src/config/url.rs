@@ -104,6 +104,19 @@ pub struct ClientCertificate {
     pub key: PathBuf,
 }
 
+impl Place {
+    /// Whom to trust and what to show, where the place is spoken to over TLS.
+    pub fn tls(&self) -> Option<&Tls> {
+        match self {
+            Self::Tcp { tls, .. }
+            | Self::Sentinel { tls, .. }
+            | Self::Cluster { tls, .. }
+            | Self::Quorum { tls, .. } => tls.as_ref(),
+            Self::Unix { .. } | Self::File { .. } => None,
+        }
+    }
+}
+
 /// The URL of the place, in one spelling and never with a secret: for messages and DLOCK_HELD. It says which locks are
 /// meant; by which certificates they are reached is left out, since it does not change that.
 impl fmt::Display for Place {

@@ -1,6 +1,7 @@
 //! Is what was found good enough to hold locks? Pure: facts in, findings out. Each bound says why it is where it is.
 //! *Bad* is what keeps locks from working, or from holding; *warn* is a case in which they may not.
 
+use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
@@ -28,8 +29,21 @@ pub struct Settings {
     pub ttl: Duration,
     /// The longest that one operation may take.
     pub op_timeout: Duration,
-    /// The files that secrets were read from, with their permission bits.
-    pub secrets: Vec<(PathBuf, u32)>,
+    /// The files that the settings lead to.
+    pub files: Vec<File>,
+    /// The variables that have a password in them.
+    pub exposed: Vec<&'static str>,
+}
+
+/// A file that the settings lead to.
+#[derive(Debug, Clone)]
+pub struct File {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What others must not do with it.
+    pub sensitivity: Sensitivity,
+    /// Its permission bits.
+    pub mode: u32,
 }
 
 /// Whether somebody named the store.
@@ -96,21 +110,31 @@ fn of_settings(settings: &Settings) -> Vec<Finding> {
             "name it by --store, DLOCK_STORE or /etc/dlock.toml, for the same default on another machine is another server",
         ),
     }];
-    for (path, mode) in &settings.secrets {
-        let path = path.display();
-        findings.push(if mode & 0o004 != 0 {
-            warn(
-                "secrets",
-                format!("every user of this machine can read {path}"),
-                format!("chmod 600 {path}"),
-            )
-        } else if mode & 0o022 != 0 {
-            warn("secrets", format!("others than its owner can write {path}"), format!("chmod 600 {path}"))
-        } else {
-            ok("secrets", format!("{path} is not open to all"))
-        });
-    }
+    findings.extend(settings.files.iter().map(of_file));
+    findings.extend(settings.exposed.iter().map(|variable| {
+        warn(
+            "secrets",
+            format!("{variable} has a password in it, and every job inherits it"),
+            "put the password into a file that only its user can read, and name that by DLOCK_PASSWORD_FILE or password-file",
+        )
+    }));
     findings
+}
+
+fn of_file(file: &File) -> Finding {
+    let path = file.path.display();
+    let (check, bits, good) = match file.sensitivity {
+        Sensitivity::Secret => ("secrets", "600", format!("not every user can read {path}")),
+        Sensitivity::Trusted => ("settings", "644", format!("only its owner can change {path}")),
+    };
+    let found = if file.sensitivity == Sensitivity::Secret && file.mode & 0o004 != 0 {
+        format!("every user of this machine can read {path}, which has a secret in it")
+    } else if file.mode & 0o022 != 0 {
+        format!("others than its owner can change {path}")
+    } else {
+        return ok(check, good);
+    };
+    warn(check, found, format!("chmod {bits} {path}"))
 }
 
 fn unreachable(error: &Error) -> Finding {

@@ -13,7 +13,8 @@ fn settings() -> Settings {
         named: Named::By("set by --store".into()),
         ttl: Duration::from_secs(30),
         op_timeout: Duration::from_secs(1),
-        secrets: vec![],
+        files: vec![],
+        exposed: vec![],
     }
 }
 
@@ -133,13 +134,22 @@ fn clocks_and_rights() {
 
 #[test]
 fn settings_and_failover() {
-    let secret = |mode| Settings { secrets: vec![("/etc/dlock.toml".into(), mode)], ..settings() };
+    let file = |sensitivity, mode| Settings {
+        files: vec![File { path: "/etc/dlock.toml".into(), sensitivity, mode }],
+        ..settings()
+    };
+    let secret = |mode| file(Sensitivity::Secret, mode);
+    let trusted = |mode| file(Sensitivity::Trusted, mode);
     for (settings, expected) in [
         (Settings { named: Named::Nobody, ..settings() }, &[("store", Verdict::Warn)][..]),
         (secret(0o100_644), &[("secrets", Verdict::Warn)]),
         (secret(0o100_660), &[("secrets", Verdict::Warn)]),
         (secret(0o100_640), &[]),
         (secret(0o100_600), &[]),
+        (trusted(0o100_666), &[("settings", Verdict::Warn)]),
+        (trusted(0o100_664), &[("settings", Verdict::Warn)]),
+        (trusted(0o100_644), &[]),
+        (Settings { exposed: vec!["DLOCK_PASSWORD"], ..settings() }, &[("secrets", Verdict::Warn)]),
     ] {
         assert_eq!(complaints(&survey(facts()), &settings), expected);
     }
