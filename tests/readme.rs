@@ -40,6 +40,28 @@ fn the_readme_has_an_example_of_every_command() {
     }
 }
 
+/// Whoever pastes the first lines of the page is safe: the store is named before, cron finds dlock, and sends no mail.
+#[test]
+fn crontab_lines_can_be_pasted() {
+    let help = dlock::cli::Cli::command().get_after_long_help().map(ToString::to_string);
+    let mut documents = documents();
+    documents.push(("dlock --help".into(), help.expect("examples")));
+    let mut lines = 0;
+    for (name, text) in documents {
+        let mut named = false;
+        for line in text.lines() {
+            named |= line.starts_with("store = ");
+            let Some(command) = crontab_command(line) else { continue };
+            lines += 1;
+            assert!(command.contains("/usr/local/bin/dlock "), "{name}: {line}");
+            assert!(command.contains(" -q "), "{name}: {line}");
+            assert!(!command.replace("\\%", "").contains('%'), "{name}: cron ends a command at %: {line}");
+            assert!(named || name == "dlock --help", "{name}: which store? {line}");
+        }
+    }
+    assert!(lines >= 5, "{lines} lines");
+}
+
 /// The README's first block has the two set-up commands; its first one ends by running a job.
 #[test]
 fn the_first_command_runs_a_job_without_a_server() {
@@ -69,7 +91,10 @@ fn every_example_in_the_help_is_understood() {
     ] {
         let help = world.dlock([command, "--help"]).any_stdout().run().stdout;
         let (_, examples) = help.split_once("Examples:").expect("examples");
-        let lines = examples.lines().map(str::trim).filter(|line| line.starts_with("dlock "));
+        let lines = examples
+            .lines()
+            .filter_map(|line| line.strip_prefix("  "))
+            .filter(|line| line.starts_with("dlock "));
         // --watch wants a terminal, and has tests of its own.
         let elsewhere = ["|", "-c '", "--watch", " > "];
         for line in lines.filter(|line| !elsewhere.iter().any(|part| line.contains(part))) {
@@ -106,7 +131,9 @@ fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
             }
             let line = std::mem::take(&mut pending);
             let command = line.strip_prefix("$ ").unwrap_or(&line);
-            let command = after_crontab_time(command);
+            let command = crontab_command(command).unwrap_or(command);
+            let command = command.strip_prefix("exec ").unwrap_or(command);
+            let command = command.strip_prefix("/usr/local/bin/").unwrap_or(command);
             // A shell comment goes with the line; a synopsis in brackets is not an example.
             if command.starts_with("dlock ") && !command.contains(['[', '…']) && !command.contains("...") {
                 examples.push((format!("{name}:{}", number + 1), command.to_owned()));
@@ -116,17 +143,20 @@ fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
     examples
 }
 
-/// What follows five fields of digits and stars.
-fn after_crontab_time(line: &str) -> &str {
-    let mut rest = line;
+/// What a line of a crontab runs: what follows five fields of digits and stars, or `@daily`.
+fn crontab_command(line: &str) -> Option<&str> {
+    let mut rest = line.trim_start();
+    if let Some(command) = rest.strip_prefix("@daily ") {
+        return Some(command);
+    }
     for _ in 0..5 {
-        let Some((field, tail)) = rest.split_once(char::is_whitespace) else { return line };
+        let (field, tail) = rest.split_once(char::is_whitespace)?;
         if field.is_empty() || !field.chars().all(|c| c.is_ascii_digit() || "*/,-".contains(c)) {
-            return line;
+            return None;
         }
         rest = tail.trim_start();
     }
-    rest
+    Some(rest)
 }
 
 fn documents() -> Vec<(String, String)> {

@@ -28,7 +28,7 @@ Examples:
 EXIT STATUS
     0  the hold has ended, or is taken away; or nobody held the lock
    64  the command line makes no sense, or nobody is there to answer (-y), or
-       the lock is that of a 'dlock run' around this process: it ends with that
+       a 'dlock run' around this process holds the lock, and gives it back
    69  the store cannot be reached, or refused
    75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
