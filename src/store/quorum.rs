@@ -1,5 +1,5 @@
 //! How do several independent Redis masters hold one lock? A majority of them does. Each master decides for itself by
-//! its own small scripts (`quorum/scripts/node.lua` tells their records); here it is decided what their answers mean
+//! its own small scripts (`quorum/scripts/master.lua` tells what they all know); here it is decided what their answers mean
 //! together. There is no queue: who waits asks again after a random time.
 //!
 //! - A hold is a majority of the masters, with time left on the lease counted from before the first send of that attempt,
@@ -26,7 +26,6 @@ use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crew::{Answers, Call, Crew, Node, Order};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use view::{Firmness, Joined, Seen};
@@ -73,8 +72,8 @@ impl Ear for Deaf {
 }
 
 /// A hold, as its owner knows it.
-#[derive(Clone, Copy)]
 struct Held {
+    token: Token,
     /// Until when its last success may be relied on: a master is not won back later.
     until: Moment,
     fence: u64,
@@ -219,7 +218,8 @@ impl Store for QuorumStore {
         let (masters, majority) = (self.crew.len(), self.crew.majority());
         let millis = law::millis(ttl).to_string();
         // A hold that another process won has a fence that only the masters know.
-        let fence = self.hold.map_or(0, |hold| hold.fence);
+        let old = self.hold.take().filter(|hold| hold.token == *token);
+        let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
         let mut answers = self.ask(&self.crew.everybody(), &renew, Order::Behind, by);
@@ -241,17 +241,18 @@ impl Store for QuorumStore {
             if renewed >= majority {
                 let until = Until::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
                 self.win_back(name, token, ttl, &hold, &missing, until);
-            } else if let Some(old) = self.hold.filter(|old| !old.until.passed()) {
+            } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
                 lost = lost.saturating_sub(missing.len());
                 renewed += self.win_back(name, token, ttl, &hold, &missing, Until::Heard(by.min(old.until)));
             }
         }
         if renewed >= majority {
-            self.hold = Some(Held { until: deadline(sent, ttl), fence: hold.fence });
+            self.hold = Some(Held { token: token.clone(), until: deadline(sent, ttl), fence: hold.fence });
             Ok(if asked { Renewal::Asked } else { Renewal::Renewed })
         } else if lost > masters - majority {
             Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
         } else {
+            self.hold = old;
             Err(self.short(&answers))
         }
     }
@@ -331,11 +332,11 @@ impl Store for QuorumStore {
             });
         }
         let (mut seen, mut left, mut whats) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, target) in self.crew.targets().iter().enumerate() {
+        for at in 0..masters {
             let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
             left.push(answer.rest.span()?);
             // An attempt that has no majority yet is no hold.
-            let one = Seen::read(&mut answer.rest, &target.shown)?;
+            let one = Seen::read(&mut answer.rest)?;
             seen.push(if answer.what == "free" { Seen::FREE } else { one });
             whats.push(answer.what.clone());
         }
@@ -363,10 +364,10 @@ impl Store for QuorumStore {
         }
         let (mut seen, mut clocks, mut fences) = (Vec::new(), Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, target) in self.crew.targets().iter().enumerate() {
+        for at in 0..self.crew.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             clocks.push(reply.now());
-            seen.push((at, Seen::read(&mut reply.nested()?, &target.shown)?));
+            seen.push((at, Seen::read(&mut reply.nested()?)?));
             fences.extend(reply.text()?.parse().ok().map(Fence));
             let mut ends = reply.nested()?;
             while !ends.is_empty() {
@@ -493,9 +494,8 @@ fn deadline(sent: Moment, ttl: Duration) -> Moment {
 }
 
 fn call(code: &'static scripts::Script, name: &Name, args: &[&str]) -> Call {
-    let derived = |kind: &str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
-    let keys = [name.as_str().into(), derived("quorum"), derived("fence"), derived("log"), derived("stat")];
-    Call { code, keys: Arc::new(keys), args: args.iter().map(|arg| (*arg).to_owned()).collect() }
+    let keys = scripts::MASTER.keys(name).into();
+    Call { code, keys, args: args.iter().map(|arg| (*arg).to_owned()).collect() }
 }
 
 fn owner_to(owner: &Owner) -> Result<String, Error> {

@@ -89,7 +89,7 @@ impl QuorumStore {
             let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms]);
             let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
             if told.count("confirmed") >= majority && !end.passed() {
-                self.hold = Some(Held { until: end, fence });
+                self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));
             }
             self.take_back(name, token, &attempt, &everybody, by);
@@ -109,9 +109,9 @@ impl QuorumStore {
             return Err(self.short(&answers));
         }
         let mut seen = Vec::new();
-        for (at, target) in self.crew.targets().iter().enumerate() {
+        for at in 0..self.crew.len() {
             if let Some(reply) = answers.reply(at, "busy") {
-                seen.push(Seen::read(reply, &target.shown)?);
+                seen.push(Seen::read(reply)?);
             } else if answers.says(at, "granted") {
                 seen.push(Seen::FREE);
             }

@@ -1,10 +1,15 @@
-//! The Lua scripts of a quorum, each for one master. What their replies mean together is not known here.
+//! The Lua scripts of a quorum, each for one master. The records are those of a single server
+//! (`redis/scripts/record.lua`); `scripts/master.lua` tells what a master adds to them. What their replies mean together
+//! is not known here.
 
-use crate::store::redis::script::{Code, SERVER};
+use crate::store::redis::script::{Code, LOOK, Layout, RECORD};
 use std::sync::LazyLock;
 
 /// A script, prepared when it is first used.
 pub type Script = LazyLock<Code>;
+
+/// On a master of a quorum. A hold is recorded under a name of its own, so that a single server's is not taken for it.
+pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
 
 /// `scripts/acquire.lua`
 pub static ACQUIRE: Script = LazyLock::new(|| code(include_str!("scripts/acquire.lua")));
@@ -23,8 +28,11 @@ pub static REQUEST: Script = LazyLock::new(|| code(include_str!("scripts/request
 /// `scripts/revoke.lua`
 pub static REVOKE: Script = LazyLock::new(|| code(include_str!("scripts/revoke.lua")));
 /// `scripts/inspect.lua`
-pub static INSPECT: Script = LazyLock::new(|| code(include_str!("scripts/inspect.lua")));
+pub static INSPECT: Script =
+    LazyLock::new(|| Code::new(&MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]));
+
+const START: &str = include_str!("scripts/master.lua");
 
 fn code(body: &str) -> Code {
-    Code::new(&SERVER, &[include_str!("scripts/node.lua"), body])
+    Code::new(&MASTER, &[RECORD, START, body])
 }

@@ -5,7 +5,7 @@ use crate::law::stat::{Histogram, Stat};
 use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode};
 use crate::store::Error;
-use crate::store::redis::reply::{Reply, garbled, owner_from};
+use crate::store::redis::reply::Reply;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,43 +29,14 @@ impl Seen {
     pub const FREE: Self =
         Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
 
-    /// The next nine fields of a reply: what is in the way on this master.
-    pub fn read(reply: &mut Reply, store: &str) -> Result<Self, Error> {
-        let (word, left, token) = (reply.text()?, reply.text()?, reply.text()?);
+    /// The next twelve fields of a reply: whose it is on this master, and what is in the way.
+    pub fn read(reply: &mut Reply) -> Result<Self, Error> {
+        let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
+        let (_, left) = (reply.mode()?, reply.span_if_any()?);
         let (owner, fence) = (reply.text()?, reply.text()?);
-        let (since, until, confirmed) = (reply.text()?, reply.text()?, reply.text()?);
-        let asked = reply.text()?;
-        let number = |text: &str| {
-            text.parse::<u64>().map_err(|_| garbled(store, "a field of a hold that should be a number"))
-        };
-        let left = if left.is_empty() { None } else { Some(Duration::from_millis(number(&left)?)) };
-        let state = match word.as_str() {
-            "free" => State::Free,
-            "held" | "foreign" => State::Held,
-            "cooling" => State::Cooling,
-            "revoked" => State::Revoked,
-            _ => return Err(garbled(store, "a state that is not known")),
-        };
-        if word == "foreign" {
-            let foreign = Some(Foreign { kind: token, left });
-            return Ok(Self { state, left, token: String::new(), holder: None, foreign });
-        }
-        let holder = if fence.is_empty() {
-            None
-        } else {
-            let (now, since) = (reply.now(), number(&since)? / 1000);
-            Some(Holder {
-                owner: owner_from(&owner),
-                fence: Fence(number(&fence)?),
-                since,
-                held: Duration::from_millis(now.saturating_sub(since)),
-                lease: Duration::from_millis(number(&until)?.saturating_sub(now)),
-                slot: None,
-                asked: (!asked.is_empty()).then(|| owner_from(&asked)),
-                confirmed: confirmed == "1",
-            })
-        };
-        Ok(Self { state, left, token, holder, foreign: None })
+        let holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
+        let foreign = is_foreign.then_some(Foreign { kind: owner, left });
+        Ok(Self { state, left, token, holder, foreign })
     }
 
     fn is_confirmed(&self) -> bool {

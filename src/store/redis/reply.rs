@@ -137,7 +137,7 @@ impl Reply {
     }
 
     /// A hold whose first two fields were read, and whose next five follow.
-    fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
+    pub fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
         let fence = fence.parse().map_err(|_| garbled(&self.store, "a hold that is not understood"))?;
         let since = self.number()? / 1000;
         let until = self.number()?;

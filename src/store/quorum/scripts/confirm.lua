@@ -5,17 +5,18 @@
 
 local token, fence, min_hold = ARGV[1], ARGV[2], tonumber(ARGV[3])
 write_first()
-load(token)
-expire()
+local lock = named(token)[1]
+expire(lock)
 local why = unfit(tonumber(ARGV[4]))
 if why then return why end
-if not is_held_by(token) then return answer('not-held') end
-remember_fence(fence)
+if not is_held_by(lock, token) then return answer('not-held') end
+remember_fence(lock, fence)
+local hold = hold_of(lock, token)
 if not hold.confirmed then
   hold.waited = ARGV[5]
-  tally({ ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
+  confirm(lock, hold)
 end
-hold.fence, hold.confirmed = int(math.max(tonumber(hold.fence), tonumber(fence))), true
+hold.fence = int(math.max(tonumber(hold.fence), tonumber(fence)))
 if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
-save_hold()
+save(lock, token, hold)
 return answer('confirmed')

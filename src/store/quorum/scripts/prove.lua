@@ -6,6 +6,7 @@
 local token = ARGV[1]
 local why = unfit(tonumber(ARGV[2]))
 if why then return why end
-load(token)
-if is_held_by(token) and ms < hold['until'] then return answer('held', hold.fence, int(left(hold['until']))) end
+local lock = named(token)[1]
+local hold = is_held_by(lock, token) and hold_of(lock, token)
+if hold and ms < hold['until'] then return answer('held', hold.fence, int(left(hold['until']))) end
 return answer('not-held')

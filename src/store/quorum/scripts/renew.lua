@@ -6,17 +6,18 @@
 
 local token, ttl, fence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
 write_first()
-load(token)
-expire()
+local lock = named(token)[1]
+expire(lock)
 local why = unfit(tonumber(ARGV[3]))
 if why then return why end
-if is_held_by(token) then
+if is_held_by(lock, token) then
+  local hold = hold_of(lock, token)
   if fence > 0 then hold.fence = ARGV[4] end
-  remember_fence(hold.fence)
+  remember_fence(lock, hold.fence)
   hold.confirmed, hold['until'] = true, ms + ttl
-  save_hold()
+  save(lock, token, hold)
   return answer('renewed', hold.fence, hold.since, int(left(hold.cool)), hold.owner, hold.asked)
 end
-if is_revoked_from(token) then return answer('revoked') end
-if lock == 'free' and redis.call('EXISTS', spent_key(token)) == 0 then return answer('missing') end
+if is_revoked_from(lock, token) then return answer('revoked') end
+if lock.kind == 'free' and redis.call('EXISTS', spent_key(lock, token)) == 0 then return answer('missing') end
 return answer('not-held')

@@ -4,11 +4,12 @@
 -- Why atomic: it acts on the hold that was shown, not on one that came in between.
 
 write_first()
-load()
-expire()
-if lock ~= 'held' or ms >= hold['until'] or hold.fence ~= ARGV[1] then return answer('gone') end
+local lock = named()[1]
+expire(lock)
+local hold = lock.kind == 'exclusive' and hold_of(lock, lock.token)
+if not hold or ms >= hold['until'] or hold.fence ~= ARGV[1] then return answer('gone') end
 if hold.asked == '' then
   hold.asked = ARGV[2]
-  save_hold()
+  save(lock, lock.token, hold)
 end
 return answer('asked')

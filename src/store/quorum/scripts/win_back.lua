@@ -7,18 +7,21 @@
 local token, ttl, fence, since, cooling, owner =
   ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 write_first()
-load(token)
-expire()
+local lock = named(token)[1]
+expire(lock)
 local why = unfit(tonumber(ARGV[3]))
 if why then return why end
-if lock == 'free' and redis.call('EXISTS', spent_key(token)) == 0 and last_fence() <= tonumber(fence) then
-  lock = 'held'
-  hold = { token = token, fence = fence, since = since, cool = cooling > 0 and ms + cooling or 0, confirmed = true,
-    forced = false, attempt = NO_ATTEMPT, waited = '0', owner = owner, asked = '' }
-elseif not is_held_by(token) then
+local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1
+if lock.kind == 'free' and not is_spent and last_fence(lock) <= tonumber(fence) then
+  lock.kind, lock.token = 'exclusive', token
+  -- Not of an attempt, so none of those that failed takes it back.
+  lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = since, cool = cooling > 0 and ms + cooling or 0,
+    confirmed = true, waited = '0', owner = owner, asked = '' }
+elseif not is_held_by(lock, token) then
   return answer('not-held')
 end
-remember_fence(fence)
+remember_fence(lock, fence)
+local hold = hold_of(lock, token)
 hold['until'] = ms + ttl
-save_hold()
+save(lock, token, hold)
 return answer('won')

@@ -5,7 +5,7 @@
 -- when the last of those ends that the lock key bears out. A field of the totals may come more than once, and then they
 -- add up (times: the last one counts).
 local function look(lock)
-  if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots = 'free', nil, nil end
+  if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
   local log = redis.call('LRANGE', lock.LOG, 0, LOG_KEPT - 1)
   local stat = redis.pcall('HGETALL', lock.STAT)
   if stat.err then stat = {} end
