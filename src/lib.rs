@@ -1,4 +1,5 @@
-//! dlock: flock(1) for a fleet. The map: what lives where, and who may know whom.
+//! dlock: flock(1) for a fleet. The map: what lives where, and who may know whom. What must always be true (I1 to I14), what
+//! lies in Redis and which processes there are is told in docs/protocol.md.
 //!
 //! | where | what it answers |
 //! |---|---|

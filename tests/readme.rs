@@ -62,6 +62,59 @@ fn crontab_lines_can_be_pasted() {
     assert!(lines >= 5, "{lines} lines");
 }
 
+/// What a comment names by number is defined, and what a page points to is there.
+#[test]
+fn invariants_and_links_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let protocol = fs::read_to_string(root.join("docs/protocol.md")).expect("a specification");
+    let cited = regex_lite::Regex::new(r"\bI[0-9]+\b").expect("a pattern");
+    for (path, text) in super::walls::sources() {
+        for found in cited.find_iter(&text) {
+            let heading = format!("### {} ", found.as_str());
+            assert!(protocol.contains(&heading), "{} names {}", path.display(), found.as_str());
+        }
+    }
+    let link = regex_lite::Regex::new(r"\]\(([^)]+)\)").expect("a pattern");
+    let mut pages = documents();
+    let contributing = root.join("CONTRIBUTING.md");
+    pages.push((
+        contributing.display().to_string(),
+        fs::read_to_string(&contributing).expect("how to contribute"),
+    ));
+    for (name, text) in &pages {
+        for found in link.captures_iter(text) {
+            let target = &found[1];
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let path = match file {
+                "" => Path::new(name).to_owned(),
+                file => Path::new(name).parent().expect("a directory").join(file),
+            };
+            assert!(path.exists(), "{name}: {target}");
+            if !heading.is_empty() {
+                let page = fs::read_to_string(&path).expect("a page");
+                let headings = page.lines().filter(|line| line.starts_with('#')).map(anchor);
+                assert!(headings.into_iter().any(|known| known == heading), "{name}: {target}");
+            }
+        }
+    }
+}
+
+/// A heading as a link names it.
+fn anchor(heading: &str) -> String {
+    let kept = |c: char| c.is_alphanumeric() || c == '-' || c == ' ' || c == '_';
+    heading
+        .trim_start_matches('#')
+        .trim()
+        .to_lowercase()
+        .chars()
+        .filter(|c| kept(*c))
+        .collect::<String>()
+        .replace(' ', "-")
+}
+
 /// The README's first block has the two set-up commands; its first one ends by running a job.
 #[test]
 fn the_first_command_runs_a_job_without_a_server() {

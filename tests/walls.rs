@@ -177,7 +177,7 @@ fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     code.filter(|line| !line.trim_start().starts_with("//"))
 }
 
-fn sources() -> Vec<(PathBuf, String)> {
+pub fn sources() -> Vec<(PathBuf, String)> {
     read_below("src")
 }
 
