@@ -34,6 +34,9 @@ pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long replicas that have not heard of a release are waited for: a planned failover takes a second or two.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+
 /// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
 const WORTH_SAYING: u32 = 2;
 
@@ -192,7 +195,8 @@ impl Lease {
     }
 }
 
-/// Gives back whatever `token` has, retrying until `by`.
+/// Gives back whatever `token` has, retrying until `by`; longer where it is given back, and only replicas have not heard
+/// of it: another master may be about to take over, and has to be told as well.
 pub fn give_back(
     store: &mut dyn Store,
     names: &Names,
@@ -200,8 +204,15 @@ pub fn give_back(
     end: &End,
     by: Moment,
 ) -> Result<Left, Error> {
+    let until = by.max(Moment::now().after(TOLD_WITHIN));
+    let mut by = by;
     loop {
         match store.leave(names, token, end, by) {
+            Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
+                by = until;
+                store.reset();
+                thread::sleep(LEAVE_PAUSE);
+            }
             Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
                 store.reset();
                 thread::sleep(LEAVE_PAUSE);
@@ -252,7 +263,7 @@ impl Keeper {
             let by = began.after(schedule.attempt(failed));
             match store.renew(names, &ask.token, ask.ttl, by) {
                 Ok(answer @ (Renewal::Renewed | Renewal::Asked)) => {
-                    sent = began;
+                    sent = store.renewed_from().map_or(began, |from| from.min(began));
                     (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
                     if failures >= WORTH_SAYING {
                         self.report(Report::Recovered);

@@ -41,6 +41,12 @@ pub trait Store: Send {
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
 
+    /// When the renewal was sent that was answered last, which may have been before the call that brought the answer. The
+    /// lease counts from then. None where that is the call itself.
+    fn renewed_from(&self) -> Option<Moment> {
+        None
+    }
+
     /// Gives back whatever the token has: the hold, or the place in the queue.
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error>;
 
@@ -157,8 +163,8 @@ impl Error {
     /// rides them out; the others end it at once.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) => true,
-            Self::Unacknowledged(_) | Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
+            Self::Unreachable(_) | Self::Unavailable(_) | Self::Unacknowledged(_) => true,
+            Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
         }
     }
 

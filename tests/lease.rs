@@ -97,6 +97,47 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     assert_eq!(world.log(), ["up"], "{outage:?} at {phase:?}");
 }
 
+/// A server that stood still is not left with a heap of requests, which would keep it from answering anybody in time: one
+/// renewal of each holder, and a small one. On a new connection only whether the server is there is asked before that one
+/// is given up.
+#[test]
+fn a_stopped_server_finds_one_renewal_of_each_holder() {
+    let world = World::new(Backend::Redis);
+    world.redis().ask::<()>(&["ACL", "SETUSER", "holder", "on", ">sesame", "~*", "+@all"]);
+    let holder =
+        world.run("k", &["-t", "4s"], "echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9");
+    let holder = holder.env("DLOCK_USERNAME", "holder").env("DLOCK_PASSWORD", "sesame");
+    let holder = holder.status(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().after_renewal("dlock:k");
+    world.redis().ask::<()>(&["CONFIG", "RESETSTAT"]);
+    sleep(Duration::from_millis(900));
+    world.redis().pause();
+    let begun = Instant::now();
+    sleep(Duration::from_millis(1900));
+    world.redis().resume();
+    let lasted = begun.elapsed();
+    // One that waited for the server, and one that says that all is well again.
+    world.redis().after_renewal("dlock:k");
+    let stats: String = world.redis().ask(&["INFO", "commandstats"]);
+    let calls = |name: &str| {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
+    };
+    println!(
+        "an outage of {lasted:?}: {} evalsha, {} eval, {} ping",
+        calls("evalsha"),
+        calls("eval"),
+        calls("ping")
+    );
+    world.write("over", "");
+    if lasted > Duration::from_millis(1980) {
+        return;
+    }
+    holder.finish();
+    assert!(calls("evalsha") <= 3 && calls("eval") == 0, "{stats}");
+}
+
 /// What the store knows last is when the lease ends. Every process of the job is dead before that.
 #[test]
 fn a_server_gone_for_good_means_dead_by_the_deadline() {

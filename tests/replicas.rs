@@ -46,18 +46,37 @@ fn too_few_acknowledgements_give_the_lock_back() {
     here.replicas[1].pause();
     let world = &here.world;
     world.write("file", "replicas = \"all\"\n");
-    for options in
-        [&["--replicas", "2"][..], &["--replicas", "all"], &["--config", "file"], &["-w", "--replicas", "2"]]
-    {
+    for options in [
+        &["--replicas", "2"][..],
+        &["--replicas", "all"],
+        &["--config", "file"],
+        &["-w", "1s", "--replicas", "2"],
+    ] {
         let run = world.run("k", options, "touch ran").status(69);
-        let output =
-            run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n").run();
+        let output = run
+            .stderr_like("(dlock: .*\n)?dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n")
+            .run();
         assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
         assert_eq!(world.state("k"), "free", "{options:?}");
     }
     assert!(!world.path("ran").exists());
     world.run("k", &["--replicas", "1"], "true").run();
     here.replicas[1].resume();
+}
+
+/// Who waits does so for the replicas, too.
+#[test]
+fn who_waits_rides_out_what_replicas_do_not_acknowledge() {
+    let here = with(1);
+    here.replicas[0].pause();
+    let options = ["-w", "--replicas", "1", "--op-timeout", "400ms"];
+    let waiter = here.world.run("k", &options, "echo ran >> log").any_stderr().spawn();
+    wait_until("it says so", || waiter.messages().contains("replicas acknowledged"));
+    assert!(here.world.log().is_empty() || here.world.log() == [""], "{:?}", here.world.log());
+    here.replicas[0].resume();
+    waiter.finish();
+    assert_eq!(here.world.log(), ["ran"]);
+    assert_eq!(here.world.state("k"), "free");
 }
 
 /// WAIT goes out with the script, so that acknowledging costs no request of its own.

@@ -30,18 +30,25 @@ struct Watched {
     sentinels: Vec<Sentinel>,
     master: Redis,
     replica: Redis,
+    /// The other replicas.
+    others: Vec<Redis>,
     world: World,
 }
 
 /// A master with a replica, watched by so many sentinels. `before` stand in the URL before them.
 fn watched(count: usize, before: &[u16]) -> Watched {
+    watched_with(1, count, before)
+}
+
+/// The same with more replicas.
+fn watched_with(replicas: usize, count: usize, before: &[u16]) -> Watched {
     let mut world = World::without_redis();
-    let (master, mut replicas) = replicated::start(&world, 1);
-    let replica = replicas.remove(0);
+    let (master, mut others) = replicated::start(&world, replicas);
     admit_watchers(&master);
-    admit_watchers(&replica);
+    others.iter().for_each(admit_watchers);
+    let replica = others.remove(0);
     let sentinels: Vec<_> =
-        (0..count).map(|_| Sentinel::start(&world, master.port(), count / 2 + 1, 1, "")).collect();
+        (0..count).map(|_| Sentinel::start(&world, master.port(), count / 2 + 1, replicas, "")).collect();
     let ports: Vec<u16> = before.iter().copied().chain(sentinels.iter().map(Sentinel::port)).collect();
     world.use_store(url(&ports));
     if count > 1 {
@@ -52,7 +59,7 @@ fn watched(count: usize, before: &[u16]) -> Watched {
             })
         });
     }
-    Watched { sentinels, master, replica, world }
+    Watched { sentinels, master, replica, others, world }
 }
 
 /// The master dies, and a replica that has the lock takes its place: holder and waiter go on there. Of the sentinels one
@@ -107,6 +114,42 @@ fn a_failover_that_loses_the_lock_stops_the_job() {
     assert!(output.stderr.contains("lost"), "{}", output.stderr);
     world.run("k", &[], "echo $DLOCK_FENCE >> fence").run();
     assert!(world.read("fence").trim().parse::<u64>().expect("a fence") > fence);
+}
+
+/// What ends in the middle of a planned failover is given back to the old master, which is not to be one any more: the
+/// replica that takes its place is told as well.
+#[test]
+fn a_planned_failover_loses_no_release() {
+    let watched = watched(1, &[]);
+    let world = &watched.world;
+    let options = ["-t", "1m", "--replicas", "all"];
+    let holder =
+        world.run("k", &options, "echo up >> log; while [ ! -e go ]; do sleep 0.01; done").any_stderr();
+    let holder = holder.spawn();
+    world.wait_for_log("up");
+    watched.sentinels[0].fail_over();
+    wait_until("the replica is master", || is_master(&watched.replica));
+    assert!(watched.replica.get("dlock:k").is_some(), "it has the lock");
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(watched.replica.get("dlock:k"), None, "it is given back where the master is now");
+    let log = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
+    assert!(log.contains("\"released\""), "{log}");
+}
+
+/// All replicas are those that the sentinels know, not those that happen to be connected: one that is about to become
+/// the master is connected no more.
+#[test]
+fn all_replicas_are_all_that_the_sentinels_know() {
+    let mut watched = watched_with(2, 1, &[]);
+    let all = ["--replicas", "all"];
+    watched.world.run("k", &all, "true").run();
+    watched.others[0].kill();
+    wait_until("the master has dropped it", || replicated::connected(&watched.master) == 1);
+    let run = watched.world.run("k", &all, "touch ran").status(69);
+    run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n").run();
+    assert!(!watched.world.path("ran").exists());
+    watched.world.run("k", &["--replicas", "1"], "true").run();
 }
 
 /// The old master goes on answering its holder, and would renew for ever: the sentinels know better. The lock is not on

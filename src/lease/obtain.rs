@@ -72,11 +72,10 @@ impl Obtaining<'_> {
                         Err(error) => return self.give_up(Report::Failed(error)),
                     }
                 }
-                Err(error) if queued && error.is_transient() => {
+                Err(error) if self.rides_out(&error, queued) => {
                     self.store.reset();
                     if self.is_over() {
-                        self.report(Report::Failed(error));
-                        return None;
+                        return self.fail(error);
                     }
                     if !troubled {
                         troubled = true;
@@ -84,12 +83,33 @@ impl Obtaining<'_> {
                     }
                     thread::sleep(RIDE_OUT_PAUSE);
                 }
-                Err(error) => {
-                    self.report(Report::Failed(error));
-                    return None;
-                }
+                Err(error) => return self.fail(error),
             }
         }
+    }
+
+    /// Whether to ask again although the store failed. What too few replicas have is granted and not to be relied on: it
+    /// is asked for until they have it.
+    fn rides_out(&self, error: &Error, queued: bool) -> bool {
+        match error {
+            Error::Unacknowledged(_) => self.request.wait != Wait::No,
+            error => queued && error.is_transient(),
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Option<Moment> {
+        let Error::Unacknowledged(text) = error else {
+            self.report(Report::Failed(error));
+            return None;
+        };
+        // Once: that replicas do not answer is known. What is not given back in time, the guard gives back.
+        let (by, end) = (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None });
+        let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, by) {
+            Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
+            Err(_) => text,
+        };
+        self.report(Report::Failed(Error::Unacknowledged(said)));
+        None
     }
 
     fn is_too_late(&self, sent: Moment) -> bool {

@@ -33,6 +33,7 @@ pub(super) mod call;
 mod cluster;
 pub(super) mod connect;
 mod ear;
+mod overdue;
 pub mod probe;
 pub(super) mod reply;
 mod route;
@@ -45,6 +46,11 @@ mod tls;
 const EAR_BOUND: u64 = 30;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
+/// How long the steps of one SCAN may go on: a server that lies about its cursor would never end it. Some hundred
+/// million keys take as long.
+const SCAN_WITHIN: Duration = Duration::from_secs(60);
+/// How many bytes of names are taken from a server: some hundred thousand locks.
+const NAMES_MAX: usize = 32 * 1024 * 1024;
 
 /// Locks on a Redis server.
 pub struct RedisStore {
@@ -58,6 +64,7 @@ pub struct RedisStore {
     /// that one must not swallow the wake meant for its successor.
     ear_number: u64,
     asked: bool,
+    renewed_from: Option<Moment>,
 }
 
 /// The connection on which a waiter sleeps.
@@ -93,6 +100,7 @@ impl RedisStore {
             ear: None,
             ear_number: 0,
             asked: false,
+            renewed_from: None,
         }
     }
 
@@ -109,7 +117,8 @@ impl RedisStore {
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
     fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
-        let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
+        let (mut found, mut size, mut cursor) = (Vec::new(), 0, "0".to_owned());
+        let until = Moment::now().after(SCAN_WITHIN);
         loop {
             let mut scan = cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
@@ -121,9 +130,19 @@ impl RedisStore {
             let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
-            found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
+            found.extend(
+                keys.into_iter()
+                    .filter_map(|key| String::from_utf8(key).ok())
+                    .inspect(|key| size += key.len()),
+            );
             if next == "0" {
                 return Ok(found);
+            }
+            if until.passed() || size > NAMES_MAX {
+                let (names, shown) = (found.len(), &self.shown);
+                return Err(Error::Garbled(format!(
+                    "{shown} has named {names} locks and goes on naming more; name keys instead"
+                )));
             }
             cursor = next;
         }
@@ -147,19 +166,7 @@ impl Store for RedisStore {
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
         self.asked = true;
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let said = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by);
-        let (what, mut reply) = match said {
-            Err(error) if self.caller.is_unacknowledged() => {
-                let end = End { ran: Ran::No, job: None };
-                let left = self.leave(names, &ask.token, &end, Moment::now().after(self.op_timeout));
-                // What is not given back in time, the guard gives back.
-                return Err(match left {
-                    Ok(_) => error.map(|text| format!("{text}; the lock is given back")),
-                    Err(_) => error,
-                });
-            }
-            said => said?,
-        };
+        let (what, mut reply) = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by)?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -179,9 +186,10 @@ impl Store for RedisStore {
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let ttl = law::millis(ttl).to_string();
-        let (what, reply) =
-            self.caller.rely(&script::RENEW, names.as_slice(), &[token.secret(), &ttl], by)?;
+        let span = law::millis(ttl).to_string();
+        let args = [token.secret(), &span];
+        let (what, reply, sent) = self.caller.renew(&script::RENEW, names.as_slice(), &args, ttl, by)?;
+        self.renewed_from = Some(sent);
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
@@ -191,6 +199,10 @@ impl Store for RedisStore {
         }
     }
 
+    fn renewed_from(&self) -> Option<Moment> {
+        self.renewed_from
+    }
+
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
         let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
         let job = match end.job {
@@ -198,7 +210,7 @@ impl Store for RedisStore {
             None => String::new(),
         };
         let (what, mut reply) =
-            self.caller.run(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
+            self.caller.leave(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),

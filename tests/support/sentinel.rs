@@ -78,6 +78,14 @@ impl Sentinel {
         self.ask::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).1
     }
 
+    /// Plans a failover, as an administrator does.
+    pub fn fail_over(&self) {
+        wait_until("the sentinel finds a replica that is good enough", || {
+            let mut connection = dial(self.port).expect("a connection to the test's own sentinel");
+            ask::<()>(&mut connection, &["SENTINEL", "FAILOVER", SERVICE]).is_ok()
+        });
+    }
+
     /// Stops it as if its machine hung.
     pub fn pause(&self) {
         let pid = i32::try_from(self.child.id()).expect("a process id");

@@ -3,7 +3,7 @@
 //! lock; it is no quorum, for the replica that is promoted need not be one of those that acknowledged.
 
 use super::connect::refusal;
-use super::route::Line;
+use super::route::{Line, Roll};
 use crate::clock::Moment;
 use crate::lock::Replicas;
 use crate::store::Error;
@@ -12,14 +12,14 @@ use redis::{Cmd, Value, cmd};
 /// Who asks for acknowledgements.
 pub struct Acknowledge {
     replicas: Replicas,
-    /// How many replicas the server had, the last time that it was asked.
-    connected: u32,
+    /// How many replicas there were, the last time that it was asked.
+    counted: u32,
 }
 
 impl Acknowledge {
     /// For this many replicas.
     pub const fn new(replicas: Replicas) -> Self {
-        Self { replicas, connected: 0 }
+        Self { replicas, counted: 0 }
     }
 
     /// How many have to acknowledge.
@@ -34,21 +34,23 @@ impl Acknowledge {
         line: &mut Line,
         script: Cmd,
         replicas: Replicas,
+        roll: Roll,
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
-        let wanted = match replicas {
-            Replicas::None => return Ok((line.ask(script, by)?, Ok(()))),
-            Replicas::AtLeast(wanted) => wanted.get(),
-            Replicas::All => self.connected.max(1),
+        let wanted = match (replicas, roll) {
+            (Replicas::None, _) => return Ok((line.ask(script, by)?, Ok(()))),
+            (Replicas::AtLeast(wanted), _) => wanted.get(),
+            (Replicas::All, Roll::Known(known)) => known.max(self.counted).max(1),
+            (Replicas::All, Roll::Connected | Roll::Nodes) => self.counted.max(1),
         };
         let mut commands = vec![script];
         if replicas == Replicas::All {
-            commands.push(cmd("ROLE"));
+            commands.push(question(roll));
         }
         commands.push(wait(wanted, by));
         line.send(commands, by)?;
         let value = line.answer(by)?;
-        let enough = self.count(line, replicas, wanted, by);
+        let enough = self.count(line, replicas, roll, wanted, by);
         if matches!(enough, Err(Error::Unreachable(_))) {
             // The script has been answered, and the rest may still come.
             line.spoil();
@@ -59,11 +61,18 @@ impl Acknowledge {
         Ok((value, enough))
     }
 
-    fn count(&mut self, line: &mut Line, replicas: Replicas, wanted: u32, by: Moment) -> Result<(), Error> {
+    fn count(
+        &mut self,
+        line: &mut Line,
+        replicas: Replicas,
+        roll: Roll,
+        wanted: u32,
+        by: Moment,
+    ) -> Result<(), Error> {
         let mut needed = wanted;
         if replicas == Replicas::All {
-            self.connected = connected(line, by)?;
-            needed = self.connected.max(1);
+            self.counted = counted(line, roll, by)?;
+            needed = self.counted.max(1);
         }
         let mut got = acknowledged(line, by)?;
         if got >= wanted && got < needed {
@@ -99,26 +108,70 @@ fn acknowledged(line: &mut Line, by: Moment) -> Result<u32, Error> {
     }
 }
 
-/// The number of replicas that a master says it has.
-fn connected(line: &mut Line, by: Moment) -> Result<u32, Error> {
-    let value = line.reply(by)?;
-    let role = match value {
-        Value::Array(role) => role,
-        // The reply to WAIT is still to come.
-        refused => {
-            line.spoil();
-            return Err(match refused {
-                Value::ServerError(error) => refusal(line.target(), error.code(), error.details()),
-                _ => Error::Garbled(format!("{} does not say what its ROLE is", line.target().shown)),
-            });
+/// What a master is asked for the number of its replicas. It forgets who is not connected; the others of its cluster do not.
+fn question(roll: Roll) -> Cmd {
+    match roll {
+        Roll::Connected | Roll::Known(_) => cmd("ROLE"),
+        Roll::Nodes => {
+            let mut nodes = cmd("CLUSTER");
+            nodes.arg("NODES");
+            nodes
         }
-    };
-    match role.get(2) {
-        Some(Value::Array(replicas)) => Ok(u32::try_from(replicas.len()).unwrap_or(u32::MAX)),
-        _ => Ok(0),
     }
+}
+
+/// The number of a master's replicas.
+fn counted(line: &mut Line, roll: Roll, by: Moment) -> Result<u32, Error> {
+    let value = line.reply(by)?;
+    let count = match (&value, roll) {
+        (Value::Array(role), Roll::Connected) => Some(connected(role)),
+        (Value::Array(role), Roll::Known(known)) => Some(known.max(connected(role))),
+        (Value::BulkString(nodes), Roll::Nodes) => Some(followers(&String::from_utf8_lossy(nodes))),
+        _ => None,
+    };
+    count.ok_or_else(|| {
+        // The reply to WAIT is still to come.
+        line.spoil();
+        match value {
+            Value::ServerError(error) => refusal(line.target(), error.code(), error.details()),
+            _ => Error::Garbled(format!("{} does not say which replicas it has", line.target().shown)),
+        }
+    })
+}
+
+/// The answer to ROLE.
+fn connected(role: &[Value]) -> u32 {
+    match role.get(2) {
+        Some(Value::Array(replicas)) => u32::try_from(replicas.len()).unwrap_or(u32::MAX),
+        _ => 0,
+    }
+}
+
+/// The answer to CLUSTER NODES: a line each, with id, address, flags and the id of its master.
+fn followers(nodes: &str) -> u32 {
+    let fields = || nodes.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let own = fields().find(|node| node.get(2).is_some_and(|flags| flags.contains("myself")));
+    let Some(own) = own.and_then(|node| node.first().copied()) else { return 0 };
+    let count = fields().filter(|node| node.get(3) == Some(&own)).count();
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 fn too_few(line: &Line, got: u32, needed: u32) -> Error {
     Error::Unacknowledged(format!("{}: {got} of {needed} replicas acknowledged in time", line.target().shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::followers;
+
+    #[test]
+    fn those_that_have_failed_are_followers_too() {
+        let nodes = "07c3 127.0.0.1:30004@31004,host4 slave e7d1 0 1426238317239 4 connected\n\
+                     67ed 127.0.0.1:30002@31002,host2 master - 0 1426238316232 2 connected 5461-10922\n\
+                     6ec2 127.0.0.1:30005@31005,host5 slave,fail 67ed 0 1426238316232 5 disconnected\n\
+                     824f 127.0.0.1:30006@31006,host6 slave,fail e7d1 0 1426238317741 6 disconnected\n\
+                     e7d1 127.0.0.1:30001@31001,host1 myself,master - 0 0 1 connected 0-5460\n";
+        assert_eq!(followers(nodes), 2);
+        assert_eq!(followers(""), 0);
+    }
 }

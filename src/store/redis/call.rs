@@ -3,8 +3,10 @@
 
 use super::Target;
 use super::acknowledge::Acknowledge;
+use super::connect::silent;
+use super::overdue::{First, Overdue};
 use super::reply::Reply;
-use super::route::{Arrangement, Route, Whom};
+use super::route::{Arrangement, Line, Roll, Route, Whom};
 use super::script::{self, Code, SERVER};
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
@@ -22,12 +24,41 @@ pub struct Caller {
     /// How messages name the store.
     shown: String,
     acknowledge: Acknowledge,
-    /// The last grant or renewal was not acknowledged as it has to be.
-    unacknowledged: bool,
-    /// The last request may still be on its way, so the next one brings its script along: if the answer comes too late
-    /// for us, there is nobody to send the text after a NOSCRIPT. So a server that was stopped finds, behind the
-    /// acquire that nobody waits for any more, a leave that it can execute.
+    /// Whether the server is known to know the scripts. A WAIT behind one that it turns out not to know would wait in
+    /// vain, and too long.
+    knows_scripts: bool,
+    /// The last request may still be on its way.
     doubt: bool,
+    overdue: Option<Overdue>,
+}
+
+/// What is to be run.
+struct Request<'a> {
+    code: &'a Code,
+    keys: Vec<String>,
+    args: &'a [&'a str],
+    text: Text,
+    replicas: Replicas,
+    /// The lease, of a renewal whose answer is good for something also when it comes late.
+    lease: Option<Duration>,
+}
+
+/// Whether the script's text goes out with the first request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// Only where the server asks for it. Requests that nobody answers may pile up there, so they are small.
+    IfWanted,
+    /// At once. If the answer comes too late for us, there is nobody to send the text after a NOSCRIPT: so a server that
+    /// was stopped finds, behind the acquire that nobody waits for any more, a leave that it can execute.
+    AtOnce,
+}
+
+/// What a server said.
+struct Said {
+    value: Value,
+    acknowledged: Result<(), Error>,
+    /// Read before the request was sent.
+    sent: Moment,
 }
 
 impl Caller {
@@ -37,22 +68,19 @@ impl Caller {
             route: Route::new(arrangement, target.connect_timeout, target.op_timeout),
             shown: target.shown.clone(),
             acknowledge: Acknowledge::new(Replicas::None),
-            unacknowledged: false,
+            knows_scripts: true,
             doubt: false,
+            overdue: None,
         }
     }
 
     /// Has replicas acknowledge what is relied on.
     pub fn acknowledged_by(&mut self, replicas: Replicas) {
         self.acknowledge = Acknowledge::new(replicas);
-        // A WAIT behind a script that the server turns out not to know would wait in vain, and too long.
-        self.doubt = replicas != Replicas::None;
-    }
-
-    /// Whether the last request by which a hold is relied on did what was asked, and failed only in that too few
-    /// replicas acknowledged it.
-    pub const fn is_unacknowledged(&self) -> bool {
-        self.unacknowledged
+        self.knows_scripts = replicas == Replicas::None;
+        if replicas == Replicas::All {
+            self.route.count_replicas();
+        }
     }
 
     /// Runs a script for a lock.
@@ -63,11 +91,12 @@ impl Caller {
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
-        self.call(code, names, args, by, Replicas::None).map(|(what, reply, _)| (what, reply))
+        let said = self.call(&request(code, names, args, Text::IfWanted, Replicas::None, None), names, by)?;
+        Reply::open(said.value, &self.shown)
     }
 
-    /// Runs a script that grants or renews: besides, it is asked who the master is, and the replicas acknowledge. A
-    /// server that is not the master any more has not answered, whatever it said.
+    /// Runs a script that grants: besides, it is asked who the master is, and the replicas acknowledge. A server that is
+    /// not the master any more has not answered, whatever it said.
     pub fn rely(
         &mut self,
         code: &Code,
@@ -75,55 +104,196 @@ impl Caller {
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
-        self.unacknowledged = false;
-        let began = Moment::now();
         let replicas = self.acknowledge.replicas();
-        self.route.ask_beside();
-        let mut said = self.call(code, names, args, by, replicas)?;
-        // The question was sent first: who has not answered it by as long again, is heard the next time.
-        let answered = Moment::now();
-        let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
-        if self.route.is_superseded(until) {
-            said = self.call(code, names, args, by, replicas)?;
-        }
-        let (what, reply, acknowledged) = said;
-        if ["granted", "renewed", "asked"].contains(&what.as_str()) {
-            self.unacknowledged = acknowledged.is_err();
-            acknowledged?;
-        }
-        Ok((what, reply))
+        self.relied(&request(code, names, args, Text::IfWanted, replicas, None), names, by)
+            .map(|(what, reply, _)| (what, reply))
     }
 
-    fn call(
+    /// [`Caller::rely`] for a renewal, which may answer one that was sent before: says from when the lease counts.
+    pub fn renew(
+        &mut self,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        ttl: Duration,
+        by: Moment,
+    ) -> Result<(String, Reply, Moment), Error> {
+        let replicas = self.acknowledge.replicas();
+        // Whether replicas have what a late answer tells of is not known.
+        let lease = (replicas == Replicas::None).then_some(ttl);
+        self.relied(&request(code, names, args, Text::IfWanted, replicas, lease), names, by)
+    }
+
+    /// Runs the script that gives back. Where replicas have to acknowledge a grant, they have to acknowledge its end.
+    pub fn leave(
         &mut self,
         code: &Code,
         names: &[Name],
         args: &[&str],
         by: Moment,
-        replicas: Replicas,
-    ) -> Result<(String, Reply, Result<(), Error>), Error> {
+    ) -> Result<(String, Reply), Error> {
+        self.overdue = None;
+        let text = if self.doubt { Text::AtOnce } else { Text::IfWanted };
+        match self.acknowledge.replicas() {
+            Replicas::None => {
+                let said = self.call(&request(code, names, args, text, Replicas::None, None), names, by)?;
+                Reply::open(said.value, &self.shown)
+            }
+            replicas => self
+                .relied(&request(code, names, args, text, replicas, None), names, by)
+                .map(|(what, reply, _)| (what, reply)),
+        }
+    }
+
+    fn relied(
+        &mut self,
+        request: &Request<'_>,
+        names: &[Name],
+        by: Moment,
+    ) -> Result<(String, Reply, Moment), Error> {
+        let began = Moment::now();
+        self.route.ask_beside();
+        let mut said = self.call(request, names, by)?;
+        // The question was sent first: who has not answered it by as long again, is heard the next time.
+        let answered = Moment::now();
+        let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
+        if self.route.is_superseded(until) {
+            said = self.call(request, names, by)?;
+        }
+        let (what, reply) = Reply::open(said.value, &self.shown)?;
+        if DONE.contains(&what.as_str()) {
+            said.acknowledged?;
+        }
+        Ok((what, reply, said.sent))
+    }
+
+    fn call(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Said, Error> {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
-        let keys: Vec<String> = names.iter().flat_map(|name| SERVER.keys(name)).collect();
-        let doubt = std::mem::replace(&mut self.doubt, true);
-        let acknowledge = &mut self.acknowledge;
-        let (value, acknowledged) = self.route.exchange(Whom::Lock(first), by, |line, by| {
-            let first = if doubt { code.by_text(&keys, args) } else { code.by_hash(&keys, args) };
-            let mut said = acknowledge.ask(line, first, replicas, by)?;
-            if matches!(&said.0, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                said = acknowledge.ask(line, code.by_text(&keys, args), replicas, by)?;
-            }
-            match &said.0 {
-                Value::ServerError(error) if script::lacks_right(error) => {
-                    Err(lacking(&line.target().shown, code, error))
+        let sent = Moment::now();
+        if let Some(said) = self.late_answer(by)? {
+            return Ok(said);
+        }
+        let roll = match request.replicas {
+            Replicas::All => self.route.roll(Whom::Lock(first), by)?,
+            Replicas::None | Replicas::AtLeast(_) => Roll::Connected,
+        };
+        self.doubt = true;
+        let Self { route, acknowledge, overdue, knows_scripts, .. } = self;
+        let exchanged = route.exchange(Whom::Lock(first), by, |line, by| {
+            if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(line)) {
+                match kept.race(line, by) {
+                    Ok(First::Kept(value)) if !script::is_unknown(&value) => {
+                        kept.take_the_place_of(line);
+                        return Ok((value, (Ok(()), kept.sent)));
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        *overdue = Some(kept);
+                        return Err(error);
+                    }
                 }
-                _ => Ok(said),
             }
-        })?;
-        self.doubt = false;
-        let (what, reply) = Reply::open(value, &self.shown)?;
-        Ok((what, reply, acknowledged))
+            let by_text = request.text == Text::AtOnce || !*knows_scripts;
+            let (value, acknowledged) = request.send(acknowledge, line, roll, by_text, by)?;
+            match &value {
+                Value::ServerError(error) if script::lacks_right(error) => {
+                    Err(lacking(&line.target().shown, request.code, error))
+                }
+                _ => Ok((value, (acknowledged, sent))),
+            }
+        });
+        if let (Some(line), Some(ttl)) = (self.route.unanswered(), request.lease) {
+            self.overdue = Some(Overdue::new(line, sent, ttl));
+        }
+        let (value, (acknowledged, sent)) = exchanged?;
+        (self.doubt, self.knows_scripts, self.overdue) = (false, true, None);
+        Ok(Said { value, acknowledged, sent })
+    }
+
+    /// The answer to the renewal before, if that has come; an error where it is still to be waited for.
+    fn late_answer(&mut self, by: Moment) -> Result<Option<Said>, Error> {
+        let Some(mut kept) = self.overdue.take() else { return Ok(None) };
+        loop {
+            match kept.wait(by) {
+                Ok(Some(value)) => {
+                    let sent = kept.sent;
+                    // What to do next is for who asks now.
+                    if matches!(value, Value::ServerError(_)) {
+                        return Ok(None);
+                    }
+                    self.doubt = false;
+                    self.route.take_back(kept.into_line());
+                    return Ok(Some(Said { value, acknowledged: Ok(()), sent }));
+                }
+                Ok(None) if kept.is_to_try() => {
+                    self.overdue = Some(kept);
+                    return Ok(None);
+                }
+                Ok(None) if by.passed() => {
+                    let error = kept.silence();
+                    self.overdue = Some(kept);
+                    return Err(error);
+                }
+                Ok(None) => {}
+                // The connection broke.
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+}
+
+/// What a script answers that did what it was asked.
+const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
+
+fn request<'a>(
+    code: &'a Code,
+    names: &[Name],
+    args: &'a [&'a str],
+    text: Text,
+    replicas: Replicas,
+    lease: Option<Duration>,
+) -> Request<'a> {
+    Request {
+        code,
+        keys: names.iter().flat_map(|name| SERVER.keys(name)).collect(),
+        args,
+        text,
+        replicas,
+        lease,
+    }
+}
+
+impl Request<'_> {
+    /// Sends it, with its text if the server turns out not to know the script.
+    fn send(
+        &self,
+        acknowledge: &mut Acknowledge,
+        line: &mut Line,
+        roll: Roll,
+        by_text: bool,
+        by: Moment,
+    ) -> Result<(Value, Result<(), Error>), Error> {
+        let by_hash = || self.code.by_hash(&self.keys, self.args);
+        let with_text = || self.code.by_text(&self.keys, self.args);
+        let first = if by_text { with_text() } else { by_hash() };
+        let said = match self.lease {
+            None => acknowledge.ask(line, first, self.replicas, roll, by)?,
+            Some(_) => {
+                line.post(vec![first], by)?;
+                if !line.listen(by)? {
+                    line.keep_for_the_answer();
+                    return Err(silent(line.target()));
+                }
+                (line.answer(by)?, Ok(()))
+            }
+        };
+        if script::is_unknown(&said.0) {
+            acknowledge.ask(line, with_text(), self.replicas, roll, by)
+        } else {
+            Ok(said)
+        }
     }
 }
 

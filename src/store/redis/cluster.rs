@@ -4,7 +4,7 @@
 //! something went wrong.
 
 use super::connect::refusal;
-use super::route::{Arrangement, Asking, Line, Next, Stage, Whom};
+use super::route::{Arrangement, Asking, Line, Next, Roll, Stage, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::lock::Name;
@@ -201,6 +201,10 @@ impl Arrangement for Nodes {
     fn reset(&mut self) {
         self.map.clear();
         self.moved.clear();
+    }
+
+    fn roll(&self) -> Roll {
+        Roll::Nodes
     }
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {

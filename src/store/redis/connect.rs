@@ -1,6 +1,5 @@
 //! How does one speak to a Redis server in bounded time? One connection: dialled, authenticated and used under
-//! deadlines that cover the whole exchange, not each read. The `redis` crate packs the commands and parses the replies;
-//! its own client is not used, because it cannot be given a deadline (its timeouts are per read, and none while
+//! deadlines that cover the whole exchange, not each read. The `redis` crate packs the commands; its own client is not used, because it cannot be given a deadline (its timeouts are per read, and none while
 //! connecting by name), needs a round trip of its own to set up, and hides the descriptor that a waiter polls.
 //!
 //! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
@@ -10,7 +9,8 @@ use super::tls::Session;
 use super::{Target, script};
 use crate::clock::{Moment, Timer};
 use crate::store::Error;
-use redis::{Cmd, Parser, Value};
+use redis::{Cmd, Value};
+use resp::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -22,14 +22,17 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use streams::{Bounded, Channel, Inbox, Lines, Stream};
+use streams::{Bounded, Channel, Inbox, Stream};
 
+mod resp;
 mod streams;
 
 /// Error replies that tell the caller what to do next; they come as values.
 const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
 /// How much of a server's own words is repeated, in characters.
 const SAID_MAX: usize = 200;
+/// From how many hexadecimal digits in a row on they may be a token's.
+const TOKEN_LIKE: usize = 12;
 /// How long to wait before a full queue of a Unix socket is tried again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
@@ -62,8 +65,9 @@ pub struct Link {
     stream: Stream,
     tls: Option<Session>,
     inbox: Inbox,
-    parser: Parser,
     greeting: Vec<Cmd>,
+    /// How many replies to the greeting are still to come.
+    greeted: usize,
     /// Whether the server has ever said something.
     heard: bool,
 }
@@ -88,8 +92,8 @@ impl Link {
             }
             _ => None,
         };
-        let greeting = target.greeting();
-        Ok(Self { stream, tls, inbox: Inbox::default(), parser: Parser::new(), greeting, heard: false })
+        let (inbox, greeting) = (Inbox::default(), target.greeting());
+        Ok(Self { stream, tls, inbox, greeting, greeted: 0, heard: false })
     }
 
     /// The connection, if it is idle and still good: a server that closed it (its own `timeout`, a restart) has said
@@ -138,8 +142,14 @@ impl Link {
         self.answer(target, by)
     }
 
-    /// Sends commands in one write, preceded by what sets the connection up if they are the first.
+    /// Sends commands in one write, preceded by what sets the connection up if they are the first. Waits until it is.
     pub fn send(&mut self, target: &Target, commands: &[Cmd], by: Moment) -> Result<(), Error> {
+        self.post(target, commands, by)?;
+        self.be_greeted(target, by)
+    }
+
+    /// [`Link::send`] that waits for nothing.
+    pub fn post(&mut self, target: &Target, commands: &[Cmd], by: Moment) -> Result<(), Error> {
         let greeting = std::mem::take(&mut self.greeting);
         let mut bytes = Vec::new();
         for cmd in greeting.iter().chain(commands) {
@@ -150,10 +160,16 @@ impl Link {
             let error = channel.last_words().unwrap_or(error);
             return Err(self.failure(target, &error));
         }
-        for _ in &greeting {
-            if let Value::ServerError(error) = self.read(target, by)? {
+        self.greeted += greeting.len();
+        Ok(())
+    }
+
+    fn be_greeted(&mut self, target: &Target, by: Moment) -> Result<(), Error> {
+        while self.greeted > 0 {
+            if let Value::ServerError(error) = self.parse(target, by)? {
                 return Err(refusal(target, error.code(), error.details()));
             }
+            self.greeted -= 1;
         }
         Ok(())
     }
@@ -194,26 +210,52 @@ impl Link {
         }
     }
 
+    /// Sleeps until the server sends something on this connection or on `other`, or `until` has come (false).
+    pub fn listen_beside(&mut self, target: &Target, other: &Self, until: Moment) -> Result<bool, Error> {
+        self.sleep_beside(other, until).map_err(|error| self.failure(target, &error))
+    }
+
+    fn sleep_beside(&self, other: &Self, until: Moment) -> io::Result<bool> {
+        let timer = Timer::new()?;
+        timer.set(Some(until))?;
+        loop {
+            let mut fds = [
+                PollFd::new(&self.stream, PollFlags::IN),
+                PollFd::new(&other.stream, PollFlags::IN),
+                PollFd::new(&timer, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) => return Ok(fds[..2].iter().any(|fd| !fd.revents().is_empty())),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
     /// Waits for the next reply until `by`, whatever it says.
     pub fn read(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
-        let Self { stream, tls, inbox, parser, .. } = self;
+        self.be_greeted(target, by)?;
+        self.parse(target, by)
+    }
+
+    fn parse(&mut self, target: &Target, by: Moment) -> Result<Value, Error> {
+        let Self { stream, tls, inbox, .. } = self;
         let channel = Channel { tls: tls.as_mut(), raw: Bounded { stream, by } };
-        let mut reader = Lines { inbox, channel, broke: None };
-        let error = match parser.parse_value(&mut reader) {
+        match resp::read(inbox, channel) {
             Ok(value) => {
                 self.heard = true;
-                return Ok(value);
+                Ok(value)
             }
-            Err(error) => error,
-        };
-        Err(match (reader.broke, error.kind()) {
-            (Some(error), _) => self.failure(target, &error),
-            (None, redis::ErrorKind::Io) => self.failure(target, &ErrorKind::UnexpectedEof.into()),
-            (None, _) => Error::Garbled(format!(
+            Err(Failure::Io(error)) => Err(self.failure(target, &error)),
+            Err(Failure::TooLong) => Err(Error::Garbled(format!(
+                "{} sends more than any answer to dlock is long; is it a Redis server?",
+                target.shown
+            ))),
+            Err(Failure::NotRedis) => Err(Error::Garbled(format!(
                 "{}: what answers there does not speak the Redis protocol",
                 target.shown
-            )),
-        })
+            ))),
+        }
     }
 
     fn channel(&mut self, by: Moment) -> Channel<'_> {
@@ -302,6 +344,11 @@ fn is_end(error: &io::Error) -> bool {
     )
 }
 
+/// The error for a server that is silent.
+pub fn silent(target: &Target) -> Error {
+    unreachable(target, &ErrorKind::TimedOut.into())
+}
+
 fn unreachable(target: &Target, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
@@ -313,10 +360,25 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
     Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
 }
 
-/// A server's own words, cut and without what could bend a terminal.
+/// A server's own words, cut, without what could bend a terminal, and without tokens: it repeats the arguments of a
+/// command that it does not know.
 pub fn plain(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
-    text.chars().take(SAID_MAX).map(escape).collect()
+    without_tokens(text).chars().take(SAID_MAX).map(escape).collect()
+}
+
+/// Also a token of which the server has cut the end is none of anybody's business.
+fn without_tokens(text: &str) -> String {
+    let is_hex = |c: char| c.is_ascii_hexdigit();
+    let (mut shown, mut rest) = (String::new(), text);
+    while let Some(begin) = rest.find(is_hex) {
+        let (before, from) = rest.split_at(begin);
+        let end = from.find(|c| !is_hex(c)).unwrap_or(from.len());
+        shown.push_str(before);
+        shown.push_str(if end < TOKEN_LIKE { &from[..end] } else { "…" });
+        rest = &from[end..];
+    }
+    shown + rest
 }
 
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).

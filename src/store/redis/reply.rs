@@ -3,7 +3,7 @@
 
 use crate::law::stat::{Histogram, Stat};
 use crate::law::{Blocker, Holder, JobEnd, LoggedEnd, Outcome, State};
-use crate::lock::{Fence, Mode, Owner};
+use crate::lock::{Fence, Mode, Owner, SLOTS_MAX};
 use crate::store::Error;
 use redis::Value;
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl Reply {
             ("", _) => Ok(None),
             ("exclusive", _) => Ok(Some(Mode::Exclusive)),
             ("shared", _) => Ok(Some(Mode::Shared)),
-            (_, Some(Ok(slots))) => Ok(Some(Mode::Slots(slots))),
+            (_, Some(Ok(slots @ 1..=SLOTS_MAX))) => Ok(Some(Mode::Slots(slots))),
             _ => Err(garbled(&self.store, "a mode that is not known")),
         }
     }

@@ -6,7 +6,7 @@
 //! Every call obeys one deadline, however many servers are asked on the way. That calls are sent again elsewhere is
 //! safe, because every operation is idempotent (I4).
 
-use super::connect::{Link, refusal};
+use super::connect::{Link, refusal, silent};
 use super::{Address, Target};
 use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
@@ -57,6 +57,17 @@ pub enum Next {
     Again,
 }
 
+/// Who knows how many replicas a master has?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Roll {
+    /// The master alone, who knows those that are connected.
+    Connected,
+    /// The nodes of its cluster.
+    Nodes,
+    /// Somebody who has been asked: that many.
+    Known(u32),
+}
+
 /// How servers belong together. One call of [`Route::exchange`] is a journey: `begin`, then for each stage `whereto`,
 /// `greet` on a new connection, and `heard` or `failed`.
 pub trait Arrangement: Send {
@@ -95,6 +106,14 @@ pub trait Arrangement: Send {
         false
     }
 
+    /// All replicas of the master are wanted, so it has to be known how many there are.
+    fn count_replicas(&mut self) {}
+
+    /// How many replicas the master that was found has.
+    fn roll(&self) -> Roll {
+        Roll::Connected
+    }
+
     /// Every master of the arrangement.
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
@@ -114,8 +133,19 @@ pub struct Line {
     /// The replies to the preface, and to ASKING, that are still to come.
     owed: usize,
     aside: Vec<Value>,
-    /// A reply may still come that nobody waits for.
-    spoilt: bool,
+    /// What its state is after it was spoken on.
+    use_: Use,
+}
+
+/// What a connection is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Everything.
+    Any,
+    /// Nothing: a reply may still come that nobody waits for.
+    None,
+    /// For hearing a reply that has not come yet.
+    Hearing,
 }
 
 impl Line {
@@ -123,7 +153,7 @@ impl Line {
     pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
         let link = Link::dial(target, by)?;
         let (preface, aside) = (Vec::new(), Vec::new());
-        Ok(Self { target: target.clone(), link, asking: Asking::No, preface, owed: 0, aside, spoilt: false })
+        Ok(Self { target: target.clone(), link, asking: Asking::No, preface, owed: 0, aside, use_: Use::Any })
     }
 
     /// The server.
@@ -143,7 +173,18 @@ impl Line {
 
     /// The connection is not to be used again.
     pub const fn spoil(&mut self) {
-        self.spoilt = true;
+        self.use_ = Use::None;
+    }
+
+    /// The connection is not to be used again, but the reply that has not come yet is still wanted:
+    /// [`Route::unanswered`] has it from now on.
+    pub const fn keep_for_the_answer(&mut self) {
+        self.use_ = Use::Hearing;
+    }
+
+    /// The reply has come: the connection is as good as any other.
+    pub const fn has_answered(&mut self) {
+        self.use_ = Use::Any;
     }
 
     /// What an error that came as a value means.
@@ -155,14 +196,25 @@ impl Line {
     }
 
     /// Sends commands in one write. Only the first may need the slot.
-    pub fn send(&mut self, mut commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+    pub fn send(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+        let all = self.prefaced(commands);
+        self.link.send(&self.target, &all, by)
+    }
+
+    /// [`Line::send`] that does not wait for what sets the connection up.
+    pub fn post(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+        let all = self.prefaced(commands);
+        self.link.post(&self.target, &all, by)
+    }
+
+    fn prefaced(&mut self, mut commands: Vec<Cmd>) -> Vec<Cmd> {
         let mut all = std::mem::take(&mut self.preface);
         if self.asking == Asking::Yes {
             all.push(cmd("ASKING"));
         }
         self.owed += all.len();
         all.append(&mut commands);
-        self.link.send(&self.target, &all, by)
+        all
     }
 
     /// The next reply; an error is an `Err`, except one that says what to do next.
@@ -188,6 +240,11 @@ impl Line {
         self.link.listen(&self.target, until)
     }
 
+    /// Sleeps until the server sends something, here or on `other` (true), or `until` has come (false).
+    pub fn listen_beside(&mut self, other: &Self, until: Moment) -> Result<bool, Error> {
+        self.link.listen_beside(&self.target, &other.link, until)
+    }
+
     fn settle(&mut self, by: Moment) -> Result<(), Error> {
         while self.owed > 0 {
             let value = self.link.read(&self.target, by)?;
@@ -198,7 +255,7 @@ impl Line {
     }
 
     fn is_usable(&self) -> bool {
-        !self.spoilt && self.asking == Asking::No && self.owed == 0
+        self.use_ == Use::Any && self.asking == Asking::No && self.owed == 0
     }
 }
 
@@ -225,6 +282,8 @@ pub struct Route {
     arrangement: Box<dyn Arrangement>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
     lines: Vec<Line>,
+    /// The one on which an answer is still to come.
+    unanswered: Option<Line>,
     whereabouts: Whereabouts,
     connect_timeout: Duration,
     op_timeout: Duration,
@@ -236,6 +295,7 @@ impl Route {
         Self {
             arrangement,
             lines: Vec::new(),
+            unanswered: None,
             whereabouts: Whereabouts::default(),
             connect_timeout,
             op_timeout,
@@ -256,7 +316,12 @@ impl Route {
             let address = stage.target.address.clone();
             let said = self.line(&stage).and_then(|mut line| {
                 let until = stage.until.min(Moment::now().after(self.op_timeout));
-                let (value, more) = talk(&mut line, until)?;
+                let talked = talk(&mut line, until);
+                if line.use_ == Use::Hearing {
+                    self.unanswered = Some(line);
+                    return Err(silent(&stage.target));
+                }
+                let (value, more) = talked?;
                 let next = self.arrangement.heard(&mut line, &value)?;
                 Ok((line, value, more, next))
             });
@@ -293,6 +358,25 @@ impl Route {
                 sleep_until(Moment::now().after(AGAIN_PAUSE));
             }
         }
+    }
+
+    /// The connection on which the answer is still to come, if [`Line::keep_for_the_answer`] was said of it.
+    pub const fn unanswered(&mut self) -> Option<Line> {
+        self.unanswered.take()
+    }
+
+    /// All replicas are wanted; see [`Route::roll`].
+    pub fn count_replicas(&mut self) {
+        self.arrangement.count_replicas();
+    }
+
+    /// How many replicas the master of the lock has, which is looked for if it is not known.
+    pub fn roll(&mut self, whom: Whom<'_>, by: Moment) -> Result<Roll, Error> {
+        if self.arrangement.known(whom).is_none() {
+            self.arrangement.begin();
+            self.arrangement.whereto(whom, by)?;
+        }
+        Ok(self.arrangement.roll())
     }
 
     /// A connection to the master of the lock, given away: for a waiter to sleep on.

@@ -5,7 +5,7 @@
 
 use crate::law;
 use crate::lock::Name;
-use redis::{Cmd, Script, ServerError, cmd};
+use redis::{Cmd, Script, ServerError, Value, cmd};
 use std::sync::LazyLock;
 
 /// The records of locks: what every script starts with.
@@ -110,6 +110,11 @@ impl Code {
     pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
         call("EVAL", &self.text, keys, args)
     }
+}
+
+/// Whether a reply says that the server does not know the script.
+pub fn is_unknown(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
 /// Whether an error says that the user has no right to do what the script does, as against to run scripts at all.

@@ -8,7 +8,7 @@
 //! directly. The connections are kept, since a holder asks for as long as it holds.
 
 use super::connect::{Link, refusal};
-use super::route::{Arrangement, Asking, Line, Next, Stage, Whom};
+use super::route::{Arrangement, Asking, Line, Next, Roll, Stage, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::store::Error;
@@ -31,6 +31,8 @@ pub struct Sentinels {
     turn: usize,
     post: (Sender<Letter>, Receiver<Letter>),
     found: Option<Found>,
+    /// Whether they are asked for the number of replicas, too.
+    counts: Counts,
     /// How many sentinels may still be asked on this journey.
     opinions: usize,
     /// Servers that were of no use on this journey, and the last reason.
@@ -40,8 +42,24 @@ pub struct Sentinels {
 
 /// The master, and since when it has been known.
 struct Found {
-    address: Address,
+    named: Named,
     since: Moment,
+}
+
+/// What a sentinel says.
+struct Named {
+    address: Address,
+    /// How many replicas it knows, also such as are down; none where it was not asked.
+    replicas: Option<u32>,
+}
+
+/// What is wanted of a sentinel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    /// The master.
+    Nothing,
+    /// Its replicas, too.
+    Replicas,
 }
 
 /// One sentinel.
@@ -62,7 +80,7 @@ enum State {
 struct Letter {
     seat: usize,
     asked: Moment,
-    said: Result<(Link, Address), Error>,
+    said: Result<(Link, Named), Error>,
 }
 
 impl Sentinels {
@@ -74,7 +92,18 @@ impl Sentinels {
         // Many clients begin at the same time, and the first sentinel of the list is not to bear all of them.
         let turn = std::process::id() as usize % seats.len().max(1);
         let (opinions, tried) = (seats.len(), Vec::new());
-        Self { service, master, seats, turn, post: channel(), found: None, opinions, tried, last: None }
+        Self {
+            service,
+            master,
+            seats,
+            turn,
+            post: channel(),
+            found: None,
+            counts: Counts::Nothing,
+            opinions,
+            tried,
+            last: None,
+        }
     }
 
     /// Asks one sentinel. A failure to do so is told by [`Sentinels::hear`].
@@ -92,17 +121,18 @@ impl Sentinels {
             }
         };
         if let Some(mut link) = link
-            && link.send(&seat.target, &[question(&self.service)], by).is_ok()
+            && link.send(&seat.target, &questions(&self.service, self.counts), by).is_ok()
         {
             seat.state = State::Asked(link, asked);
             return;
         }
         let (target, service, post) = (seat.target.clone(), self.service.clone(), self.post.0.clone());
+        let counts = self.counts;
         let dial = move || {
             let said = Link::dial(&target, by).and_then(|mut link| {
-                link.send(&target, &[question(&service)], by)?;
-                let address = answer(&mut link, &target, &service, by)?;
-                Ok((link, address))
+                link.send(&target, &questions(&service, counts), by)?;
+                let named = answer(&mut link, &target, &service, counts, by)?;
+                Ok((link, named))
             });
             // Nobody reads it any more when the process is about to end.
             let _ = post.send(Letter { seat: index, asked, said });
@@ -115,7 +145,7 @@ impl Sentinels {
 
     /// What one sentinel that was asked says, if it says something by `until`. Sooner, if a thread brings the answer of
     /// another one.
-    fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Address, Error>)> {
+    fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Named, Error>)> {
         let seat = &mut self.seats[index];
         match std::mem::replace(&mut seat.state, State::Idle(None)) {
             State::Asked(mut link, asked) => {
@@ -125,7 +155,8 @@ impl Sentinels {
                         return None;
                     }
                     Ok(true) => {
-                        answer(&mut link, &seat.target, &self.service, until.max(Moment::now().after(SLICE)))
+                        let by = until.max(Moment::now().after(SLICE));
+                        answer(&mut link, &seat.target, &self.service, self.counts, by)
                     }
                     Err(error) => Err(error),
                 };
@@ -157,9 +188,9 @@ impl Sentinels {
         }
     }
 
-    fn open(&mut self, letter: Letter) -> (Moment, Result<Address, Error>) {
+    fn open(&mut self, letter: Letter) -> (Moment, Result<Named, Error>) {
         let (link, said) = match letter.said {
-            Ok((link, address)) => (Some(link), Ok(address)),
+            Ok((link, named)) => (Some(link), Ok(named)),
             Err(error) => (None, Err(error)),
         };
         self.seats[letter.seat].state = State::Idle(link);
@@ -168,7 +199,7 @@ impl Sentinels {
 
     /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
     /// asked while its answer may still come.
-    fn discover(&mut self, by: Moment) -> Result<Address, Error> {
+    fn discover(&mut self, by: Moment) -> Result<Named, Error> {
         let count = self.seats.len();
         let mut worst: Option<Error> = None;
         for asked in 0..count {
@@ -179,7 +210,7 @@ impl Sentinels {
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
             let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
             match self.hear(index, Moment::now().after(slice)) {
-                Some((_, Ok(address))) => return Ok(address),
+                Some((_, Ok(named))) => return Ok(named),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
                 None => self.forget_silent(index),
             }
@@ -187,7 +218,7 @@ impl Sentinels {
         // Whoever is still being asked may answer yet.
         while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away)) {
             match self.hear(index, by) {
-                Some((_, Ok(address))) => return Ok(address),
+                Some((_, Ok(named))) => return Ok(named),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
                 None => break,
             }
@@ -216,11 +247,15 @@ impl Sentinels {
     }
 
     /// Takes note of what a sentinel says; true if it names another master than the one that is used.
-    fn note(&mut self, (asked, said): (Moment, Result<Address, Error>)) -> bool {
-        match (said, &self.found) {
+    fn note(&mut self, (asked, said): (Moment, Result<Named, Error>)) -> bool {
+        match (said, &mut self.found) {
             // An answer that is older than what is known may be about the master before.
-            (Ok(address), Some(found)) if asked >= found.since && address != found.address => {
-                self.found = Some(Found { address, since: Moment::now() });
+            (Ok(named), Some(found)) if asked >= found.since => {
+                if named.address == found.named.address {
+                    found.named.replicas = named.replicas.or(found.named.replicas);
+                    return false;
+                }
+                self.found = Some(Found { named, since: Moment::now() });
                 true
             }
             _ => false,
@@ -244,16 +279,16 @@ impl Arrangement for Sentinels {
             }
             self.opinions -= 1;
             let since = Moment::now();
-            let address = match self.discover(by) {
-                Ok(address) => address,
+            let named = match self.discover(by) {
+                Ok(named) => named,
                 // Why the master that was named is of no use says more.
                 Err(error) => return Err(self.last.take().unwrap_or(error)),
             };
-            if !self.tried.contains(&address) {
-                self.found = Some(Found { address, since });
+            if !self.tried.contains(&named.address) {
+                self.found = Some(Found { named, since });
             }
         }
-        let address = self.found.as_ref().map_or(&self.master.address, |found| &found.address);
+        let address = self.found.as_ref().map_or(&self.master.address, |found| &found.named.address);
         Ok(Stage { target: self.target(address), until: by, asking: Asking::No })
     }
 
@@ -270,7 +305,7 @@ impl Arrangement for Sentinels {
     }
 
     fn known(&self, _: Whom<'_>) -> Option<Address> {
-        self.found.as_ref().map(|found| found.address.clone())
+        self.found.as_ref().map(|found| found.named.address.clone())
     }
 
     fn failed(&mut self, address: &Address, error: &Error) -> Next {
@@ -317,38 +352,73 @@ impl Arrangement for Sentinels {
         superseded
     }
 
+    fn count_replicas(&mut self) {
+        self.counts = Counts::Replicas;
+    }
+
+    fn roll(&self) -> Roll {
+        let replicas = self.found.as_ref().and_then(|found| found.named.replicas);
+        replicas.map_or(Roll::Connected, Roll::Known)
+    }
+
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         let address = match &self.found {
-            Some(found) => found.address.clone(),
-            None => self.discover(by)?,
+            Some(found) => found.named.address.clone(),
+            None => self.discover(by)?.address,
         };
         Ok(vec![self.target(&address)])
     }
 }
 
-fn question(service: &str) -> Cmd {
-    let mut question = cmd("SENTINEL");
-    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-    question
+fn questions(service: &str, counts: Counts) -> Vec<Cmd> {
+    let asked: &[&str] = match counts {
+        Counts::Nothing => &["GET-MASTER-ADDR-BY-NAME"],
+        Counts::Replicas => &["GET-MASTER-ADDR-BY-NAME", "REPLICAS"],
+    };
+    let question = |what: &&str| {
+        let mut question = cmd("SENTINEL");
+        question.arg(*what).arg(service);
+        question
+    };
+    asked.iter().map(question).collect()
 }
 
-/// The sentinel's answer to [`question`].
-fn answer(link: &mut Link, sentinel: &Target, service: &str, by: Moment) -> Result<Address, Error> {
+/// The sentinel's answer to [`questions`].
+fn answer(
+    link: &mut Link,
+    sentinel: &Target,
+    service: &str,
+    counts: Counts,
+    by: Moment,
+) -> Result<Named, Error> {
     let shown = &sentinel.shown;
-    match link.read(sentinel, by)? {
-        Value::ServerError(error) if error.code() == "NOAUTH" => Err(Error::Denied(format!(
-            "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
-             sentinel-username=U"
-        ))),
-        Value::ServerError(error) => Err(refusal(sentinel, error.code(), error.details())),
-        Value::Nil => Err(Error::Unfit(format!(
-            "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
-        ))),
+    let address = match link.read(sentinel, by)? {
+        Value::ServerError(error) if error.code() == "NOAUTH" => {
+            return Err(Error::Denied(format!(
+                "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
+                 sentinel-username=U"
+            )));
+        }
+        Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
+        Value::Nil => {
+            return Err(Error::Unfit(format!(
+                "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
+            )));
+        }
         value => match redis::from_redis_value::<(String, u16)>(value) {
-            Ok((host, port)) if !host.is_empty() => Ok(Address::Tcp { host, port }),
-            _ => Err(Error::Garbled(format!("{shown} names no address that is understood"))),
+            Ok((host, port)) if !host.is_empty() => Address::Tcp { host, port },
+            _ => return Err(Error::Garbled(format!("{shown} names no address that is understood"))),
         },
-    }
+    };
+    let replicas = match counts {
+        Counts::Nothing => None,
+        Counts::Replicas => match link.read(sentinel, by)? {
+            Value::Array(replicas) => Some(u32::try_from(replicas.len()).unwrap_or(u32::MAX)),
+            Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
+            _ => return Err(Error::Garbled(format!("{shown} does not say which replicas there are"))),
+        },
+    };
+    Ok(Named { address, replicas })
 }
 
 /// Of two failures the one that the user has to hear of: a refusal before a silence.

@@ -1,6 +1,6 @@
 //! How do bytes get from a socket to the parser and back? The streams of one connection, each over the one before:
-//! a socket whose every read and write ends at one moment, TLS if there is any, and lines for the parser. What the bytes
-//! mean is not known here.
+//! a socket whose every read and write ends at one moment, TLS if there is any, and what was read and is not parsed yet.
+//! What the bytes mean is not known here.
 
 use crate::clock::Moment;
 use crate::store::redis::tls::Session;
@@ -19,8 +19,7 @@ pub enum Stream {
     Unix(UnixStream),
 }
 
-/// What has been read and not yet parsed. The parser keeps whatever it is given, so it is given no more than a line at
-/// a time, where every reply ends: what follows a reply stays here, where it can be seen.
+/// What has been read and not yet parsed.
 #[derive(Default)]
 pub struct Inbox {
     bytes: Vec<u8>,
@@ -33,44 +32,27 @@ impl Inbox {
         self.taken == self.bytes.len()
     }
 
-    /// Moves what is there, up to the end of a line, into `buf`.
-    fn take(&mut self, buf: &mut [u8]) -> usize {
+    /// Takes what is there, at most so many bytes.
+    pub fn take(&mut self, most: usize) -> &[u8] {
+        let from = self.taken;
+        self.taken = self.bytes.len().min(from.saturating_add(most));
+        &self.bytes[from..self.taken]
+    }
+
+    /// Takes what is there, up to the end of a line.
+    pub fn take_line(&mut self) -> &[u8] {
         let rest = &self.bytes[self.taken..];
         let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
-        let count = line.min(buf.len());
-        buf[..count].copy_from_slice(&rest[..count]);
-        self.taken += count;
-        count
+        self.take(line)
     }
 
     /// Reads once.
-    fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
+    pub fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
         self.bytes.resize(READ_SIZE, 0);
         self.taken = 0;
         let read = from.read(&mut self.bytes);
         self.bytes.truncate(*read.as_ref().unwrap_or(&0));
         read.map(drop)
-    }
-}
-
-/// What the parser reads from.
-pub struct Lines<'a> {
-    pub inbox: &'a mut Inbox,
-    pub channel: Channel<'a>,
-    /// What went wrong: the parser does not hand an error on as it was.
-    pub broke: Option<io::Error>,
-}
-
-impl Read for Lines<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.inbox.is_empty()
-            && let Err(error) = self.inbox.fill(&mut self.channel)
-        {
-            let kind = error.kind();
-            self.broke = Some(error);
-            return Err(kind.into());
-        }
-        Ok(self.inbox.take(buf))
     }
 }
 

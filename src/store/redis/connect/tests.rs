@@ -121,3 +121,88 @@ fn records_that_wait_inside_tls() -> Outcome {
     let _ = server.join();
     Ok(())
 }
+
+/// What one who is asked for a reply sends without end, after this.
+fn flood(begin: &'static [u8], more: &'static [u8]) -> Outcome<Error> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let target = Target { password: None, ..target(&listener, None)? };
+    let server: Served = thread::spawn(move || {
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(begin)?;
+        let chunk = more.repeat(4096);
+        loop {
+            stream.write_all(&chunk)?;
+        }
+    });
+    let mut link = Link::dial(&target, soon())?;
+    let answer = link.ask(&target, &cmd("TIME"), soon());
+    drop(link);
+    let _ = server.join();
+    answer.err().ok_or_else(|| "a flood is no answer".into())
+}
+
+/// Whatever a server sends, it is bounded, and long before the time is over.
+#[test]
+fn no_reply_is_endless() -> Outcome {
+    let floods: [(&[u8], &[u8]); 6] = [
+        (b"$2147483648\r\n", b"x"),
+        (b"*2147483647\r\n", b":1\r\n"),
+        (b"*2147483647\r\n", b"*0\r\n"),
+        (b"*9223372036854775807\r\n", b"$-1\r\n"),
+        (b"", b"*1\r\n"),
+        (b"+", b"x"),
+    ];
+    for (begin, more) in floods {
+        let begun = Moment::now();
+        let error = flood(begin, more)?;
+        assert!(matches!(error, Error::Garbled(_)), "{begin:?}: {error}");
+        assert!(Moment::now().since(begun) < LONG / 2, "{begin:?}");
+    }
+    Ok(())
+}
+
+/// Every kind of reply, also in pieces.
+#[test]
+fn replies() -> Outcome {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let target = Target { password: None, ..target(&listener, None)? };
+    let server: Served = thread::spawn(move || {
+        let (mut stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        for byte in
+            b"*7\r\n+OK\r\n+PONG\r\n:-3\r\n$-1\r\n$4\r\na\r\nb\r\n*-1\r\n*1\r\n$0\r\n\r\n-WRONGPASS no\r\n"
+        {
+            stream.write_all(&[*byte])?;
+        }
+        stream.read_exact(&mut [0; 1])
+    });
+    let mut link = Link::dial(&target, soon())?;
+    let bulk = |text: &str| Value::BulkString(text.into());
+    assert_eq!(
+        link.read(&target, soon())?,
+        Value::Array(vec![
+            Value::Okay,
+            Value::SimpleString("PONG".into()),
+            Value::Int(-3),
+            Value::Nil,
+            bulk("a\r\nb"),
+            Value::Nil,
+            Value::Array(vec![bulk("")]),
+        ])
+    );
+    assert!(matches!(link.answer(&target, soon()), Err(Error::Denied(_))));
+    drop(link);
+    let _ = server.join();
+    Ok(())
+}
+
+/// A server that does not know a command repeats its arguments.
+#[test]
+fn tokens_are_not_repeated() {
+    let said = "unknown command 'BLPOP', with args beginning with: \
+                'dlock.wake:{dlock:k}:dlock:k:0123456789abcdef0123456789abcdef:0' '30' 'deadbeef' '0123456789abc";
+    assert_eq!(
+        plain(said),
+        "unknown command 'BLPOP', with args beginning with: 'dlock.wake:{dlock:k}:dlock:k:…:0' '30' 'deadbeef' '…"
+    );
+}

@@ -1,0 +1,107 @@
+//! What of a renewal that is not answered in time? A server that stood still answers it afterwards, and the lease then
+//! counts from when it was sent. So its connection is kept and listened to, and nothing is sent behind it: what a
+//! thousand holders send again and again is what a server would have to work off before it could answer any of them.
+//!
+//! The request, or the connection, may also be lost. So now and then another connection is tried, seldom at first and
+//! often where the job would soon have to end. There a question goes first that costs a server nothing: only when it
+//! is answered, and the renewal still is not, that is sent again.
+
+use super::connect::silent;
+use super::route::Line;
+use crate::clock::Moment;
+use crate::store::Error;
+use redis::{Value, cmd};
+use std::time::Duration;
+
+/// A renewal that is not answered yet.
+pub struct Overdue {
+    line: Line,
+    /// Read before it was sent.
+    pub sent: Moment,
+    ttl: Duration,
+    try_at: Moment,
+}
+
+/// Who answered first.
+pub enum First {
+    /// The connection that was kept: with this.
+    Kept(Value),
+    /// The other one, so that the first will not.
+    Other,
+}
+
+impl Overdue {
+    /// Listens on a connection on which the renewal was sent.
+    pub fn new(line: Line, sent: Moment, ttl: Duration) -> Self {
+        Self { line, sent, ttl, try_at: Moment::now() }
+    }
+
+    /// Whether it is time to try another connection. An outage of half the ttl may begin with this very renewal: from
+    /// shortly before its end on there is no time to lose, and before it there is.
+    pub fn is_to_try(&mut self) -> bool {
+        let now = Moment::now();
+        let due = self.try_at <= now;
+        if due {
+            let hurry_from = self.sent.after(self.ttl * 7 / 16);
+            self.try_at = if hurry_from <= now {
+                now.after(self.ttl / 32)
+            } else {
+                now.after(self.ttl / 8).min(hurry_from)
+            };
+        }
+        due
+    }
+
+    /// Waits for the answer until another connection is to be tried, at most until `by`.
+    pub fn wait(&mut self, by: Moment) -> Result<Option<Value>, Error> {
+        let until = self.try_at.min(by);
+        if !self.line.listen(until)? {
+            return Ok(None);
+        }
+        self.line.answer(until.max(Moment::now().after(self.ttl / 32))).map(Some)
+    }
+
+    /// Who is answered first, of this connection and `other`, to the same server? An error where neither is.
+    pub fn race(&mut self, other: &mut Line, by: Moment) -> Result<First, Error> {
+        other.post(vec![cmd("TIME")], by)?;
+        let (now, mut deaf) = (Moment::now(), false);
+        while !deaf && other.listen_beside(&self.line, by)? {
+            match self.line.listen(now) {
+                Ok(true) => match self.line.answer(by) {
+                    Ok(value) => return Ok(First::Kept(value)),
+                    Err(_) => deaf = true,
+                },
+                Ok(false) => {}
+                Err(_) => deaf = true,
+            }
+            if other.listen(now)? {
+                break;
+            }
+        }
+        // Whatever it says, it is there.
+        other.reply(by)?;
+        Ok(First::Other)
+    }
+
+    /// The connection, when the answer has come.
+    pub fn into_line(mut self) -> Line {
+        self.line.has_answered();
+        self.line
+    }
+
+    /// Puts the connection that was kept in the place of another one.
+    pub fn take_the_place_of(&mut self, other: &mut Line) {
+        std::mem::swap(&mut self.line, other);
+        other.has_answered();
+    }
+
+    /// The error for an answer that has not come.
+    pub fn silence(&self) -> Error {
+        silent(self.line.target())
+    }
+
+    /// Whether it was sent to the server that this connection leads to.
+    pub fn is_at(&self, line: &Line) -> bool {
+        self.line.target().address == line.target().address
+    }
+}
