@@ -34,6 +34,7 @@ pub mod status;
 mod stores;
 mod token_file;
 pub mod wait;
+mod wanted;
 pub mod watch;
 
 /// Runs the command line of this process.

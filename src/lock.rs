@@ -1,7 +1,7 @@
 //! The nouns: key, name, mode, token, fence, lease, owner. What is valid is decided here, at the border, so that everything
 //! below may trust what it is handed. Knows no store, no clock and no output.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZeroU32;
@@ -187,7 +187,16 @@ fn hash_tag(name: &str) -> Option<&str> {
 /// The secret that proves a hold: 128 bits from the operating system, constant for the hold, 32 hex digits.
 /// Its `Debug` hides it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Token(String);
+
+impl TryFrom<String> for Token {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text)
+    }
+}
 
 impl Token {
     /// A new token. Fails only if the operating system has no randomness to give.
@@ -272,21 +281,100 @@ impl By {
     }
 }
 
-/// Who holds or waits, as `status` shows it. The store keeps it and never looks inside.
+/// Who holds or waits, as `status` shows it. The store keeps it and never looks inside. Read from a store, a text that is
+/// longer than dlock writes is refused: whoever wrote it wants to fill screens.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
     /// Host name.
+    #[serde(deserialize_with = "bounded::<NAME_MAX, _>")]
     pub host: String,
     /// Process id on that host: of dlock, or of the script that has the hold.
     pub pid: u32,
     /// Login name, else the numeric user id.
+    #[serde(deserialize_with = "bounded::<NAME_MAX, _>")]
     pub user: String,
     /// `--label`, else the first 200 bytes of the command line.
+    #[serde(deserialize_with = "bounded::<TEXT_MAX, _>")]
     pub command: String,
     /// `--reason`.
+    #[serde(deserialize_with = "bounded_if_any::<TEXT_MAX, _>")]
     pub reason: Option<String>,
     /// Who took the hold.
     #[serde(skip_serializing_if = "By::is_usual")]
     pub by: By,
+}
+
+/// The greatest number of bytes in the name of a host or a user.
+pub const NAME_MAX: usize = 255;
+/// The greatest number of bytes in a command line, a label or a reason.
+pub const TEXT_MAX: usize = 4096;
+
+impl Owner {
+    /// The same, with every text as long as a store may keep it.
+    pub fn shortened(mut self) -> Self {
+        shorten(&mut self.host, NAME_MAX);
+        shorten(&mut self.user, NAME_MAX);
+        shorten(&mut self.command, TEXT_MAX);
+        self.reason.iter_mut().for_each(|reason| shorten(reason, TEXT_MAX));
+        self
+    }
+}
+
+/// Cuts a text to at most `most` bytes, between characters.
+pub fn shorten(text: &mut String, most: usize) {
+    if text.len() > most {
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+    }
+}
+
+/// A text from a store, of at most `MOST` bytes.
+fn bounded<'de, const MOST: usize, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
+    let text = String::deserialize(source)?;
+    if text.len() > MOST {
+        let why = format!("a text of {} bytes where dlock writes {MOST} at most", text.len());
+        return Err(serde::de::Error::custom(why));
+    }
+    Ok(text)
+}
+
+fn bounded_if_any<'de, const MOST: usize, D: Deserializer<'de>>(
+    source: D,
+) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    struct Text<const MOST: usize>(#[serde(deserialize_with = "bounded::<MOST, _>")] String);
+    Ok(Option::<Text<MOST>>::deserialize(source)?.map(|text| text.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_read_as_it_is_written_and_no_longer() -> Result<(), serde_json::Error> {
+        let long = |length| Owner { command: "x".repeat(length), ..Owner::default() };
+        let most = serde_json::to_string(&long(TEXT_MAX))?;
+        assert_eq!(serde_json::from_str::<Owner>(&most)?, long(TEXT_MAX));
+        for owner in [
+            long(TEXT_MAX + 1),
+            Owner { host: "h".repeat(65_536), ..Owner::default() },
+            Owner { user: "u".repeat(NAME_MAX + 1), ..Owner::default() },
+            Owner { reason: Some("r".repeat(70_000)), ..Owner::default() },
+        ] {
+            let json = serde_json::to_string(&owner)?;
+            assert!(serde_json::from_str::<Owner>(&json).is_err());
+            let json = serde_json::to_string(&owner.shortened())?;
+            assert!(serde_json::from_str::<Owner>(&json).is_ok());
+        }
+        assert_eq!(serde_json::from_str::<Owner>("{}")?, Owner::default());
+        Ok(())
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        let mut text = "é".repeat(3);
+        shorten(&mut text, 5);
+        assert_eq!(text, "éé");
+    }
 }

@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 
 pub mod acquired;
 pub mod busy;
+pub mod columns;
 pub mod doctor;
 pub mod history;
 pub mod json;
@@ -22,6 +23,7 @@ pub mod live;
 pub mod locale;
 pub mod metrics;
 pub mod question;
+pub mod record;
 pub mod report;
 pub mod screen;
 pub mod shell;

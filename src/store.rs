@@ -141,6 +141,14 @@ pub struct View {
     pub stat: Stat,
 }
 
+impl View {
+    /// Whether the store has anything to tell of the lock: if not, nobody has used it in the last 40 days.
+    pub fn is_used(&self) -> bool {
+        let is_known = self.fence.is_some() || self.state != State::Free;
+        is_known || !self.waiters.is_empty() || !self.log.is_empty() || self.stat != Stat::default()
+    }
+}
+
 /// A failure of a store. The text names no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {

@@ -19,6 +19,7 @@
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
 //! - quorum: several masters hold one lock, and some of them are lost
+//! - forged: records that somebody else has made something of
 //! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
@@ -47,6 +48,7 @@ mod completions;
 mod config;
 mod contention;
 mod doctor;
+mod forged;
 mod generated;
 mod guard;
 mod history;

@@ -1,5 +1,8 @@
 //! `dlock status`: who holds what, who waits, what is cooling, revoked or not dlock's at all.
 
+use crate::support::dlock::finish_all;
+use crate::support::pty::Terminal;
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::{Value, json};
 
@@ -9,6 +12,9 @@ on_every_store!(
     a_free_lock,
     a_revoked_lock,
     what_comes_from_elsewhere_is_escaped,
+    one_key_is_a_record,
+    what_is_not_there_is_said_with_the_place,
+    a_pattern_means_what_looks_like_it,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -109,7 +115,7 @@ fn a_revoked_lock(backend: Backend) {
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
     assert_eq!(world.state("k"), "revoked");
     world.run("k", &[], "true").status(75).any_stderr().run();
-    crate::support::wait::wait_until("its dlock hears of it", || !holder.messages().is_empty());
+    wait_until("its dlock hears of it", || !holder.messages().is_empty());
     crate::support::proc::signal(world.wait_for_pid("job.pid"), rustix::process::Signal::KILL);
     holder.finish();
     assert_eq!(world.state("k"), "free");
@@ -131,6 +137,123 @@ fn what_comes_from_elsewhere_is_escaped(backend: Backend) {
     assert_eq!(busy.lines().count(), 1, "{busy:?}");
     world.write("go", "");
     holder.finish();
+}
+
+fn one_key_is_a_record(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &[], "exit 3").status(3).run();
+    let holder = world.run("k", &["-t", "1m", "-n", "3", "--reason", "because"], HOLD).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "--label", "the next one"], "true").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let text = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    let labels: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let expected = [
+        "key", "state", "mode", "holder", "since", "lease", "command", "reason", "fence", "waiting", "1.",
+        "last", "store",
+    ];
+    assert_eq!(labels, expected, "{text}");
+    for part in [
+        &format!("{}, slot 0", holder.pid()),
+        "1 of 3 slots held",
+        &format!("{}, for ", waiter.pid()),
+        "exclusive: the next one",
+        "because",
+        "exit 3",
+        &world.url(),
+        "prefix dlock:",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+}
+
+/// An empty answer names the store and the prefix, because the wrong one is the usual reason for it.
+fn what_is_not_there_is_said_with_the_place(backend: Backend) {
+    let world = World::new(backend);
+    let url = world.url();
+    let said = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
+    let place = format!("under the prefix dlock: in {url}");
+    assert_eq!(said(&["status", "never"]), format!("never was never used, {place}\n"));
+    assert_eq!(said(&["status"]), format!("no lock is held, cooling or waited for, {place}\n"));
+    let elsewhere = said(&["status", "--prefix", "other:"]);
+    assert!(elsewhere.contains("under the prefix other:"), "{elsewhere}");
+    let bare = said(&["status", "k", "--prefix", ""]);
+    assert!(bare.contains("without a prefix"), "{bare}");
+    let none = said(&["status", "deploy-*"]);
+    assert_eq!(none, format!("no lock like deploy-* is held, cooling or waited for, {place}\n"));
+    let table = said(&["status", "never", "again"]);
+    assert_eq!(table.matches("never used").count(), 2, "{table}");
+    assert_eq!(said(&["status", "--json"]), "[]\n");
+}
+
+fn a_pattern_means_what_looks_like_it(backend: Backend) {
+    let world = World::new(backend);
+    let keys = ["deploy-web", "deploy-db", "report"];
+    let holders = keys.map(|key| world.run(key, &["-t", "1m"], HOLD).spawn());
+    world.wait_for_lines("up", 3);
+    world.run("deploy-idle", &[], "true").run();
+    let shown = |words: &[&str]| {
+        let output = world.dlock(words).args(["--json"]).any_stdout().run().stdout;
+        let json: Value = serde_json::from_str(&output).expect("JSON");
+        let keys = json.as_array().expect("an array").iter().map(|one| one["key"].to_string());
+        keys.collect::<Vec<_>>().join(" ").replace('"', "")
+    };
+    assert_eq!(shown(&["status", "deploy-*"]), "deploy-db deploy-web");
+    assert_eq!(shown(&["status", "report", "deploy-??"]), "report deploy-db");
+    assert_eq!(shown(&["status", "report", "*"]), "report deploy-db deploy-web");
+    assert_eq!(shown(&["status", "x*"]), "");
+    let metrics = world.dlock(["metrics", "deploy-*"]).any_stdout().run().stdout;
+    assert!(metrics.contains("\"deploy-idle\"") && !metrics.contains("\"report\""), "{metrics}");
+    let watch = world.dlock(["watch", "-v", "deploy-*"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    world.write("go", "");
+    finish_all(holders);
+    let told = |key: &str| watch.printed().contains(&format!("released {key}"));
+    wait_until("both are told of", || told("deploy-db") && told("deploy-web"));
+    assert!(!told("report"), "{}", watch.printed());
+    watch.signal(rustix::process::Signal::TERM);
+    watch.finish();
+}
+
+/// On a terminal KEY and HOLDER are whole and every line fits, also where characters are two columns wide.
+#[test]
+fn a_terminal_shows_key_and_holder_whole() {
+    let world = World::new(Backend::Redis);
+    let keys = ["nightly-report", "夜间报告-每天", "deploy-🚀-web", &"very-long-".repeat(8)];
+    let holders = keys.map(|key| {
+        world.run(key, &["-t", "1m", "--label", "sleep 600 # 睡觉 😴"], HOLD).env("LC_ALL", "C.UTF-8").spawn()
+    });
+    world.wait_for_lines("up", 4);
+    for columns in [60, 80, 100] {
+        let mut terminal = Terminal::with_size(&world, "xterm", 40, columns);
+        terminal.type_line("export LC_ALL=C.UTF-8; clear; dlock status; echo e''nd");
+        terminal.expect("\r\nend");
+        let rows = terminal.rows();
+        let text = rows.concat().replace(' ', "");
+        for (key, holder) in keys.iter().zip(&holders) {
+            assert!(text.contains(key), "{columns} {key}\n{rows:#?}");
+            let pid = format!("{}", holder.pid());
+            assert!(
+                rows.iter().any(|row| row.split_whitespace().any(|word| word == pid)),
+                "{columns}\n{rows:#?}"
+            );
+        }
+        let heads = rows.iter().filter(|row| row.contains("STATE")).count();
+        assert_eq!(heads, 1, "{rows:#?}");
+        // What stands on the terminal is what was printed: nothing was wrapped by it.
+        let printed = terminal.screen();
+        let printed =
+            printed.rsplit("KEY").next().expect("a table").replace("\x1b[32m", "").replace("\x1b[0m", "");
+        for line in printed.lines().take_while(|line| !line.starts_with("end")).skip(1) {
+            assert!(rows.iter().any(|row| row == line.trim_end()), "{columns} {line:?}\n{rows:#?}");
+        }
+        terminal.close();
+    }
+    world.write("go", "");
+    finish_all(holders);
 }
 
 /// Piped tables are not cut, and colours do not get into a pipe.

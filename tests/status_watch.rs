@@ -6,7 +6,7 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
-on_every_store!(it_shows_what_changes, every_end_gives_the_terminal_back, it_stops_and_goes_on);
+on_every_store!(it_shows_what_changes, every_end_gives_the_terminal_back, it_stops_and_goes_on, q_leaves,);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
@@ -71,6 +71,64 @@ fn it_stops_and_goes_on(backend: Backend) {
     terminal.press(CTRL_C);
     terminal.expect(LEAVE);
     terminal.close();
+}
+
+/// A key is heard at once and not echoed; the keyboard is given back as it was.
+fn q_leaves(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("stty -a > before");
+    terminal.expect("READY> ");
+    terminal.type_line(&format!("{WATCH}; echo $?-is-the-status"));
+    terminal.expect("no lock is held");
+    terminal.press("x");
+    terminal.press(CTRL_Z);
+    terminal.expect(LEAVE);
+    terminal.expect("Stopped");
+    terminal.type_line("stty -a > stopped; fg");
+    terminal.expect(ENTER);
+    terminal.press("q");
+    terminal.expect(LEAVE);
+    let rest = terminal.expect("READY> ");
+    assert!(!rest.contains('x') && !rest.contains('q'), "nothing is echoed: {rest:?}");
+    terminal.type_line("echo $?-is-the-status; stty -a > after");
+    terminal.expect("0-is-the-status");
+    terminal.expect("READY> ");
+    let modes = ["before", "stopped", "after"].map(|name| world.read(name));
+    assert!(!modes[0].is_empty() && modes.iter().all(|mode| *mode == modes[0]), "{modes:#?}");
+    terminal.close();
+}
+
+/// No line is wider than the terminal, whatever stands in it: the screen would cut it, or draw over it.
+#[test]
+fn the_page_fits_its_terminal() {
+    let world = World::new(Backend::Redis);
+    let key = "夜间报告-🚀-of-the-whole-company";
+    let holder = world.run(key, &["-t", "1m", "--label", "睡觉".repeat(30).as_str()], HOLD).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run(key, &["-w"], "true").any_stderr().spawn();
+    world.wait_for_waiters(key, 1);
+    for columns in [60, 80, 100] {
+        let mut terminal = Terminal::with_size(&world, "xterm", 20, columns);
+        terminal.type_line("export LC_ALL=C.UTF-8; clear; dlock status --watch 100ms");
+        terminal.expect("waits");
+        let whole = |rows: &[String]| {
+            let text = rows.concat().replace(' ', "");
+            let pids = [holder.pid(), waiter.pid()].map(|pid| text.contains(&pid.to_string()));
+            text.contains(key)
+                && pids == [true; 2]
+                && rows.iter().filter(|row| row.contains("STATE")).count() == 1
+        };
+        wait_until("the page is there", || whole(&terminal.rows()));
+        terminal.resize(20, columns - 15);
+        wait_until("it is drawn anew", || whole(&terminal.rows()));
+        terminal.press("q");
+        terminal.expect(LEAVE);
+        terminal.close();
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
 }
 
 /// A store that goes away and comes back is said, with the time of its last answer; what it said then stays.

@@ -28,7 +28,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct Metrics {
-    /// The locks to count
+    /// The locks to count; in a pattern * stands for any text, ? for one character
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

@@ -10,6 +10,12 @@ Examples:
   # Every lock that is held, cooling or waited for:
   dlock status
 
+  # All about one lock, with those who wait for it:
+  dlock status nightly-report
+
+  # Those whose keys look like this (the quotes keep the shell off):
+  dlock status 'deploy-*'
+
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
@@ -31,7 +37,10 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = STATUS_AFTER)]
 pub struct Status {
-    /// The locks to show
+    /// The locks to show; in a pattern * stands for any text, ? for one character
+    ///
+    /// One KEY is shown as a record, several as a table. Of the locks that a pattern finds, and without KEY, those are
+    /// shown that are held, cooling or waited for.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
@@ -42,7 +51,7 @@ pub struct Status {
     #[arg(long, conflicts_with = "watch")]
     pub json: bool,
 
-    /// Redraw the table in place, with those who wait under each lock, until ^C [default: every second]
+    /// Redraw the table in place, with those who wait under each lock, until q or ^C [default: every second]
     ///
     /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
     /// --watch.

@@ -34,7 +34,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct Watch {
-    /// The locks to watch
+    /// The locks to watch; in a pattern * stands for any text, ? for one character
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

@@ -1,13 +1,16 @@
 //! What is counted of the locks? Asks the store for each and prints; changes nothing.
 
-use super::{located, name, open};
+use super::wanted::Wanted;
+use super::{located, open};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::exit::Exit;
+use crate::lock::Name;
 use crate::output::metrics::{Page, Sample};
 use crate::output::{self, Kind, Printer};
 use crate::store;
+use std::collections::BTreeSet;
 
 /// `dlock metrics`.
 pub fn metrics(
@@ -16,30 +19,31 @@ pub fn metrics(
     printer: &Printer,
 ) -> anyhow::Result<Exit> {
     let mut store = open(settings)?;
-    let named = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?;
-    let all = named.is_empty();
-    let mut names =
-        if all { store.list(&settings.prefix).map_err(|error| located(settings, error))? } else { named };
+    let wanted = Wanted::of(settings, &flags.keys)?;
+    let found = wanted.found(&mut *store).map_err(|error| located(settings, error))?;
+    let named: BTreeSet<&Name> = wanted.named().iter().collect();
     // The same series twice is an error of the format.
-    names.sort();
-    names.dedup();
+    let names: BTreeSet<&Name> = named.iter().copied().chain(&found).collect();
+    let mut exit = Exit::Ok;
     let mut page = Page::new(flags.max_keys);
     for name in names {
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let view = match store.inspect(&name, by) {
+        let view = match store.inspect(name, by) {
             // One lock with a damaged record must not hide the others.
-            Err(error @ store::Error::Garbled(_)) if all => {
+            Err(error @ store::Error::Garbled(_)) => {
                 printer.say(Kind::Error, &format!("{} is not counted: {error}", name.key()));
+                if named.contains(name) {
+                    exit = Exit::Unavailable;
+                }
                 continue;
             }
             answer => answer.map_err(|error| located(settings, error))?,
         };
-        let sample = Sample::of(&view);
         // What only somebody who watched has left behind is no lock.
-        if !all || sample.is_used() {
-            page.add(sample);
+        if named.contains(name) || view.is_used() {
+            page.add(Sample::of(&view));
         }
     }
     output::print(&page.text())?;
-    Ok(Exit::Ok)
+    Ok(exit)
 }

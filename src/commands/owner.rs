@@ -1,6 +1,6 @@
 //! Who am I, as the store shows it to others? Host, process, user and what is run.
 
-use crate::lock::{By, Owner};
+use crate::lock::{By, Owner, shorten};
 use rustix::process::{getpid, getppid, getuid};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -18,6 +18,7 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
         reason,
         by: By::Run,
     }
+    .shortened()
 }
 
 /// The owner of a hold that this process takes for the one that started it, a script mostly: that one has it when this
@@ -40,10 +41,7 @@ fn command_line_of(pid: u32) -> Option<String> {
 /// A command line as one text of at most [`COMMAND_MAX`] bytes.
 pub fn command_line(argv: &[OsString]) -> String {
     let mut line = argv.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    if line.len() > COMMAND_MAX {
-        let end = (0..=COMMAND_MAX).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
-        line.truncate(end);
-    }
+    shorten(&mut line, COMMAND_MAX);
     line
 }
 

@@ -1,13 +1,14 @@
 //! Who holds what, who waits, for how long? Asks the store and prints; changes nothing.
 
-use super::{located, name, open};
+use super::wanted::Wanted;
+use super::{located, open};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
-use crate::lock::Name;
+use crate::output::record::{self, Place};
 use crate::output::{self, Kind, Printer, json, table};
 use crate::store::{self, Store, View};
 use std::time::Duration;
@@ -16,36 +17,45 @@ mod watch;
 
 /// `dlock status`.
 pub fn status(settings: &Settings, flags: &cli::Status, printer: &Printer) -> anyhow::Result<Exit> {
-    let named = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?;
-    let wanted = Wanted {
-        named,
-        prefix: settings.prefix.clone(),
+    let view = Looks {
+        wanted: Wanted::of(settings, &flags.keys)?,
         within: settings.connect_timeout + settings.op_timeout,
     };
     let mut store = open(settings)?;
     if let Some(every) = flags.watch {
-        return watch::watch(settings, store, wanted, every.unwrap_or(Duration::from_secs(1)));
+        return watch::watch(settings, store, view, every.unwrap_or(Duration::from_secs(1)));
     }
-    let seen = wanted.look(&mut *store).map_err(|error| located(settings, error))?;
-    for line in &seen.damaged {
-        printer.say(Kind::Error, line);
+    let seen = view.look(&mut *store).map_err(|error| located(settings, error))?;
+    for damaged in &seen.damaged {
+        printer.say(Kind::Error, &damaged.line);
     }
-    output::print(&text(settings, flags, &seen.views)?)?;
-    Ok(Exit::Ok)
+    output::print(&text(settings, flags, &view.wanted, &seen)?)?;
+    let lacks = seen.damaged.iter().any(|damaged| damaged.is_named);
+    Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
 
-fn text(settings: &Settings, flags: &cli::Status, views: &[View]) -> Result<String, Error> {
+fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Seen) -> Result<String, Error> {
     if flags.json {
-        return json::status(views).map_err(|error| Error::Internal(error.to_string()));
+        return json::status(&seen.views).map_err(|error| Error::Internal(error.to_string()));
     }
-    Ok(table::status(views, table::Width::of_stdout(), output::coloured(settings.color)))
+    let (width, colours) = (table::Width::of_stdout(), output::coloured(settings.color));
+    Ok(match (wanted.single(), seen.views.as_slice()) {
+        (Some(_), [view]) => record::record(view, &place(settings), width, colours),
+        (_, []) if !seen.damaged.is_empty() => String::new(),
+        (_, []) => place(settings).empty(&wanted.patterns()),
+        (_, views) => table::status(views, width, colours),
+    })
 }
 
-/// Which locks to look at.
-struct Wanted {
-    /// These; if there are none, all that are not simply free.
-    named: Vec<Name>,
-    prefix: String,
+/// Where is looked.
+fn place(settings: &Settings) -> Place {
+    Place { store: settings.store.to_string(), prefix: settings.prefix.clone() }
+}
+
+/// What to look at, and how.
+struct Looks {
+    /// Those named, and of the others all that are not simply free.
+    wanted: Wanted,
     /// How long one lock may take.
     within: Duration,
 }
@@ -54,25 +64,34 @@ struct Wanted {
 struct Seen {
     views: Vec<View>,
     /// What there is to say of locks that cannot be shown.
-    damaged: Vec<String>,
+    damaged: Vec<Damaged>,
 }
 
-impl Wanted {
+/// A lock that cannot be shown. It hides no other.
+struct Damaged {
+    line: String,
+    /// Whether it was asked for by name.
+    is_named: bool,
+}
+
+impl Looks {
     fn look(&self, store: &mut dyn Store) -> Result<Seen, store::Error> {
-        let all = self.named.is_empty();
-        let names = if all { store.list(&self.prefix)? } else { self.named.clone() };
+        let named = self.wanted.named().to_vec();
+        let found = self.wanted.found(store)?;
         let mut seen = Seen { views: Vec::new(), damaged: Vec::new() };
-        for name in names {
-            let view = match store.inspect(&name, Moment::now().after(self.within)) {
-                // One lock with a damaged record must not hide the others.
-                Err(error @ store::Error::Garbled(_)) if all => {
-                    seen.damaged.push(format!("{} is not shown: {error}", name.key()));
-                    continue;
+        let all =
+            named.into_iter().map(|name| (name, true)).chain(found.into_iter().map(|name| (name, false)));
+        for (name, is_named) in all {
+            match store.inspect(&name, Moment::now().after(self.within)) {
+                Err(error @ store::Error::Garbled(_)) => {
+                    let line = format!("{} is not shown: {error}", name.key());
+                    seen.damaged.push(Damaged { line, is_named });
                 }
-                answer => answer?,
-            };
-            if !all || view.state != State::Free || !view.waiters.is_empty() {
-                seen.views.push(view);
+                Err(error) => return Err(error),
+                Ok(view) if is_named || view.state != State::Free || !view.waiters.is_empty() => {
+                    seen.views.push(view);
+                }
+                Ok(_) => {}
             }
         }
         Ok(seen)

@@ -1,7 +1,8 @@
 //! What happens to the locks, from now on? One thread looks and prints, see [`look`]; this one waits for what ends it: a
 //! signal, a reader that is gone, or the other thread's failure. So ^C ends it at once, whatever the store does.
 
-use super::{name, open};
+use super::open;
+use super::wanted::Wanted;
 use crate::cli;
 use crate::config::Settings;
 use crate::error::Error;
@@ -22,13 +23,13 @@ const ENDING: SignalSet = SignalSet::of(&[libc::SIGINT, libc::SIGTERM]);
 
 /// `dlock watch`.
 pub fn watch(settings: &Settings, flags: &cli::watch::Watch, printer: &Printer) -> anyhow::Result<Exit> {
-    let named = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, Error>>()?;
+    let wanted = Wanted::of(settings, &flags.keys)?;
     let form = if flags.json { Form::Json } else { Form::Text(output::coloured(settings.color)) };
     // That nothing can be written is better said before something happens.
     output::print("")?;
     sys::block(ENDING);
     let signals = sys::signalfd(ENDING).context("cannot read signals")?;
-    let mut look = Look::new(settings, open(settings)?, printer, named, form)?;
+    let mut look = Look::new(settings, open(settings)?, printer, wanted, form)?;
     let (end, held_open) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .context("cannot make a pipe to another thread")?;
     let looking = thread::Builder::new()

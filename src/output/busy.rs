@@ -1,6 +1,7 @@
 //! Why is the lock not to be had? One line for the three moments when that is said: busy, gave up waiting, waiting.
 //! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
 
+use super::columns::width;
 use super::live::Room;
 use super::time::{local, millis, span};
 use crate::law::{Blocker, Holder, State, Waiting};
@@ -96,7 +97,7 @@ pub fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -
     };
     let [.., last] = &shorter;
     let mut all = std::iter::once(&whole).chain(&shorter);
-    all.find(|line| line.chars().count() <= columns).unwrap_or(last).clone()
+    all.find(|line| width(line) <= columns).unwrap_or(last).clone()
 }
 
 /// The same, `age` later, if nothing has happened meanwhile.

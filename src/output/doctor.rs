@@ -1,6 +1,7 @@
 //! What does `dlock doctor` show? A line for each thing that was looked at: a verdict, what was found, what to do. On a
 //! terminal long lines are broken at words; into a pipe they are not.
 
+use super::columns::{broken, padded, spaces};
 use super::locale::Charset;
 use super::table::Width;
 use super::{Coloured, escaped, json};
@@ -67,8 +68,8 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
         let word = finding.verdict.word();
         let (on, off) =
             if coloured == Coloured::Yes { (finding.verdict.colour(), "\x1b[0m") } else { ("", "") };
-        text.push_str(&format!("{on}{word}{off}{:1$}", "", "warn".len() - word.len() + 2));
-        text.push_str(&format!("{:checks$}  ", finding.check));
+        text.push_str(&format!("{on}{word}{off}{}", spaces("warn".len() + 2 - word.len())));
+        text.push_str(&padded(finding.check, checks + 2));
         let mut sentence = escaped(&finding.found).into_owned();
         if let Some(advice) = &finding.advice {
             sentence.push_str("; ");
@@ -79,27 +80,12 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
             Width::Columns(columns) => {
                 let sentence = charset.fitted(&sentence, usize::MAX);
                 let room = columns.saturating_sub(indent).max(20);
-                text.push_str(&broken(&sentence, room).join(&format!("\n{:indent$}", "")));
+                text.push_str(&broken(&sentence, room).join(&format!("\n{}", spaces(indent))));
             }
         }
         text.push('\n');
     }
     text
-}
-
-/// The text in lines of at most so many characters; a longer word has a line of its own.
-fn broken(text: &str, room: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.into()),
-        }
-    }
-    lines
 }
 
 /// The findings, for programs: an array.

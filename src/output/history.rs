@@ -2,13 +2,13 @@
 //! run, with a bar on a time axis that all rows share. All times are the store's own. The axis ends with the newest
 //! end, not now, so that runs of long ago are still told apart.
 
+use super::columns::{spaces, width};
 use super::locale::Charset;
 use super::time::{self, span};
 use super::{Coloured, escaped};
 use crate::cli::Color;
 use crate::law::{JobEnd, LoggedEnd, Outcome};
 use axis::Axis;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 mod axis;
@@ -91,7 +91,7 @@ struct Column {
 impl Column {
     fn new(head: &'static str, log: &[LoggedEnd], cell: impl Fn(&LoggedEnd) -> String) -> Self {
         let cells: Vec<String> = log.iter().map(cell).collect();
-        let width = cells.iter().map(|cell| cell.chars().count()).chain([head.len()]).max().unwrap_or(0);
+        let width = cells.iter().map(|cell| width(cell)).chain([head.len()]).max().unwrap_or(0);
         Self { head, cells, width }
     }
 }
@@ -134,7 +134,7 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
         text.push('\n');
     };
     let pad = |cell: &str, shown: &str, width: usize| {
-        format!("{shown}{:1$}", "", width.saturating_sub(cell.chars().count()) + GAP)
+        format!("{shown}{}", spaces(width.saturating_sub(self::width(cell)) + GAP))
     };
     line(
         &mut shown.iter().map(|column| pad(column.head, column.head, column.width)),
@@ -150,7 +150,7 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
         let bar = axis.as_ref().map(|axis| {
             let bar = axis.bar(end);
             let ink = bar.trim_start_matches(' ');
-            format!("{:1$}{2}", "", bar.chars().count() - ink.chars().count(), painted(ink, end, look))
+            format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, look))
         });
         line(&mut cells, bar.unwrap_or_default());
     }
@@ -172,7 +172,7 @@ pub fn table(log: &[LoggedEnd], look: Look) -> String {
     let mut widths = [0; HEAD.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
+            *width = self::width(cell).max(*width);
         }
     }
     let mut text = String::new();
@@ -181,8 +181,8 @@ pub fn table(log: &[LoggedEnd], look: Look) -> String {
         for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
             let end = at.checked_sub(1).and_then(|at| log.get(at)).filter(|_| HEAD[column] == "END");
             let shown = end.map_or_else(|| cell.clone(), |end| painted(cell, end, look));
-            let pad = width - cell.chars().count() + GAP;
-            let _infallible = write!(line, "{shown}{:pad$}", "");
+            line.push_str(&shown);
+            line.push_str(&spaces(width.saturating_sub(self::width(cell)) + GAP));
         }
         text.push_str(line.trim_end());
         text.push('\n');

@@ -5,6 +5,7 @@
 //! While the line stands, the cursor is at its beginning. A terminal that is made narrower may wrap what stands on it, and
 //! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
 
+use super::columns::{split, width};
 use super::{Kind, Printer, escaped, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
@@ -38,7 +39,7 @@ const WIPE: &str = "\r\x1b[K";
 pub enum Room {
     /// As much as there is to say.
     Endless,
-    /// So many characters.
+    /// So many columns.
     Columns(usize),
 }
 
@@ -57,7 +58,7 @@ enum Place {
     Nowhere,
     /// On a terminal, where a line may stand.
     Terminal,
-    /// The same, and a line of so many characters stands.
+    /// The same, and a line of so many columns stands.
     Line(usize),
     /// Into a file, a pipe or a log.
     Log,
@@ -107,7 +108,7 @@ impl Waiter {
                     let room = Room::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
                     let line = fitting(&text(room), columns);
                     send(&format!("{}{line}\r", self.wipe(columns)));
-                    self.place = Place::Line(line.chars().count());
+                    self.place = Place::Line(width(&line));
                 }
                 self.next = Moment::now().after(TICK);
             }
@@ -163,10 +164,10 @@ fn columns() -> usize {
 fn fitting(text: &str, columns: usize) -> String {
     let line = format!("{HEAD}{}", escaped(text));
     let most = columns.saturating_sub(MARGIN).max(1);
-    if line.chars().count() <= most {
+    if width(&line) <= most {
         return line;
     }
-    line.chars().take(most - 1).chain(['…']).collect()
+    format!("{}…", split(&line, most - 1).0)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Which characters can the terminal show? Decided by the locale's name, as programs do that have no C library to ask.
-//! For what dlock draws itself; a pipe gets the text as it is.
+//! For what dlock draws itself; a pipe gets the text as it is. How much of a text fits is in `columns`.
 
 use std::ffi::OsString;
 
@@ -24,16 +24,6 @@ impl Charset {
         let name = name.to_string_lossy().to_ascii_lowercase();
         if name.contains("utf-8") || name.contains("utf8") { Self::Unicode } else { Self::Ascii }
     }
-
-    /// The text, at most `width` characters of it, and only such as can be shown.
-    pub fn fitted(self, text: &str, width: usize) -> String {
-        let shown = |c: char| if self == Self::Ascii && !c.is_ascii() { '?' } else { c };
-        if text.chars().count() <= width {
-            return text.chars().map(shown).collect();
-        }
-        let more = if self == Self::Unicode { '…' } else { '~' };
-        text.chars().take(width.saturating_sub(1)).map(shown).chain((width > 0).then_some(more)).collect()
-    }
 }
 
 #[cfg(test)]
@@ -53,13 +43,5 @@ mod tests {
                 |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into());
             assert_eq!(Charset::of(variable), expected, "{set:?}");
         }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_cut() {
-        assert_eq!(Charset::Unicode.fitted("häuser", 6), "häuser");
-        assert_eq!(Charset::Unicode.fitted("häuser", 4), "häu…");
-        assert_eq!(Charset::Ascii.fitted("häuser", 4), "h?u~");
-        assert_eq!(Charset::Ascii.fitted("abc", 0), "");
     }
 }

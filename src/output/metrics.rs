@@ -26,7 +26,6 @@ pub struct Sample {
     waiters: u64,
     /// In milliseconds.
     lease: Option<u64>,
-    is_known: bool,
 }
 
 impl Sample {
@@ -43,13 +42,7 @@ impl Sample {
             holders: holders as u64,
             waiters: view.waiters.len() as u64,
             lease: lease.or(foreign).filter(|_| is_held).map(millis),
-            is_known: view.fence.is_some() || view.state != State::Free,
         }
-    }
-
-    /// Whether the lock was ever asked for.
-    pub fn is_used(&self) -> bool {
-        self.is_known || self.waiters > 0 || self.stat != Stat::default()
     }
 }
 

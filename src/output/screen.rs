@@ -1,11 +1,15 @@
 //! How is a page shown again and again in one place? On the terminal's second screen, so that the first one is as it
-//! was when dlock ends. Nothing else of the terminal is changed: its modes are left alone, so ^C and ^Z are what they
-//! always are. What is on the page, and when it is drawn, is the caller's.
+//! was when dlock ends. While it is shown a key is heard at once and not echoed, if the keyboard is that of the terminal;
+//! ^C and ^Z are what they always are. What is on the page, and when it is drawn, is the caller's.
 
 use super::print;
 use crate::error::Error;
-use rustix::stdio::stdout;
-use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::stdio::{stdin, stdout};
+use rustix::termios::{
+    LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
+use std::os::fd::BorrowedFd;
 
 /// The second screen, without a cursor, and without wrapping what is too long.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
@@ -16,6 +20,8 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 #[derive(Debug, Default)]
 pub struct Screen {
     page: Page,
+    /// How the keyboard was, while it is ours.
+    keyboard: Option<Termios>,
 }
 
 /// Which page the terminal shows.
@@ -42,8 +48,11 @@ impl Screen {
 
     /// Shows a page: as much of it as the terminal has lines. Does nothing while the terminal is another job's.
     pub fn draw(&mut self, page: &str) -> Result<(), Error> {
-        if tcgetpgrp(stdout()) != Ok(rustix::process::getpgrp()) {
+        if !is_in_front(stdout()) {
             return Ok(());
+        }
+        if self.page == Page::Theirs {
+            self.listen();
         }
         let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
         let mut text = if self.page == Page::Theirs { ENTER } else { "" }.to_owned();
@@ -58,6 +67,44 @@ impl Screen {
             self.page = Page::Theirs;
             // Where it cannot be written to any more, there is nothing to give back.
             print(LEAVE).ok();
+            if let Some(modes) = self.keyboard.take()
+                && is_in_front(stdin())
+            {
+                tcsetattr(stdin(), OptionalActions::Drain, &modes).ok();
+            }
+        }
+    }
+
+    /// Where keys are heard, while they are.
+    pub fn keyboard(&self) -> Option<BorrowedFd<'static>> {
+        // In the background a read would stop dlock.
+        self.keyboard.as_ref().map(|_| stdin()).filter(|keys| is_in_front(*keys))
+    }
+
+    /// The keys that were pressed. After the keyboard is gone there are none.
+    pub fn pressed(&mut self) -> Vec<u8> {
+        let mut keys = [0; 64];
+        let mut ready = [PollFd::from_borrowed_fd(stdin(), PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !is_in_front(stdin()) || poll(&mut ready, Some(&at_once)) != Ok(1) {
+            return Vec::new();
+        }
+        match rustix::io::read(stdin(), &mut keys) {
+            Ok(count @ 1..) => keys[..count].to_vec(),
+            _ => {
+                self.keyboard = None;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Has the keyboard hand over each key at once.
+    fn listen(&mut self) {
+        let Some(modes) = tcgetattr(stdin()).ok().filter(|_| is_in_front(stdin())) else { return };
+        let mut changed = modes.clone();
+        changed.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        if tcsetattr(stdin(), OptionalActions::Drain, &changed).is_ok() {
+            self.keyboard = Some(modes);
         }
     }
 }
@@ -66,6 +113,11 @@ impl Drop for Screen {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// Whether the terminal is this process group's.
+fn is_in_front(terminal: BorrowedFd<'_>) -> bool {
+    tcgetpgrp(terminal) == Ok(rustix::process::getpgrp())
 }
 
 /// These lines over whatever is on the screen. Erased is before writing: behind a line as wide as the terminal the cursor

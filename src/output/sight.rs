@@ -2,6 +2,7 @@
 //! way of one who does want it is in `busy`.
 
 use super::busy::who;
+use super::columns::width;
 use super::live::Room;
 use super::time::{local, millis, span};
 use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
@@ -49,12 +50,12 @@ pub fn watching(store: &str, view: &View, age: Duration, waited: Duration, room:
     let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
     let whole = format!("waiting{since}: {key} in {store} {}", state(&view));
     match (room, view.holders.as_slice()) {
-        (Room::Columns(columns), [holder, others @ ..]) if whole.chars().count() > columns => {
+        (Room::Columns(columns), [holder, others @ ..]) if width(&whole) > columns => {
             let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
             let (who, held, lease) = (who(&holder.owner), span(holder.held), span(holder.lease));
             format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
         }
-        (Room::Columns(columns), []) if whole.chars().count() > columns => {
+        (Room::Columns(columns), []) if width(&whole) > columns => {
             format!("waiting {} for {key}, which {}", span(seconds), state(&view))
         }
         _ => whole,

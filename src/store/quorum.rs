@@ -368,7 +368,7 @@ impl Store for QuorumStore {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             clocks.push(reply.now());
             seen.push((at, Seen::read(&mut reply.nested()?)?));
-            fences.extend(reply.text()?.parse().ok().map(Fence));
+            fences.extend(reply.fence()?);
             let mut ends = reply.nested()?;
             while !ends.is_empty() {
                 log.extend(ends.logged_end()?);

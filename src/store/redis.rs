@@ -16,7 +16,7 @@ use crate::store;
 use call::Caller;
 use cluster::Nodes;
 use redis::{Value, cmd};
-use reply::{garbled, owner_from};
+use reply::garbled;
 use route::{Arrangement, Line, Server, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
@@ -289,12 +289,12 @@ impl Store for RedisStore {
         let (state, is_foreign) = reply.state()?;
         let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
         let foreign = is_foreign.then_some(Foreign { kind, left });
-        let fence = reply.text()?.parse().ok().map(Fence);
+        let fence = reply.fence()?;
         let holders = reply.holders()?;
         let mut queue = reply.nested()?;
         let mut waiters = Vec::new();
         while !queue.is_empty() {
-            let owner = owner_from(&queue.text()?);
+            let owner = queue.owner()?;
             let mode = queue.mode()?.unwrap_or_default();
             let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
             waiters.push(Waiter { owner, mode, waiting });

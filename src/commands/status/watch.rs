@@ -1,12 +1,14 @@
 //! How does `status --watch` go on? One thread asks the store, the other one has the terminal and the signals: so ^C
-//! ends it at once, whatever the store does. A store that goes away is ridden out and said on the page.
+//! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
 
-use super::{Seen, Wanted};
+use super::{Looks, Seen, place};
 use crate::clock::{Moment, Timer};
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::bell::Bell;
+use crate::output::columns::broken;
+use crate::output::locale::Charset;
 use crate::output::screen::Screen;
 use crate::output::table::{self, Width};
 use crate::output::time::{self, span};
@@ -39,12 +41,14 @@ const TAKEN: SignalSet = SignalSet::of(&[
 pub fn watch(
     settings: &Settings,
     mut store: Box<dyn Store>,
-    wanted: Wanted,
+    looks: Looks,
     every: Duration,
 ) -> anyhow::Result<Exit> {
     let mut screen = Screen::of_stdout().map_err(|why| {
         Error::Usage(format!("--watch redraws a terminal, and {why}; leave it out to see the status once"))
     })?;
+    let patterns = looks.wanted.patterns().into_iter().map(str::to_owned).collect();
+    let mut page = Page { settings, patterns, answered: None, failed: None };
     sys::block(TAKEN);
     let signals = sys::signalfd(TAKEN).context("cannot read signals")?;
     let bell = Bell::new().context("cannot wake another thread")?;
@@ -54,25 +58,26 @@ pub fn watch(
     let connect = bell.try_clone().context("cannot wake another thread")?;
     thread::Builder::new()
         .spawn(move || {
-            while asked.recv().is_ok() && answer.send(wanted.look(&mut *store)).is_ok() {
+            while asked.recv().is_ok() && answer.send(looks.look(&mut *store)).is_ok() {
                 connect.ring();
             }
         })
         .context("cannot start a thread")?;
 
-    let mut page = Page { settings, answered: None, failed: None };
     ask.send(()).ok();
     loop {
-        let mut fds = [
+        let mut fds = vec![
             PollFd::new(&signals, PollFlags::IN),
             PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN),
             PollFd::new(&timer, PollFlags::IN),
         ];
+        fds.extend(screen.keyboard().map(|keys| PollFd::from_borrowed_fd(keys, PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for signals"),
         }
         let due = fds[2].revents().contains(PollFlags::IN);
+        let is_typed = fds.get(3).is_some_and(|keys| !keys.revents().is_empty());
         while let Some(signal) = next_signal(&signals) {
             if ENDING.contains(&signal) {
                 return Ok(Exit::Signal(signal));
@@ -82,6 +87,9 @@ pub fn watch(
                 sys::stop_by(signal);
             }
             page.show(&mut screen)?;
+        }
+        if is_typed && screen.pressed().contains(&b'q') {
+            return Ok(Exit::Ok);
         }
         bell.hush();
         while let Ok(answer) = answers.try_recv() {
@@ -106,6 +114,8 @@ fn next_signal(signals: &OwnedFd) -> Option<i32> {
 /// What is shown.
 struct Page<'a> {
     settings: &'a Settings,
+    /// What was asked for, apart from locks by name.
+    patterns: Vec<String>,
     /// The last answer, and when it came: for the eye, and to measure from.
     answered: Option<(Seen, u64, Moment)>,
     /// Why there is none since.
@@ -128,18 +138,33 @@ impl Page<'_> {
 
     fn show(&self, screen: &mut Screen) -> Result<(), Error> {
         let Some((seen, at, moment)) = &self.answered else { return Ok(()) };
-        let colours = coloured(self.settings.color);
+        let (colours, width) = (coloured(self.settings.color), Width::of_stdout());
         let clock = time::local(*at, time::now());
-        let head = match &self.failed {
-            None => format!("{}  {clock}", self.settings.store),
+        let mut page = match &self.failed {
+            None => fitting(&format!("{clock}  {}", self.settings.store), width, ("", "")),
             Some(error) => {
-                let (on, off) = if colours == Coloured::Yes { ("\x1b[31m", "\x1b[0m") } else { ("", "") };
+                let ink = if colours == Coloured::Yes { ("\x1b[31m", "\x1b[0m") } else { ("", "") };
                 let since = span(Moment::now().since(*moment));
-                format!("{on}no answer since {clock} ({since}): {}{off}", escaped(&error.to_string()))
+                fitting(&format!("no answer since {clock} ({since}): {error}"), width, ink)
             }
         };
-        let table = table::watched(&seen.views, Width::of_stdout(), colours);
-        let damaged: String = seen.damaged.iter().map(|line| format!("{}\n", escaped(line))).collect();
-        screen.draw(&format!("{head}\n\n{table}{damaged}"))
+        page.push('\n');
+        page += &if seen.views.is_empty() {
+            let patterns: Vec<&str> = self.patterns.iter().map(String::as_str).collect();
+            fitting(place(self.settings).empty(&patterns).trim_end(), width, ("", ""))
+        } else {
+            table::watched(&seen.views, width, colours)
+        };
+        for damaged in &seen.damaged {
+            page += &fitting(&damaged.line, width, ("", ""));
+        }
+        screen.draw(&page)
     }
+}
+
+/// The text in lines that fit, between what switches a colour on and off; the screen does not wrap.
+fn fitting(text: &str, width: Width, (on, off): (&str, &str)) -> String {
+    let columns = if let Width::Columns(columns) = width { columns } else { usize::MAX };
+    let text = Charset::of_environment().fitted(&escaped(text), usize::MAX);
+    broken(&text, columns).iter().map(|line| format!("{on}{line}{off}\n")).collect()
 }

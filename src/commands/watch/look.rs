@@ -4,6 +4,7 @@
 
 use crate::clock::{Moment, sleep_until};
 use crate::commands::located;
+use crate::commands::wanted::Wanted;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::law::WATCH_KEPT;
@@ -44,8 +45,9 @@ pub(super) struct Look {
     printer: Printer,
     form: Form,
     token: Token,
+    wanted: Wanted,
     watched: BTreeMap<Name, Watched>,
-    /// None where the keys were named.
+    /// None where all keys were named.
     list_at: Option<Moment>,
     /// Locks whose records cannot be read: said once.
     damaged: BTreeSet<Name>,
@@ -74,12 +76,12 @@ impl From<store::Error> for Stopped {
 }
 
 impl Look {
-    /// Takes the first look. Without `named` all locks are meant.
+    /// Takes the first look.
     pub(super) fn new(
         settings: &Settings,
         mut store: Box<dyn Store>,
         printer: &Printer,
-        named: Vec<Name>,
+        wanted: Wanted,
         form: Form,
     ) -> anyhow::Result<Self> {
         let token = Token::random().context("the operating system has no randomness")?;
@@ -91,13 +93,14 @@ impl Look {
             printer: printer.clone(),
             form,
             token,
+            list_at: wanted.searches().then_some(now),
+            wanted,
             watched: BTreeMap::new(),
-            list_at: named.is_empty().then_some(now),
             damaged: BTreeSet::new(),
             ear: None,
             cut_off: None,
         };
-        let names = if named.is_empty() { look.list() } else { Ok(named) };
+        let names = if look.wanted.searches() { look.list() } else { Ok(look.wanted.named().to_vec()) };
         let first = names.and_then(|names| names.into_iter().try_for_each(|name| look.begin(name)));
         first.map_err(|error| located(settings, error))?;
         let (count, place) = (look.watched.len(), &settings.store);
@@ -140,7 +143,7 @@ impl Look {
                 self.damaged.remove(name);
                 Ok(Some(view))
             }
-            Err(error @ store::Error::Garbled(_)) if self.list_at.is_some() => {
+            Err(error @ store::Error::Garbled(_)) if self.wanted.single().is_none() => {
                 if self.damaged.insert(name.clone()) {
                     self.printer.say(Kind::Error, &format!("{} is not watched: {error}", name.key()));
                 }
@@ -152,7 +155,8 @@ impl Look {
 
     fn list(&mut self) -> Result<Vec<Name>, store::Error> {
         let begun = Moment::now();
-        let names = self.store.list(&self.settings.prefix)?;
+        let mut names = self.wanted.named().to_vec();
+        names.extend(self.wanted.found(&mut *self.store)?);
         let took = Moment::now().since(begun);
         self.list_at = Some(Moment::now().after(LIST_EVERY.max(took * LIST_SHARE)));
         Ok(names)

@@ -1,5 +1,6 @@
 //! What does a script's reply say? Reads the flat arrays of the scripts, field by field, and trusts nothing in them:
-//! whatever is not as the script's header says is [`Error::Garbled`].
+//! whatever is not as the script's header says, or is longer or greater than dlock ever writes, is [`Error::Garbled`].
+//! Who asked about one lock hears that of this lock alone.
 
 use crate::law::stat::{Histogram, Stat};
 use crate::law::{Blocker, Holder, JobEnd, LoggedEnd, Outcome, State};
@@ -8,6 +9,11 @@ use crate::store::Error;
 use redis::Value;
 use std::time::Duration;
 use std::vec;
+
+/// The greatest number of bytes in a field: an entry of the log with two owners in it, each character escaped twice.
+const FIELD_MAX: usize = 256 * 1024;
+/// Numbers are less than this: from here on Lua has no next one.
+const NUMBERS_END: u64 = 1 << 53;
 
 /// The fields of one reply, read from the front.
 pub struct Reply {
@@ -34,6 +40,9 @@ impl Reply {
     /// The next field as text.
     pub fn text(&mut self) -> Result<String, Error> {
         match self.fields.next() {
+            Some(Value::BulkString(bytes)) if bytes.len() > FIELD_MAX => {
+                Err(garbled(&self.store, &format!("a field of {} bytes", bytes.len())))
+            }
             Some(Value::BulkString(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Some(Value::SimpleString(text)) => Ok(text),
             Some(Value::Okay) => Ok("OK".into()),
@@ -45,7 +54,36 @@ impl Reply {
     /// The next field as a number.
     pub fn number(&mut self) -> Result<u64, Error> {
         let text = self.text()?;
-        text.parse().map_err(|_| garbled(&self.store, "a field that should be a number"))
+        self.number_in(&text)
+    }
+
+    /// A number that was read as text.
+    pub fn number_in(&self, text: &str) -> Result<u64, Error> {
+        let number = text.parse().ok().filter(|number| *number < NUMBERS_END);
+        number
+            .ok_or_else(|| garbled(&self.store, "a field that should be a number, and one that dlock writes"))
+    }
+
+    /// The next field as an owner.
+    pub fn owner(&mut self) -> Result<Owner, Error> {
+        let json = self.text()?;
+        self.owner_in(&json)
+    }
+
+    /// An owner that was read as text.
+    pub fn owner_in(&self, json: &str) -> Result<Owner, Error> {
+        serde_json::from_str(json)
+            .map_err(|error| garbled(&self.store, &format!("an owner that is not understood: {error}")))
+    }
+
+    /// The same, if the text is not empty.
+    pub fn owner_if_any(&self, json: &str) -> Result<Option<Owner>, Error> {
+        if json.is_empty() { Ok(None) } else { self.owner_in(json).map(Some) }
+    }
+
+    /// The next field as a fence, if there is one. What is greater than any that dlock gives out is none.
+    pub fn fence(&mut self) -> Result<Option<Fence>, Error> {
+        Ok(self.text()?.parse().ok().filter(|fence| *fence < NUMBERS_END).map(Fence))
     }
 
     /// The next field as a span, sent in milliseconds.
@@ -74,8 +112,7 @@ impl Reply {
         if text.is_empty() {
             return Ok(None);
         }
-        let ms = text.parse().map_err(|_| garbled(&self.store, "a span that is no number"))?;
-        Ok(Some(Duration::from_millis(ms)))
+        self.number_in(&text).map(|ms| Some(Duration::from_millis(ms)))
     }
 
     /// The next field as a mode, if it is not empty.
@@ -96,7 +133,8 @@ impl Reply {
         if text.is_empty() {
             return Ok(None);
         }
-        text.parse().map(Some).map_err(|_| garbled(&self.store, "a slot that is no number"))
+        let slot = text.parse().ok().filter(|slot| *slot < SLOTS_MAX);
+        slot.map(Some).ok_or_else(|| garbled(&self.store, "a slot that there is not"))
     }
 
     /// The next field as a state, and whether the value is foreign.
@@ -138,17 +176,17 @@ impl Reply {
 
     /// A hold whose first two fields were read, and whose next five follow.
     pub fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
-        let fence = fence.parse().map_err(|_| garbled(&self.store, "a hold that is not understood"))?;
+        let (owner, fence) = (self.owner_in(owner)?, self.number_in(fence)?);
         let since = self.number()? / 1000;
         let until = self.number()?;
         Ok(Holder {
-            owner: owner_from(owner),
+            owner,
             fence: Fence(fence),
             since,
             held: Duration::from_millis(self.now.saturating_sub(since)),
             lease: Duration::from_millis(until.saturating_sub(self.now)),
             slot: self.slot()?,
-            asked: Some(self.text()?).filter(|json| !json.is_empty()).map(|json| owner_from(&json)),
+            asked: self.text().and_then(|json| self.owner_if_any(&json))?,
             confirmed: self.text()? == "1",
         })
     }
@@ -171,7 +209,20 @@ impl Reply {
 
     /// The next field as an entry of the log; `None` where another version wrote what this one cannot read.
     pub fn logged_end(&mut self) -> Result<Option<LoggedEnd>, Error> {
-        Ok(logged_end(&self.text()?))
+        let json = self.text()?;
+        let Ok(fields) = serde_json::from_str::<[String; 8]>(&json) else { return Ok(None) };
+        let [outcome, owner, fence, since, ended, waited, job, by] = fields;
+        let Some(outcome) = self::outcome(&outcome) else { return Ok(None) };
+        Ok(Some(LoggedEnd {
+            outcome,
+            owner: self.owner_in(&owner)?,
+            fence: Fence(self.number_in(&fence)?),
+            since: self.number_in(&since)? / 1000,
+            ended: self.number_in(&ended)?,
+            waited: self.number_in(&waited)?,
+            job: serde_json::from_str::<JobEnd>(&job).ok(),
+            by: self.owner_if_any(&by)?,
+        }))
     }
 }
 
@@ -215,26 +266,6 @@ fn outcome(word: &str) -> Option<Outcome> {
         "forced" => Some(Outcome::Forced),
         _ => None,
     }
-}
-
-/// An owner as stored; what cannot be read is shown as nobody rather than failing the command.
-pub fn owner_from(json: &str) -> Owner {
-    serde_json::from_str(json).unwrap_or_default()
-}
-
-fn logged_end(json: &str) -> Option<LoggedEnd> {
-    let [outcome, owner, fence, since, ended, waited, job, by]: [String; 8] =
-        serde_json::from_str(json).ok()?;
-    Some(LoggedEnd {
-        outcome: self::outcome(&outcome)?,
-        owner: owner_from(&owner),
-        fence: Fence(fence.parse().ok()?),
-        since: since.parse::<u64>().ok()? / 1000,
-        ended: ended.parse().ok()?,
-        waited: waited.parse().ok()?,
-        job: serde_json::from_str::<JobEnd>(&job).ok(),
-        by: (!by.is_empty()).then(|| owner_from(&by)),
-    })
 }
 
 /// The error for a reply that is not as it should be.

@@ -1,0 +1,121 @@
+//! How many columns of a terminal does a text take, and how is it made to fit? A CJK character or an emoji takes two, a
+//! combining accent none. What comes in has been escaped, so there are no control characters.
+
+use super::locale::Charset;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+/// The columns that a text takes. Terminals disagree about sequences that make one emoji of several characters; this is
+/// the greater of both counts, so that nothing wraps that was not meant to.
+pub fn width(text: &str) -> usize {
+    if text.is_ascii() {
+        return text.len();
+    }
+    let one_by_one = text.chars().map(|c| c.width().unwrap_or(0)).sum();
+    text.width().max(one_by_one)
+}
+
+/// So many spaces. (A width in a format string panics from 65,536 on.)
+pub fn spaces(count: usize) -> String {
+    " ".repeat(count)
+}
+
+/// The text, and spaces up to this width.
+pub fn padded(text: &str, to: usize) -> String {
+    format!("{text}{}", spaces(to.saturating_sub(width(text))))
+}
+
+/// The longest beginning of the text that takes at most `room` columns, and the rest.
+pub fn split(text: &str, room: usize) -> (&str, &str) {
+    let mut used = 0;
+    for (at, c) in text.char_indices() {
+        used += c.width().unwrap_or(0);
+        // A character that goes with the one before may make both wider.
+        if used > room || !text.is_ascii() && width(&text[..at + c.len_utf8()]) > room {
+            return text.split_at(at);
+        }
+    }
+    (text, "")
+}
+
+/// The text in pieces of at most `room` columns, broken at spaces where it can be; at least one piece.
+pub fn broken(text: &str, room: usize) -> Vec<String> {
+    let room = room.max(2);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width(line) + 1 + width(word) <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => {
+                let mut rest = word;
+                loop {
+                    let (piece, more) = split(rest, room);
+                    lines.push(piece.into());
+                    if more.is_empty() || piece.is_empty() {
+                        break;
+                    }
+                    rest = more;
+                }
+            }
+        }
+    }
+    lines
+}
+
+impl Charset {
+    /// The text in at most so many columns, and only such characters as can be shown.
+    pub fn fitted(self, text: &str, room: usize) -> String {
+        let shown = |text: &str| -> String {
+            text.chars().map(|c| if self == Self::Ascii && !c.is_ascii() { '?' } else { c }).collect()
+        };
+        let whole = shown(text);
+        if width(&whole) <= room {
+            return whole;
+        }
+        let more = if self == Self::Unicode { "…" } else { "~" };
+        let (kept, _) = split(&whole, room.saturating_sub(1));
+        if room == 0 { String::new() } else { format!("{kept}{more}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_take_what_they_take() {
+        for (text, columns) in
+            [("abc", 3), ("häuser", 6), ("夜间报告", 8), ("🚀 go", 5), ("e\u{301}", 1), ("", 0)]
+        {
+            assert_eq!(width(text), columns, "{text}");
+            assert_eq!(width(&padded(text, 20)), 20, "{text}");
+        }
+        assert_eq!(width(&padded("x", 70_000)), 70_000);
+    }
+
+    #[test]
+    fn nothing_is_wider_than_its_room() {
+        for text in
+            ["nightly report of everything", "夜间报告 for the 🚀🚀🚀", "äöü", "❤\u{fe0f}❤\u{fe0f}❤\u{fe0f}"]
+        {
+            for room in 2..30 {
+                let lines = broken(text, room);
+                assert!(lines.iter().all(|line| width(line) <= room), "{room}: {lines:?}");
+                assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""));
+                for charset in [Charset::Unicode, Charset::Ascii] {
+                    assert!(width(&charset.fitted(text, room)) <= room, "{room}: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut() {
+        assert_eq!(Charset::Unicode.fitted("häuser", 6), "häuser");
+        assert_eq!(Charset::Unicode.fitted("häuser", 4), "häu…");
+        assert_eq!(Charset::Unicode.fitted("夜间报告", 6), "夜间…");
+        assert_eq!(Charset::Ascii.fitted("häuser", 4), "h?u~");
+        assert_eq!(Charset::Ascii.fitted("abc", 0), "");
+    }
+}

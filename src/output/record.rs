@@ -1,0 +1,189 @@
+//! What does `dlock status KEY` show to people? All that there is to say of one lock, top down, with who waits for it. On
+//! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
+
+use super::columns::{broken, padded};
+use super::table::{Width, last, paint, state, who};
+use super::time::{local, span};
+use super::{Coloured, escaped};
+use crate::law::{Holder, State};
+use crate::lock::{By, Mode};
+use crate::store::View;
+
+/// Where a label ends and what it names begins.
+const LABEL: usize = 11;
+
+/// Where was looked: the store, and under which prefix.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The store's name, without its secret.
+    pub store: String,
+    /// What all keys begin with there.
+    pub prefix: String,
+}
+
+impl Place {
+    fn words(&self) -> String {
+        let prefix = if self.prefix.is_empty() {
+            "without a prefix".into()
+        } else {
+            format!("under the prefix {}", self.prefix)
+        };
+        format!("{prefix} in {}", self.store)
+    }
+
+    /// What there is to say where no lock is to be shown; `patterns` are what was asked for, if anything.
+    pub fn empty(&self, patterns: &[&str]) -> String {
+        let which = match patterns {
+            [] => String::new(),
+            patterns => format!(" like {}", patterns.join(" or ")),
+        };
+        let text = format!("no lock{which} is held, cooling or waited for, {}", self.words());
+        escaped(&text).into_owned() + "\n"
+    }
+}
+
+/// The record of one lock, with a line end after each line.
+pub fn record(view: &View, place: &Place, width: Width, coloured: Coloured) -> String {
+    if !view.is_used() {
+        let text = format!("{} was never used, {}", view.name.key(), place.words());
+        return escaped(&text).into_owned() + "\n";
+    }
+    let mut lines = Lines { text: String::new(), width };
+    lines.add(0, "key", view.name.key());
+    let word = state(view.state);
+    let painted = paint(word, coloured).map_or(word.into(), |on| format!("{on}{word}\x1b[0m"));
+    lines.text.push_str(&format!("{}{painted}\n", padded("state", LABEL)));
+    match view.mode {
+        Some(Mode::Slots(slots)) => {
+            lines.add(0, "mode", &format!("{} of {} held", view.holders.len(), Mode::Slots(slots)));
+        }
+        Some(Mode::Shared) => lines.add(0, "mode", "shared"),
+        Some(Mode::Exclusive) | None => {}
+    }
+    if let Some(foreign) = &view.foreign {
+        lines.add(0, "holder", &format!("not dlock, a value of the type {}", foreign.kind));
+    }
+    for holder in &view.holders {
+        held(&mut lines, view, holder);
+    }
+    // With holders each lease says it.
+    match (view.state, view.left) {
+        (State::Free, _) => {}
+        (_, Some(left)) if view.holders.is_empty() => lines.add(0, "free in", &span(left)),
+        (_, None) => lines.add(0, "free in", "no end"),
+        _ => {}
+    }
+    if !view.waiters.is_empty() {
+        lines.add(0, "waiting", &view.waiters.len().to_string());
+    }
+    for (at, waiter) in view.waiters.iter().enumerate() {
+        // What goes without saying is not said.
+        let is_usual = view.mode.unwrap_or_default() == waiter.mode;
+        let mode = if is_usual { String::new() } else { format!(", {}", waiter.mode) };
+        let (who, waiting) = (who(&waiter.owner), span(waiter.waiting));
+        let text = format!("{who}, for {waiting}{mode}: {}", waiter.owner.command);
+        lines.add(2, &format!("{}.", at + 1), &text);
+    }
+    if let Some(end) = view.log.first() {
+        lines.add(0, "last run", &format!("{}, by {}", last(end, view.now), who(&end.owner)));
+    }
+    if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
+        lines.add(0, "fence", &fence.to_string());
+    }
+    lines.add(
+        0,
+        "store",
+        &format!(
+            "{}, {}",
+            place.store,
+            match place.prefix.as_str() {
+                "" => "without a prefix".into(),
+                prefix => format!("prefix {prefix}"),
+            }
+        ),
+    );
+    lines.text
+}
+
+/// All about one holder.
+fn held(lines: &mut Lines, view: &View, holder: &Holder) {
+    let slot = holder.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
+    let how = match holder.owner.by {
+        By::Run => "",
+        By::Acquire => ", acquired by a script",
+    };
+    lines.add(0, "holder", &format!("{}{slot}{how}", who(&holder.owner)));
+    lines.add(2, "since", &format!("{} ({})", local(holder.since, view.now), span(holder.held)));
+    lines.add(2, "lease", &format!("{} left", span(holder.lease)));
+    lines.add(2, "command", &holder.owner.command);
+    if let Some(reason) = &holder.owner.reason {
+        lines.add(2, "reason", reason);
+    }
+    lines.add(2, "fence", &holder.fence.to_string());
+    if let Some(by) = &holder.asked {
+        lines.add(2, "asked", &format!("to stop, by {}", who(by)));
+    }
+}
+
+/// The lines so far.
+struct Lines {
+    text: String,
+    width: Width,
+}
+
+impl Lines {
+    /// A label, and what it names.
+    fn add(&mut self, indent: usize, label: &str, value: &str) {
+        let value = escaped(value);
+        let pieces = match self.width {
+            Width::Columns(columns) => broken(&value, columns.saturating_sub(LABEL)),
+            Width::Endless => vec![value.into_owned()],
+        };
+        let label = padded("", indent) + label;
+        for (at, piece) in pieces.iter().enumerate() {
+            let line = padded(if at == 0 { &label } else { "" }, LABEL) + piece;
+            self.text.push_str(line.trim_end());
+            self.text.push('\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::columns::width;
+    use super::super::table::tests::views;
+    use super::*;
+
+    #[test]
+    fn a_record_says_all_and_fits() -> Result<(), String> {
+        let place = Place { store: "redis://h:6379".into(), prefix: "dlock:".into() };
+        for view in views()? {
+            let whole = record(&view, &place, Width::Endless, Coloured::No);
+            println!("{whole}");
+            assert!(!whole.contains(|c: char| c != '\n' && super::super::acts(c)));
+            for part in ["redis://h:6379", "dlock:"] {
+                assert!(whole.contains(part), "{whole}");
+            }
+            for columns in [20, 60, 80, 100] {
+                let text = record(&view, &place, Width::Columns(columns), Coloured::No);
+                assert!(text.lines().all(|line| width(line) <= columns) || !view.is_used(), "{text}");
+            }
+        }
+        let views = views()?;
+        let whole = record(&views[0], &place, Width::Endless, Coloured::No);
+        for part in [
+            "nightly-report-of-the-whole-company",
+            "app@web1 4711",
+            "26s left",
+            "waiting    1",
+            "1.",
+            "exit 3",
+        ] {
+            assert!(whole.contains(part), "{part}\n{whole}");
+        }
+        let unused = record(&views[4], &place, Width::Endless, Coloured::No);
+        assert_eq!(unused, "free was never used, under the prefix dlock: in redis://h:6379\n");
+        assert!(place.empty(&["a*", "b?"]).contains("no lock like a* or b? is held"));
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Somebody else may write into the store. Whatever he makes of a lock's records, dlock says so in a line about that lock,
+//! shows all others, and neither dies nor hangs.
+
+use crate::support::dlock::{End, Running, finish_all};
+use crate::support::masters::Masters;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use serde_json::{Value, json};
+
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+
+/// Owners that dlock never writes.
+fn owners() -> Vec<String> {
+    let owner = |field: &str, value: Value| {
+        let mut owner = json!({ "host": "h", "pid": 1, "user": "u", "command": "c", "reason": null });
+        owner[field] = value;
+        owner.to_string()
+    };
+    vec![
+        owner("host", json!("W".repeat(65_536))),
+        owner("command", json!("夜".repeat(70_000))),
+        owner("reason", json!("\u{1}".repeat(70_000))),
+        owner("pid", json!(-1)),
+        "[".repeat(100_000),
+        "x".repeat(300_000),
+    ]
+}
+
+/// Numbers that dlock never writes.
+fn numbers() -> Vec<String> {
+    vec!["-1".into(), "nan".into(), "1e300".into(), u64::MAX.to_string(), "9".repeat(400)]
+}
+
+/// Has every command look; the good lock is always told of, and what is said of the other one is a line.
+#[track_caller]
+fn look_around(world: &World, what: &str) {
+    let looks: [(&[&str], &str); 5] = [
+        (&["status"], "good"),
+        (&["status", "bad", "good", "--json"], "good"),
+        (&["history", "bad"], ""),
+        (&["metrics"], "key=\"good\""),
+        (&["run", "-k", "bad", "--", "true"], ""),
+    ];
+    for (words, shown) in looks {
+        let output =
+            world.dlock(words).env("DLOCK_OP_TIMEOUT", "20s").any_stdout().any_stderr().spawn().output();
+        let case = format!("{what:.60}: {words:?}: {:.400}", output.stderr);
+        assert!(matches!(output.end(), End::Status(0 | 69 | 75)), "{:?} {case}", output.end());
+        assert!(output.stdout.contains(shown), "{case}");
+        assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{case}");
+        assert!(output.stderr.lines().count() <= 1 && output.stderr.len() <= 4096, "{case}");
+    }
+}
+
+/// Both locks held, by runs that are over when `go` is there.
+fn hold(world: &World) -> Vec<Running> {
+    let holders = ["bad", "good"].map(|key| world.run(key, &["-t", "5m"], HOLD).any_stderr().spawn());
+    world.wait_for_lines("up", 2);
+    holders.into()
+}
+
+#[test]
+fn a_forged_hold_or_end_is_a_line_about_that_lock() {
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    world.run("bad", &[], "exit 3").status(3).run();
+    let holders = hold(&world);
+    let (hold_key, log_key) = ("dlock.hold:{dlock:bad}:dlock:bad", "dlock.log:{dlock:bad}:dlock:bad");
+    let token: String = redis.ask(&["GET", "dlock:bad"]);
+    let hold: String = redis.ask(&["HGET", hold_key, &token]);
+    let end: String = redis.ask(&["LINDEX", log_key, "0"]);
+    let forgeries =
+        [(&hold, 8, owners()), (&hold, 2, numbers()), (&hold, 3, numbers()), (&hold, 4, numbers())];
+    let more = [(&hold, 9, owners()), (&end, 1, owners()), (&end, 3, numbers()), (&end, 7, owners())];
+    for (record, field, values) in forgeries.into_iter().chain(more) {
+        for value in values {
+            let mut forged: Value = serde_json::from_str(record).expect("an array");
+            forged[field] = json!(value);
+            let forged = forged.to_string();
+            if record == &hold {
+                redis.ask::<i64>(&["HSET", hold_key, &token, &forged]);
+            } else {
+                redis.ask::<String>(&["LSET", log_key, "0", &forged]);
+            }
+            look_around(&world, &format!("field {field} of {record:.20} {value}"));
+        }
+        redis.ask::<i64>(&["HSET", hold_key, &token, &hold]);
+        redis.ask::<String>(&["LSET", log_key, "0", &end]);
+    }
+    world.write("go", "");
+    finish_all(holders);
+}
+
+/// The line names the lock; who asked for it by name has not got what he asked for.
+#[test]
+fn the_line_says_which_lock_and_what_is_wrong() {
+    let world = World::new(Backend::Redis);
+    let holders = hold(&world);
+    let redis = world.redis();
+    let (hold_key, token) = ("dlock.hold:{dlock:bad}:dlock:bad", redis.ask::<String>(&["GET", "dlock:bad"]));
+    let hold: String = redis.ask(&["HGET", hold_key, &token]);
+    let mut forged: Value = serde_json::from_str(&hold).expect("an array");
+    forged[8] = json!(json!({ "host": "W".repeat(65_536) }).to_string());
+    redis.ask::<i64>(&["HSET", hold_key, &token, &forged.to_string()]);
+    let line = "dlock: bad is not shown: [^\n]*a text of 65536 bytes[^\n]*\n";
+    let status = world.dlock(["status"]).any_stdout().stderr_like(line).run().stdout;
+    assert!(status.contains("good") && !status.contains("WWW"), "{status}");
+    let status =
+        world.dlock(["status", "bad", "good"]).status(69).any_stdout().stderr_like(line).run().stdout;
+    assert!(status.contains("good"), "{status}");
+    let watch = world.dlock(["watch", "-v"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches the other one", || {
+        watch.messages().contains("watching from now on") && watch.messages().contains("bad is not watched")
+    });
+    redis.ask::<i64>(&["HSET", hold_key, &token, &hold]);
+    world.write("go", "");
+    finish_all(holders);
+    wait_until("the other one's end is told", || watch.printed().contains("released good"));
+    watch.signal(rustix::process::Signal::TERM);
+    watch.finish();
+}
+
+#[test]
+fn a_quorum_survives_it_too() {
+    let masters = Masters::aged(3);
+    let holders = ["bad", "good"].map(|key| masters.run(key, &["-t", "5m"], HOLD).any_stderr().spawn());
+    masters.world().wait_for_lines("up", 2);
+    let key = "dlock.quorum:{dlock:bad}:dlock:bad";
+    let token: String = masters.at(0).ask(&["GET", "dlock:bad"]);
+    let holds = [0, 1, 2].map(|at| masters.at(at).ask::<String>(&["HGET", key, &token]));
+    let forge = |at: usize, hold: &str| masters.at(at).ask::<i64>(&["HSET", key, &token, hold]);
+    for value in owners() {
+        for (at, hold) in holds.iter().enumerate() {
+            let mut forged: Value = serde_json::from_str(hold).expect("an array");
+            forged[8] = json!(value);
+            forge(at, &forged.to_string());
+        }
+        let status = masters.dlock(&["status"]).env("DLOCK_OP_TIMEOUT", "20s");
+        let output = status.any_stdout().any_stderr().spawn().output();
+        assert_eq!(output.end(), End::Status(0), "{value:.60}: {:.400}", output.stderr);
+        assert!(
+            output.stdout.contains("good") && !output.stdout.contains("bad"),
+            "{value:.60}: {}",
+            output.stdout
+        );
+        assert!(output.stderr.starts_with("dlock: bad is not shown: "), "{:.400}", output.stderr);
+        assert_eq!(output.stderr.lines().count(), 1, "{:.400}", output.stderr);
+    }
+    for (at, hold) in holds.iter().enumerate() {
+        forge(at, hold);
+    }
+    masters.world().write("go", "");
+    finish_all(holders);
+}
