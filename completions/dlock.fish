@@ -74,7 +74,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do no
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with those who wait under each lock, until ^C [default: every second]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with those who wait under each lock, until q or ^C [default: every second]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
