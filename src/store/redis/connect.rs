@@ -360,11 +360,10 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
     Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
 }
 
-/// A server's own words, cut, without what could bend a terminal, and without tokens: it repeats the arguments of a
-/// command that it does not know.
+/// A server's own words, cut, and without tokens: it repeats the arguments of a command that it does not know. What acts
+/// on a terminal is escaped where they are printed.
 pub fn plain(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
-    without_tokens(text).chars().take(SAID_MAX).map(escape).collect()
+    without_tokens(text).chars().take(SAID_MAX).collect()
 }
 
 /// Also a token of which the server has cut the end is none of anybody's business.
