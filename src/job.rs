@@ -10,15 +10,19 @@
 //! - dlock killed: the guard sees its socket close, stops the job and calls what it was given for that case.
 //! - dlock stopped or hung: the limits stay where they are, and the guard acts by them.
 //! - The guard killed: dlock adopts the job, being a subreaper too, and stops it.
-//! - The guard stopped or hung: when the kill is overdue, dlock kills the guard, adopts the job and stops it.
+//! - The guard stopped or hung: when the kill is overdue, dlock kills the guard, adopts the job and stops it. When the job
+//!   has ended meanwhile, dlock finds out by itself.
 //! - Both killed at the same moment: the job lives on, and nothing of ours is left to stop it.
 
 mod adopt;
 mod family;
 mod guard;
 mod limits;
+mod procfs;
 mod signals;
 mod stop;
+mod strangers;
+mod strays;
 mod talk;
 mod tty;
 
@@ -45,7 +49,8 @@ use talk::Order;
 
 /// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
 const OVERDUE: Duration = Duration::from_millis(5);
-/// How long a guard that has begun to kill may show no progress. It counts every process it signals.
+/// How long a guard that has begun to kill may show no progress (it counts every process it signals), and how long one
+/// whose job has ended may keep that to itself.
 const STALLED: Duration = Duration::from_millis(250);
 
 /// What to do with the job when its limits pass.
@@ -88,6 +93,8 @@ pub struct Plan {
     pub max_run: Option<Duration>,
     /// What to do when the limits pass.
     pub on_lost: OnLost,
+    /// By how much the limits may be anticipated, at most, for a job that takes long to kill.
+    pub spare: Duration,
     /// What to do with what CMD leaves behind.
     pub leftovers: Leftovers,
     /// A text that the job, and nothing else, carries in its environment. Empty: none.
@@ -207,12 +214,17 @@ pub struct Guard {
     grace: Duration,
     on_lost: OnLost,
     mark: String,
-    /// Children that dlock had before the guard.
+    leftovers: Leftovers,
+    /// Children of dlock that are not of the job.
     apart: Vec<i32>,
+    /// The job had ended when the guard was last looked after.
+    late: bool,
     /// What [`Guard::lost`] said.
     kill_by: Option<Moment>,
     /// What [`Event::CommandEnded`] said.
     status: Option<Status>,
+    /// What [`Event::Stopping`] said.
+    stopping: Option<Why>,
     watch: Watch,
 }
 
@@ -240,7 +252,7 @@ impl Guard {
         let (link, far) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let timer = Timer::new()?;
-        let apart = if sys::has_children() { family::own_children() } else { Vec::new() };
+        let apart = if sys::has_children() { procfs::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
         let caller_group = Pid::from_raw(sys::own_group());
         match sys::fork()? {
@@ -255,6 +267,7 @@ impl Guard {
                         grace: plan.grace,
                         max_run: plan.max_run,
                         on_lost: plan.on_lost,
+                        spare: plan.spare,
                         leftovers: plan.leftovers,
                         family: Family::new(&plan.mark, vec![caller], limits),
                         keep: plan.keep,
@@ -277,9 +290,12 @@ impl Guard {
                 grace: plan.grace,
                 on_lost: plan.on_lost,
                 mark: plan.mark,
+                leftovers: plan.leftovers,
                 apart,
+                late: false,
                 kill_by: None,
                 status: None,
+                stopping: None,
                 watch: Watch::Guard,
             }),
         }
@@ -298,7 +314,7 @@ impl Guard {
 
     /// Whether CMD is stopped now. The event that says so may be heard long after, by a dlock that was stopped too.
     pub fn is_cmd_stopped(&self) -> bool {
-        self.cmd().is_some_and(family::is_stopped)
+        self.cmd().is_some_and(procfs::is_stopped)
     }
 
     /// When one of these is readable, [`Guard::next_event`] is to be called, once. They may change with each call of it.
@@ -365,7 +381,7 @@ impl Guard {
 
     /// The processes of the job at the moment, as /proc shows them.
     pub fn processes(&self) -> Vec<Process> {
-        family::below(self.pid)
+        procfs::below(self.pid)
     }
 
     fn send(&self, order: &Order) -> io::Result<()> {
@@ -399,9 +415,7 @@ impl Guard {
                 Ok((length, _)) => break length,
                 // ECONNRESET is said once, before what the guard sent: it ended with words of ours unread.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
-                Err(Errno::AGAIN) => {
-                    return if self.is_hung()? { self.adopt().map(Some) } else { Ok(None) };
-                }
+                Err(Errno::AGAIN) => return self.act_for_it(),
                 Err(error) => return Err(error.into()),
             }
         };
@@ -409,6 +423,7 @@ impl Guard {
         match event {
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
             Some(Event::CommandEnded { status }) => self.status = Some(status),
+            Some(Event::Stopping { why }) => self.stopping = Some(why),
             None => return self.adopt().map(Some),
             Some(_) => {}
         }

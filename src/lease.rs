@@ -186,6 +186,11 @@ impl Lease {
         })
     }
 
+    /// Nothing is renewed from now on: somebody else gives the lock back.
+    pub fn abandon(&self) {
+        self.shared.over.store(true, Ordering::Release);
+    }
+
     /// Gives the lock back, which is not renewed from now on. Takes an op-timeout, and as long as a renewal that is under
     /// way.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {

@@ -216,6 +216,16 @@ pub fn wait_for(pid: c_int) -> Waited {
     wait(pid, 0)
 }
 
+/// Reaps this child if it has ended. Whether it is gone.
+pub fn reap(pid: c_int) -> bool {
+    take(pid) != Waited::Nothing
+}
+
+/// How this child ended, if it has; it is reaped then.
+pub fn take(pid: c_int) -> Waited {
+    wait(pid, libc::WNOHANG)
+}
+
 fn wait(pid: c_int, flags: c_int) -> Waited {
     loop {
         let mut status = 0;

@@ -9,6 +9,8 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 on_every_store!(
@@ -16,6 +18,8 @@ on_every_store!(
     dlock_stopped,
     guard_killed,
     guard_stopped,
+    guard_killed_before_the_start,
+    guard_stopped_keeps_no_ended_job,
     waiter_killed,
     stopped_waiter_does_not_run_late,
     on_lost_warn_ends_with_dlock,
@@ -88,6 +92,132 @@ fn guard_stopped(backend: Backend) {
     world.write("go", "");
     holder.finish();
     assert_eq!(world.log(), ["up", "end"]);
+}
+
+/// Where there is no guard to give back what was granted, dlock does it, and does not leave it to the lease.
+fn guard_killed_before_the_start(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let queued = world.run("k", &["-w", "-t", LONG], "echo ran >> log").status(70).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    proc::signal(queued.guard(), Signal::KILL);
+    queued.finish();
+    assert_eq!(world.waiters("k"), 0, "it has left the queue");
+    let granted = world.run("k", &["-w", "-t", LONG], "echo ran >> log").status(70).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    granted.signal(Signal::STOP);
+    proc::signal(granted.guard(), Signal::KILL);
+    world.write("go", "");
+    holder.finish();
+    granted.signal(Signal::CONT);
+    granted.finish();
+    assert_eq!((world.state("k").as_str(), world.log()), ("free", vec!["up".to_owned()]));
+}
+
+/// A job that ended is over, and ended as it did, also when its guard does not say so.
+fn guard_stopped_keeps_no_ended_job(backend: Backend) {
+    thread::scope(|scope| {
+        for options in [&["-t", LONG][..], &["-t", LONG, "--tree"], &["-t", LONG, "--on-lost", "warn"]] {
+            scope.spawn(move || {
+                let world = World::new(backend);
+                let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 4";
+                let holder = world.run("k", options, job).status(4).any_stderr().spawn();
+                world.wait_for_log("up");
+                let guard = holder.guard();
+                proc::signal(guard, Signal::STOP);
+                wait_until("the guard stops", || proc::stopped(guard));
+                world.write("go", "");
+                holder.finish();
+                assert_eq!(world.state("k"), "free");
+            });
+        }
+    });
+}
+
+/// CMD has ended of the TERM, the rest has not, and the guard that was to kill it is stopped: the job is not over.
+#[test]
+fn a_guard_stopped_in_the_middle_of_a_stop_spares_nobody() {
+    let world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let script = "sh family & trap 'echo left >> log; exit 0' TERM; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "4s", "--max-run", "1s", "--grace", "10m"], script).status(79);
+    let holder = holder.any_stderr().spawn();
+    job::family(&world);
+    let guard = holder.guard();
+    world.wait_for_log("left");
+    proc::signal(guard, Signal::STOP);
+    let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    // With its guard stopped the lock is renewed, and the job is stopped when that ends.
+    world.redis().pause();
+    holder.finish();
+    assert_eq!(job::survivors(&world), [""; 0]);
+    world.redis().resume();
+    next.finish();
+    assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+}
+
+/// What the shell that became dlock had started is not the job's, and neither is what that leaves behind.
+#[test]
+fn an_orphan_of_the_shell_before_survives_an_adoption() {
+    let world = World::new(Backend::Redis);
+    let before = "(sh -c 'echo $$ > stranger.tmp; mv stranger.tmp stranger.pid; exec sleep 1000' &
+        until [ -e die ]; do sleep 0.02; done) &";
+    let holder = world.run("k", &["--grace", "100ms"], "echo up >> log; exec sleep 1000").after_shell(before);
+    let holder = holder.status(70).any_stderr().spawn();
+    world.wait_for_log("up");
+    let (stranger, guard) = (world.wait_for_pid("stranger.pid"), holder.guard());
+    world.write("die", "");
+    wait_until("dlock has the orphan, and has reaped its parent", || {
+        let mut children = proc::children(holder.pid());
+        children.retain(|pid| ![stranger, guard].contains(pid));
+        children.is_empty() && proc::children(holder.pid()).contains(&stranger)
+    });
+    proc::signal(guard, Signal::KILL);
+    holder.finish();
+    assert!(proc::alive(stranger));
+    proc::signal(stranger, Signal::KILL);
+}
+
+/// As PID 1 dlock is given everybody's orphans, and leaves no zombie of them.
+#[test]
+fn as_pid_1_it_reaps_strangers() {
+    let unshare = ["unshare", "--pid", "--fork", "--mount-proc"];
+    if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|status| status.success())
+    {
+        println!("skipped: this user may not make a PID namespace");
+        return;
+    }
+    let world = World::new(Backend::Redis);
+    let orphans =
+        "for i in 1 2 3 4 5; do (sh -c 'echo up >> log; until [ -e die ]; do sleep 0.02; done' &); done
+        exec \"$@\"";
+    let under = [&unshare[..], &["sh", "-c", orphans, "sh"]].concat();
+    let holder = world.run("k", &[], "echo up >> log; until [ -e go ]; do sleep 0.02; done; exit 3");
+    let holder = holder.under(&under).status(3).any_stderr().spawn();
+    world.wait_for_lines("up", 6);
+    let dlock = *proc::children(holder.pid()).first().expect("the one that unshare started");
+    assert_eq!(proc::children(dlock).len(), 6);
+    world.write("die", "");
+    wait_until("only the guard is left", || proc::children(dlock).len() == 1);
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Each link starts the next one in a session of its own, and ends: whoever looks at what there was is late.
+#[test]
+fn a_chain_that_never_rests_is_ended() {
+    let world = World::new(Backend::Redis);
+    world.script("link", "#!/bin/sh\ntrap '' TERM\necho $$ >> links\nsetsid ./link &\n");
+    let job = "for i in 1 2 3 4; do setsid ./link & done; trap '' TERM; while :; do sleep 0.1; done";
+    let options = ["--max-run", "500ms", "--grace", "200ms"];
+    world.run("k", &options, job).status(124).any_stderr().run();
+    let links = world.read("links");
+    assert!(links.lines().count() > 4, "{links}");
+    let left: Vec<&str> =
+        links.lines().filter(|pid| pid.parse().is_ok_and(|pid| proc::name(pid) == "link")).collect();
+    assert_eq!(left, [""; 0]);
 }
 
 /// The death of a waiter does not idle the queue behind it.

@@ -87,13 +87,13 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         patience: wait.patience(),
     };
     let words = Words::new(settings, &rest, run.mode, Right::Own, printer);
-    let plan = plan(run, job::group(), token.secret().into(), keep);
+    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
+    let plan = Plan { spare: schedule.spare(), ..plan(run, job::group(), token.secret().into(), keep) };
     let group = plan.group;
     let guard =
         Guard::fork(plan, &inherited, alone::alone(&mut *store, &names, &token, settings, run, &words))
             .map_err(|error| internal("cannot make the guard", &error))?;
 
-    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
     let request = Request {
         names,
         ask,
@@ -123,6 +123,7 @@ fn plan(run: &Run, group: Group, mark: String, keep: Vec<RawFd>) -> Plan {
             cli::OnLost::Stop => OnLost::Stop,
             cli::OnLost::Warn => OnLost::Warn,
         },
+        spare: Duration::ZERO,
         leftovers: match run.keep_for {
             KeepFor::Command => Leftovers::Leave,
             KeepFor::Tree => Leftovers::Await,
@@ -223,6 +224,7 @@ impl Session<'_> {
                 News::Signal(_) => {}
                 News::Nothing => self.words.still_waiting(),
                 News::Job(Event::Died) => {
+                    self.leave(own);
                     return Err(Error::Internal(self.words.guard_died_before_start()).into());
                 }
                 News::Job(_) => {}
@@ -234,6 +236,22 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// Gives back what the token has, or takes it out of the queue, when no guard is there to do it and CMD did not run. On a
+    /// connection of its own: the other thread may be waiting on that of the lease.
+    fn leave(&self, own: &Own) {
+        own.lease.abandon();
+        let hold = HoldOn { replicas: self.run.replicas, max_lease: self.run.max_lease };
+        let (Ok(mut store), Ok(names)) =
+            (open_for_hold(self.settings, hold), names(self.settings, &own.keys))
+        else {
+            return;
+        };
+        let by = Moment::now().after(self.settings.connect_timeout + self.settings.op_timeout);
+        let end = End { ran: Ran::No, job: None };
+        // If it fails the lock is free when its lease ends, and a place in the queue is passed over.
+        let _ = lease::give_back(&mut *store, &names, &own.token, &end, by);
     }
 
     fn ends(&self, signal: i32) -> bool {
@@ -253,7 +271,7 @@ impl Session<'_> {
                     Held::new(self.settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
                 let env = environment(&self.run.keys, &held, grant.slot, own.holds.clone());
                 if let Err(error) = self.guard.start(&env, limits) {
-                    // Ends without a goodbye, so the guard gives the lock back.
+                    self.leave(own);
                     return Err(internal("cannot start the command", &error));
                 }
                 self.account.started = true;
@@ -394,6 +412,10 @@ impl Session<'_> {
         loop {
             // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
             if let Some(received) = self.inherited.next_signal()? {
+                if received.signal == libc::SIGCHLD {
+                    self.guard.tend()?;
+                    continue;
+                }
                 return Ok(News::Signal(received));
             }
             if let Some(event) = self.guard.next_event()? {

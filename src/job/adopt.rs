@@ -1,9 +1,10 @@
 //! What if the guard itself is gone, or hangs? Then dlock takes the job over, being a subreaper too, and stops it with the
-//! same code. Nothing here runs as long as the guard does its work.
+//! same code; or only says that it has ended, if it has. Nothing here runs as long as the guard does its work.
 
-use super::family::Family;
+use super::family::{Family, Sweep};
+use super::procfs::{self, Source};
 use super::stop::Stop;
-use super::{Event, Guard, OVERDUE, OnLost, STALLED, Status, Watch, Why};
+use super::{Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, Status, Watch, Why};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
 use std::collections::VecDeque;
@@ -23,23 +24,90 @@ pub(super) struct Adopted {
     pending: VecDeque<Event>,
 }
 
+/// What is to be thought of a guard that says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Silence {
+    /// There is nothing to say.
+    Right,
+    /// It should have killed the job by now.
+    Hung,
+    /// The job has ended, and the guard, which somebody has stopped, cannot say so.
+    Late,
+}
+
 impl Guard {
-    /// Whether the kill is overdue without a sign of it from the guard.
-    pub(super) fn is_hung(&mut self) -> io::Result<bool> {
+    /// The guard has said nothing: whether dlock must act in its place.
+    pub(super) fn act_for_it(&mut self) -> io::Result<Option<Event>> {
+        match self.silence()? {
+            Silence::Right => Ok(None),
+            Silence::Hung => self.adopt().map(Some),
+            Silence::Late => self.conclude().map(Some),
+        }
+    }
+
+    fn silence(&mut self) -> io::Result<Silence> {
         if !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
-            return Ok(false);
+            return Ok(Silence::Right);
         }
         let due = self.bound().after(OVERDUE);
-        let beats = self.limits.beats();
-        if !due.passed() {
-            self.arm(due)?;
-        } else if beats == self.beats {
-            return Ok(true);
-        } else {
-            self.beats = beats;
-            self.arm(Moment::now().after(STALLED))?;
+        let soon = Moment::now().after(STALLED);
+        let was_late = self.late;
+        let stopped = procfs::read_entry(self.pid).is_some_and(|guard| guard.stopped);
+        self.late = stopped && self.is_job_over();
+        if self.late && was_late {
+            return Ok(Silence::Late);
         }
-        Ok(false)
+        if due.passed() {
+            let beats = self.limits.beats();
+            if std::mem::replace(&mut self.beats, beats) == beats {
+                return Ok(Silence::Hung);
+            }
+            self.arm(soon)?;
+        } else {
+            self.arm(if stopped { soon.min(due) } else { due })?;
+        }
+        Ok(Silence::Right)
+    }
+
+    /// Whether the job has ended, as far as /proc shows it.
+    fn is_job_over(&self) -> bool {
+        // Who cannot be seen may still be there.
+        let gone = |pid: i32| sys::kill(pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH));
+        let ended = |pid: i32| match procfs::read_entry(pid) {
+            Some(entry) => entry.ended || entry.parent != self.pid,
+            None => gone(pid),
+        };
+        match (Source::find(), self.limits.cmd()) {
+            (Source::Nothing, _) | (_, None) => false,
+            (source, Some(cmd)) => {
+                // Asked in this order: CMD may have ended because the guard has begun to stop all of the job.
+                let alone = ended(cmd) && self.leftovers == Leftovers::Leave && !self.limits.is_stopping();
+                // Whoever lives is a child of the guard, or below one.
+                alone || ended(cmd) && source.children(self.pid).into_iter().all(ended)
+            }
+        }
+    }
+
+    /// The job has ended, and its guard does not say so.
+    fn conclude(&mut self) -> io::Result<Event> {
+        self.end_guard();
+        self.watch = Watch::Gone;
+        self.timer.set(None)?;
+        // What the guard has not reaped is ours now.
+        let ended = self.limits.cmd().map(sys::take);
+        let status = match ended {
+            Some(Waited::Child(_, raw)) => Status::of(raw),
+            _ => None,
+        };
+        Ok(Event::Ended { status: self.status.or(status), why: self.stopping })
+    }
+
+    /// Its children become ours.
+    fn end_guard(&mut self) {
+        // Not reaped yet, so the id is still the guard's.
+        let _ = sys::kill(self.pid, libc::SIGKILL);
+        sys::wait_for(self.pid);
+        self.reaped = true;
     }
 
     /// Takes the job over from a guard that is gone or hung, and begins to stop it.
@@ -50,12 +118,8 @@ impl Guard {
             self.timer.set(None)?;
             return Ok(Event::Died);
         }
-        // Not reaped yet, so the id is still the guard's. Its children become ours.
-        let _ = sys::kill(self.pid, libc::SIGKILL);
-        sys::wait_for(self.pid);
-        self.reaped = true;
+        self.end_guard();
         let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
-        family.child = self.limits.cmd();
         let bound = self.bound();
         let why = match self.kill_by {
             Some(_) => Why::Lost,
@@ -89,31 +153,25 @@ impl Guard {
         if let Some(event) = adopted.pending.pop_front() {
             return Ok(Some(event));
         }
-        let no_child = loop {
-            match sys::wait_any() {
-                Waited::Child(pid, raw) if adopted.status.is_none() && Some(pid) == self.limits.cmd() => {
-                    if let Some(status) = Status::of(raw) {
-                        adopted.status = Some(status);
-                        adopted.family.child = None;
-                    }
-                }
-                Waited::Child(..) => {}
-                Waited::Nothing => break false,
-                Waited::NoChild => break true,
-            }
-        };
+        let mut sweep = Sweep::default();
+        adopted.family.reap(&mut sweep);
+        if !sweep.no_child {
+            let more = adopted.stop.step(&mut adopted.family, bound, None);
+            sweep = Sweep { changed: [sweep.changed, more.changed].concat(), ..more };
+        }
+        let ended = sweep.changed.iter().filter(|(pid, _)| Some(*pid) == self.limits.cmd());
+        adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Status::of(*raw)).next());
         // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
-        let empty = (no_child || !self.apart.is_empty()) && adopted.family.is_empty();
-        if empty && (no_child || adopted.was_empty) {
+        let empty = sweep.no_child || !self.apart.is_empty() && adopted.family.is_empty();
+        let last = empty && (sweep.no_child || adopted.was_empty);
+        adopted.was_empty = empty;
+        if last && adopted.stop.is_over(&mut adopted.family, bound, &mut sweep) {
             let (status, why) = (adopted.status, Some(adopted.stop.why()));
             self.watch = Watch::Gone;
             self.timer.set(None)?;
             return Ok(Some(Event::Ended { status, why }));
         }
-        adopted.was_empty = empty;
-        let sweep = adopted.stop.step(&mut adopted.family, bound, None);
-        let refused = sweep.into_iter().flat_map(|sweep| sweep.refused);
-        adopted.pending.extend(refused.map(Event::Refused));
+        adopted.pending.extend(sweep.refused.into_iter().map(Event::Refused));
         let wake = adopted.stop.wake(bound).min(Moment::now().after(ADOPTED));
         let event = adopted.pending.pop_front();
         self.arm(wake)?;

@@ -3,17 +3,28 @@
 //!
 //! The job is what descends from the process that watches it. That one is a subreaper, so a descendant stays one
 //! whatever group, session or parent it takes; and while it lives it is a child of a descendant or of the watcher.
-//! Besides, as a second net, whatever carries the mark in the environment it was started with.
+//! Besides, as a second net, whatever carries the mark in the environment it was started with ([`super::strays`]).
 
 use super::Process;
 use super::limits::LimitsSender;
-use crate::sys;
+use super::procfs::{Member, Source, name_of, own_pid, read_entry};
+use super::strays::{Looked, Search};
+use crate::clock::Moment;
+use crate::sys::{self, Waited};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// So many are killed further down before the own children are looked at again: what loses its parent is met there, and
+/// costs less there.
+const BATCH: usize = 32;
+/// What it costs the kernel to end a process, as a multiple of what it costs to find it: measured with 2,000 to 5,000
+/// small ones, 8 to 11. Both grow alike on a slow or busy machine.
+const DYING: u32 = 12;
 
 /// What is done to each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,141 +37,263 @@ pub(super) enum Blow {
     Relay(Signal),
 }
 
-/// How far a sweep looks.
+/// How far down a kill looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Net {
-    /// At the descendants.
-    Descendants,
-    /// Also at everything that carries the mark: it reads the environment of each process of the machine.
-    Marked,
+pub(super) enum Depth {
+    /// At the own children. Whatever is below them comes here when they end.
+    Children,
+    /// At every descendant.
+    All,
 }
 
 /// What a sweep met.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    /// Processes that were signalled.
-    pub hit: usize,
     /// Processes that may not be signalled, if they had not been met before.
     pub refused: Vec<Process>,
+    /// Children that have changed: their ids and raw statuses.
+    pub changed: Vec<(i32, i32)>,
+    /// There is no child left.
+    pub no_child: bool,
+    /// Nothing is left but what may not be signalled.
+    pub only_refused: bool,
 }
 
 /// The job, seen from the process that watches it.
 #[derive(Debug)]
 pub(super) struct Family {
     root: i32,
-    /// A child of the root that has not been reaped: known without /proc.
-    pub child: Option<i32>,
+    source: OnceCell<Source>,
     /// Processes that are not of the job though they descend from the root, or carry the mark.
     apart: Vec<i32>,
-    mark: Vec<u8>,
+    strays: Search,
     refused: HashSet<i32>,
+    /// Those that have got a KILL and may not have ended yet.
+    struck: HashSet<i32>,
     /// Where it is counted that the killing gets on.
     beat: LimitsSender,
-}
-
-/// A process as /proc/PID/stat shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    pid: i32,
-    parent: i32,
-    /// Its process group; 0 if that has no name in our PID namespace.
-    group: i32,
-    /// A signal has stopped it.
-    stopped: bool,
-    /// Ended, with no thread left; only its status waits for the parent.
-    ended: bool,
 }
 
 impl Family {
     /// The descendants of this process, and what carries the mark, but for the processes `apart`.
     pub(super) fn new(mark: &str, apart: Vec<i32>, beat: LimitsSender) -> Self {
-        let root = rustix::process::getpid().as_raw_pid();
-        Self { root, child: None, apart, mark: mark.into(), refused: HashSet::new(), beat }
+        Self {
+            root: own_pid(),
+            source: OnceCell::new(),
+            apart,
+            strays: Search::new(mark),
+            refused: HashSet::new(),
+            struck: HashSet::new(),
+            beat,
+        }
     }
 
-    /// Signals every process of the job that can be found, parents before children: a shell must not go on to its next
-    /// line because the child it waited for is gone already.
-    pub(super) fn sweep(&mut self, blow: Blow, net: Net) -> Sweep {
-        if blow == Blow::Kill {
-            self.beat.beat();
-        }
-        let entries = processes();
-        let descendants = self.descendants(&entries);
-        let members: HashSet<i32> = descendants.iter().map(|entry| entry.pid).chain([self.root]).collect();
+    fn source(&self) -> Source {
+        *self.source.get_or_init(Source::find)
+    }
+
+    /// What the job consists of, and what killing it all may take.
+    pub(super) fn look(&self) -> (Vec<Member>, Duration) {
+        let began = Moment::now();
+        let members = self.source().below(self.root, &self.apart);
+        (members, Moment::now().since(began) * DYING)
+    }
+
+    /// Asks these processes to end, parents before children: a shell must not go on to its next line because the child it
+    /// waited for is gone already. Who has not been told at `until` will not be: there is no time left to ask.
+    pub(super) fn term(&mut self, members: &[Member], until: Moment) -> Sweep {
+        let known = members.iter().map(|member| member.pid).chain([self.root]).collect();
         let mut sweep = Sweep::default();
-        for entry in &descendants {
-            let done = self.strike(*entry, &members, blow);
-            self.note(entry.pid, blow, done, &mut sweep);
+        for member in members {
+            if until.passed() {
+                break;
+            }
+            let done = self.strike(member.pid, member.parent, &known, Blow::Term);
+            self.note(member.pid, done, &mut sweep);
         }
-        if net == Net::Marked {
-            let strays: Vec<i32> = self.strays(&entries, &members).collect();
-            for pid in strays {
-                let done = pinned(pid, blow, || carries(pid, &self.mark));
-                self.note(pid, blow, done, &mut sweep);
+        sweep
+    }
+
+    /// Kills what there is and what comes up meanwhile, and reaps it; ends when a look finds nothing new, or at `until`.
+    ///
+    /// Who is killed leaves its children to the root, so nothing that forked before it was hit is out of reach for longer
+    /// than it takes to die.
+    pub(super) fn kill(&mut self, depth: Depth, until: Moment) -> Sweep {
+        let mut sweep = Sweep::default();
+        loop {
+            self.beat.beat();
+            self.reap(&mut sweep);
+            if sweep.no_child {
+                break;
+            }
+            let mut hit = self.kill_children(&mut sweep);
+            if hit == 0 && depth == Depth::All {
+                hit = self.kill_below(&mut sweep);
+            }
+            if hit == 0 || until.passed() {
+                break;
             }
         }
         sweep
+    }
+
+    /// What was hit counts as not hit from now on: an id may have been given to another process of the job.
+    pub(super) fn begin_anew(&mut self) {
+        self.struck.clear();
+    }
+
+    /// Takes what there is to know of the own children, and forgets those that have ended.
+    pub(super) fn reap(&mut self, sweep: &mut Sweep) {
+        loop {
+            match sys::wait_any() {
+                Waited::Child(pid, raw) => {
+                    self.struck.remove(&pid);
+                    sweep.changed.push((pid, raw));
+                }
+                Waited::Nothing => return,
+                Waited::NoChild => {
+                    sweep.no_child = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn kill_children(&mut self, sweep: &mut Sweep) -> usize {
+        let children = self.own_children();
+        sweep.only_refused = children.iter().all(|pid| self.refused.contains(pid));
+        let mut hit = 0;
+        for pid in children {
+            if !self.struck.contains(&pid) {
+                // Only this process can reap its child, so the id stays that child's.
+                let done = send(pid, None, Blow::Kill);
+                hit += usize::from(self.note_kill(pid, done, sweep));
+            }
+        }
+        hit
+    }
+
+    fn kill_below(&mut self, sweep: &mut Sweep) -> usize {
+        let source = self.source();
+        let mut members = self.own_children();
+        let mut known: HashSet<i32> = members.iter().chain([&self.root]).copied().collect();
+        let (mut hit, mut at) = (0, 0);
+        while let Some(&parent) = members.get(at) {
+            at += 1;
+            for pid in source.children(parent) {
+                if self.apart.contains(&pid) || !known.insert(pid) {
+                    continue;
+                }
+                members.push(pid);
+                if self.struck.contains(&pid) {
+                    continue;
+                }
+                let done = self.strike(pid, parent, &known, Blow::Kill);
+                if self.note_kill(pid, done, sweep) {
+                    hit += 1;
+                    if hit % BATCH == 0 && self.kill_children(sweep) > 0 {
+                        return hit;
+                    }
+                }
+            }
+        }
+        hit
+    }
+
+    fn own_children(&self) -> Vec<i32> {
+        let mut children = self.source().children(self.root);
+        children.retain(|pid| !self.apart.contains(pid));
+        children
     }
 
     /// Passes a signal on to every descendant once, parents before children, but for those that are in the process group
     /// `but`. One that is forked meanwhile may be missed: a second look could not tell it from a child that a handler of
     /// this very signal has started.
     pub(super) fn relay(&self, signal: Signal, but: Option<i32>) {
-        let descendants = self.descendants(&processes());
-        let members = descendants.iter().map(|entry| entry.pid).chain([self.root]).collect();
-        for entry in descendants.into_iter().filter(|entry| Some(entry.group) != but) {
-            // What is not ours to signal, its sender could not have signalled either.
-            let _ = self.strike(entry, &members, Blow::Relay(signal));
+        let members = self.source().below(self.root, &self.apart);
+        let known = members.iter().map(|member| member.pid).chain([self.root]).collect();
+        for member in members {
+            if but.is_none() || read_entry(member.pid).is_some_and(|entry| Some(entry.group) != but) {
+                // What is not ours to signal, its sender could not have signalled either.
+                let _ = self.strike(member.pid, member.parent, &known, Blow::Relay(signal));
+            }
         }
     }
 
-    /// Signals a descendant, a child of one of the `members`.
-    fn strike(&self, entry: Entry, members: &HashSet<i32>, blow: Blow) -> io::Result<()> {
-        if entry.parent == self.root {
-            // Only this process can reap its child, so the id stays that child's.
-            return send(entry.pid, None, blow);
+    /// Signals a descendant, a child of one of the `known`.
+    fn strike(&self, pid: i32, parent: i32, known: &HashSet<i32>, blow: Blow) -> io::Result<()> {
+        if parent == self.root {
+            // As above.
+            return send(pid, None, blow);
         }
-        pinned(entry.pid, blow, || parent_of(entry.pid).is_some_and(|parent| members.contains(&parent)))
+        pinned(pid, blow, || {
+            read_entry(pid).is_some_and(|entry| !entry.ended && known.contains(&entry.parent))
+        })
     }
 
-    /// Whether nothing of the job can be found any more. One look may miss a process that was forked meanwhile.
+    /// Whether no descendant can be found any more: whoever lives is a child, or below one.
     pub(super) fn is_empty(&self) -> bool {
-        let entries = processes();
-        let descendants = self.descendants(&entries);
-        let members = descendants.iter().map(|entry| entry.pid).chain([self.root]).collect();
-        descendants.is_empty() && self.strays(&entries, &members).next().is_none()
+        self.own_children().is_empty()
     }
 
-    /// The living descendants, each after its parent.
-    fn descendants(&self, entries: &[Entry]) -> Vec<Entry> {
-        descend(self.root, &self.apart, entries)
+    /// Whether there may be strays.
+    pub(super) fn may_have_strays(&self) -> bool {
+        !self.strays.is_idle()
     }
 
-    /// What carries the mark without descending from the root.
-    fn strays<'a>(
-        &'a self,
-        entries: &'a [Entry],
-        members: &'a HashSet<i32>,
-    ) -> impl Iterator<Item = i32> + 'a {
-        let others = entries.iter().filter(move |entry| {
-            !entry.ended && !members.contains(&entry.pid) && !self.apart.contains(&entry.pid)
-        });
-        others.map(|entry| entry.pid).filter(|&pid| carries(pid, &self.mark))
+    /// Has the search for strays begin a round of its own.
+    pub(super) fn begin_round(&mut self) {
+        self.strays.begin_round();
     }
 
-    fn note(&mut self, pid: i32, blow: Blow, done: io::Result<()>, sweep: &mut Sweep) {
+    /// Goes on looking for strays until `until`, and signals those it meets, at least one look each time. Whether that
+    /// was the end of a round.
+    pub(super) fn search(&mut self, blow: Blow, until: Moment, sweep: &mut Sweep) -> bool {
         if blow == Blow::Kill {
             self.beat.beat();
         }
-        match done {
-            Ok(()) => sweep.hit += 1,
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                if self.refused.insert(pid) {
-                    sweep.refused.push(Process { pid, name: name_of(pid) });
-                }
+        loop {
+            match self.strays.look(self.root, &self.apart) {
+                None => return true,
+                Some(Looked::Stray(pid)) => self.strike_stray(pid, blow, sweep),
+                Some(Looked::Other) => {}
             }
-            // It has ended by itself.
-            Err(_) => {}
+            if until.passed() {
+                return false;
+            }
+        }
+    }
+
+    /// Whether any of the strays that were found last lives on; kills those that do, if that is the `blow`.
+    pub(super) fn has_known_strays(&mut self, blow: Option<Blow>, sweep: &mut Sweep) -> bool {
+        let known = self.strays.known(self.root);
+        if let Some(blow) = blow {
+            self.beat.beat();
+            known.iter().for_each(|&pid| self.strike_stray(pid, blow, sweep));
+        }
+        !known.is_empty()
+    }
+
+    fn strike_stray(&mut self, pid: i32, blow: Blow, sweep: &mut Sweep) {
+        let done = pinned(pid, blow, || self.strays.is_stray(pid, self.root));
+        self.note(pid, done, sweep);
+    }
+
+    /// Whether it was hit.
+    fn note_kill(&mut self, pid: i32, done: io::Result<()>, sweep: &mut Sweep) -> bool {
+        self.beat.beat();
+        let hit = done.is_ok();
+        if hit {
+            self.struck.insert(pid);
+        }
+        self.note(pid, done, sweep);
+        hit
+    }
+
+    fn note(&mut self, pid: i32, done: io::Result<()>, sweep: &mut Sweep) {
+        // Any other error: it has ended by itself.
+        if done.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) && self.refused.insert(pid) {
+            sweep.refused.push(Process { pid, name: name_of(pid) });
         }
     }
 }
@@ -187,135 +320,5 @@ fn send(pid: i32, pin: Option<&OwnedFd>, blow: Blow) -> io::Result<()> {
         Blow::Term => signal(Signal::TERM).and_then(|()| signal(Signal::CONT)),
         Blow::Kill => signal(Signal::KILL),
         Blow::Relay(relayed) => signal(relayed),
-    }
-}
-
-/// What lives below `root`, each after its parent; nothing that is `apart`.
-fn descend(root: i32, apart: &[i32], entries: &[Entry]) -> Vec<Entry> {
-    let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
-    for entry in entries {
-        if entry.pid != root && !apart.contains(&entry.pid) {
-            children.entry(entry.parent).or_default().push(*entry);
-        }
-    }
-    let mut found = children.remove(&root).unwrap_or_default();
-    let mut at = 0;
-    while let Some(entry) = found.get(at) {
-        found.extend(children.remove(&entry.pid).unwrap_or_default());
-        at += 1;
-    }
-    found.retain(|entry| !entry.ended);
-    found
-}
-
-/// The living processes below another one, as they are at the moment.
-pub(super) fn below(root: i32) -> Vec<Process> {
-    let named = |entry: Entry| Process { pid: entry.pid, name: name_of(entry.pid) };
-    descend(root, &[], &processes()).into_iter().map(named).collect()
-}
-
-/// The children of this process.
-pub(super) fn own_children() -> Vec<i32> {
-    let own = rustix::process::getpid().as_raw_pid();
-    processes().into_iter().filter(|entry| entry.parent == own).map(|entry| entry.pid).collect()
-}
-
-/// Every process that /proc shows. None if /proc is not that of our PID namespace, or is not there: its numbers would
-/// stand for other processes than ours.
-fn processes() -> Vec<Entry> {
-    let own = rustix::process::getpid().as_raw_pid();
-    let seen = fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok());
-    if seen != Some(own) {
-        return Vec::new();
-    }
-    let proc = fs::read_dir("/proc").into_iter().flatten().flatten();
-    proc.filter_map(|entry| read_entry(entry.file_name().to_str()?.parse().ok()?)).collect()
-}
-
-fn read_entry(pid: i32) -> Option<Entry> {
-    // In proc_pid_stat(5) the name has 16 bytes, a kernel thread's 64; what is wanted follows soon after.
-    let mut stat = [0u8; 512];
-    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut stat).ok()?;
-    parse_stat(stat.get(..length)?)
-}
-
-fn parse_stat(stat: &[u8]) -> Option<Entry> {
-    let number = |field: &[u8]| std::str::from_utf8(field).ok()?.trim().parse::<i32>().ok();
-    let pid = number(stat.split(|&byte| byte == b' ').next()?)?;
-    // The name is in parentheses and may contain any character, these too.
-    let after_name = stat.iter().rposition(|&byte| byte == b')')? + 2;
-    let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(19, |&byte| byte == b' ').collect();
-    // A first thread that has ended shows as a zombie while others of the process live on.
-    let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
-    let stopped = *fields.first()? == b"T";
-    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, stopped, ended })
-}
-
-/// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
-pub(super) fn is_stopped(pid: i32) -> bool {
-    read_entry(pid).is_none_or(|entry| entry.stopped)
-}
-
-fn parent_of(pid: i32) -> Option<i32> {
-    read_entry(pid).map(|entry| entry.parent)
-}
-
-/// Whether a process carries the mark in the environment it was started with. Not, if we may not read it.
-fn carries(pid: i32, mark: &[u8]) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    !mark.is_empty() && environment.windows(mark.len()).any(|part| part == mark)
-}
-
-fn name_of(pid: i32) -> String {
-    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    String::from_utf8_lossy(name.trim_ascii_end()).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stat_is_read_past_any_name() {
-        let line = |name: &str, state: &str, threads: u32| {
-            format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
-        };
-        let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
-        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false });
-        let ended = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: true });
-        assert_eq!(read("sh", "S", 1), alive);
-        let stopped = alive.map(|entry| Entry { stopped: true, ..entry });
-        assert_eq!(read(") Z 1 (", "T", 1), stopped);
-        assert_eq!(read("sh", "Z", 1), ended);
-        assert_eq!(read("java", "Z", 9), alive);
-        assert_eq!(parse_stat(b"42 (cut"), None);
-    }
-
-    #[test]
-    fn this_process_is_found() {
-        let own = rustix::process::getpid().as_raw_pid();
-        assert!(processes().iter().any(|entry| entry.pid == own && !entry.ended));
-    }
-
-    fn entry(pid: i32, parent: i32) -> Entry {
-        Entry { pid, parent, group: pid, stopped: false, ended: false }
-    }
-
-    #[test]
-    fn parents_come_before_children_and_the_dead_lead_on() -> io::Result<()> {
-        let family = Family {
-            root: 10,
-            child: None,
-            apart: vec![13],
-            mark: vec![],
-            refused: HashSet::new(),
-            beat: LimitsSender::new()?,
-        };
-        let dead = Entry { ended: true, ..entry(12, 10) };
-        let entries =
-            [entry(5, 12), entry(20, 13), entry(11, 10), dead, entry(13, 10), entry(3, 5), entry(9, 1)];
-        let found: Vec<i32> = family.descendants(&entries).iter().map(|entry| entry.pid).collect();
-        assert_eq!(found, [11, 5, 3]);
-        Ok(())
     }
 }

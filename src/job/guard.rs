@@ -2,12 +2,12 @@
 //! the job when it must. Everything here runs in the guard's own process, in one thread, and ends with it.
 
 use super::family::{Family, Sweep};
-use super::limits::LimitsSender;
+use super::limits::{Limits, LimitsSender};
 use super::stop::Stop;
 use super::talk::{self, Change, Order};
 use super::{Alone, Event, Group, Leftovers, NotStarted, OnLost, Process, Reached, Status, Why};
 use crate::clock::{Moment, Timer};
-use crate::sys::{self, Disposition, SignalSet, Waited};
+use crate::sys::{self, Disposition, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -29,6 +29,7 @@ pub(super) struct Setup {
     pub grace: Duration,
     pub max_run: Option<Duration>,
     pub on_lost: OnLost,
+    pub spare: Duration,
     pub leftovers: Leftovers,
     pub family: Family,
     pub keep: Vec<RawFd>,
@@ -63,6 +64,8 @@ struct Watch<F> {
     told_to_finish: bool,
     /// There is no child left, as far as is known.
     no_child: bool,
+    /// What killing the job was last measured to take, and for which limit.
+    measured: Option<(Moment, Duration)>,
     unsent: VecDeque<Vec<u8>>,
     /// To be told when dlock is gone and only they are left.
     refused: Vec<Process>,
@@ -112,6 +115,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             alone_now: false,
             told_to_finish: false,
             no_child: true,
+            measured: None,
             unsent: VecDeque::new(),
             refused: Vec::new(),
         })
@@ -220,14 +224,17 @@ impl<F: FnMut(Alone)> Watch<F> {
         // For the script that exec hands to /bin/sh the C library builds another argv on the stack.
         let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
         let changes = std::mem::take(&mut self.changes);
-        let (pid, failed) = sys::spawn(slack, || become_cmd(&self.setup, changes))?;
+        let (pid, failed) = sys::spawn(slack, || {
+            // Noted by CMD itself, before it can do anything: if we are stopped here, dlock still knows whom to look for.
+            self.setup.limits.set_cmd(rustix::process::getpid().as_raw_pid());
+            become_cmd(&self.setup, changes)
+        })?;
         if let Some(errno) = failed {
             sys::wait_for(pid);
+            self.setup.limits.set_cmd(0);
             self.tell(&Event::NotStarted(NotStarted::Errno(errno)));
             return Ok(());
         }
-        self.setup.limits.set_cmd(pid);
-        self.setup.family.child = Some(pid);
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
         self.state = State::Running { since: now };
         self.no_child = false;
@@ -245,25 +252,9 @@ impl<F: FnMut(Alone)> Watch<F> {
 
     fn reap(&mut self) {
         let before = self.status();
-        loop {
-            let (pid, raw) = match sys::wait_any() {
-                Waited::Child(pid, raw) => (pid, raw),
-                Waited::Nothing => break,
-                Waited::NoChild => {
-                    self.no_child = true;
-                    break;
-                }
-            };
-            // Once CMD has been reaped, its id may be that of another process of the job.
-            let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
-            let Some(cmd) = cmd else { continue };
-            if let Some(status) = Status::of(raw) {
-                cmd.status = Some(status);
-                self.setup.family.child = None;
-            } else {
-                self.pause(raw);
-            }
-        }
+        let mut sweep = Sweep::default();
+        self.setup.family.reap(&mut sweep);
+        self.take(&sweep);
         let (State::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
         // descendant lives there is a child here, and that there is none is the end of all, exactly.
@@ -271,6 +262,21 @@ impl<F: FnMut(Alone)> Watch<F> {
             self.end(None);
         } else if before.is_none() {
             self.tell(&Event::CommandEnded { status });
+        }
+    }
+
+    /// What has become of the children.
+    fn take(&mut self, sweep: &Sweep) {
+        self.no_child |= sweep.no_child;
+        for &(pid, raw) in &sweep.changed {
+            // Once CMD has been reaped, its id may be that of another process of the job.
+            let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
+            let Some(cmd) = cmd else { continue };
+            if let Some(status) = Status::of(raw) {
+                cmd.status = Some(status);
+            } else {
+                self.pause(raw);
+            }
         }
     }
 
@@ -344,12 +350,29 @@ impl<F: FnMut(Alone)> Watch<F> {
         self.setup.on_lost == OnLost::Stop
     }
 
+    /// When TERM is due by the limits: earlier than they say where killing this job takes long. Before it could be any
+    /// earlier that is not known, and then the moment to find out is answered.
+    fn term_due(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
+        if !self.heeds_limits() {
+            return None;
+        }
+        let earliest = limits.term_at.min(limits.kill_at.before(self.setup.spare));
+        if earliest == limits.term_at || now < earliest {
+            return Some(earliest);
+        }
+        let known = self.measured.filter(|(for_limit, _)| *for_limit == limits.kill_at);
+        let (_, cost) = known.unwrap_or_else(|| (limits.kill_at, self.setup.family.look().1));
+        self.measured = Some((limits.kill_at, cost));
+        Some(limits.term_at.before(cost).max(earliest))
+    }
+
     /// The latest moment for a kill by the limits.
     fn bound(&self) -> Moment {
         if self.heeds_limits() { self.setup.limits.get().kill_at } else { Moment::from_boot(Duration::MAX) }
     }
 
     fn stop(&mut self, why: Why, by: Moment) {
+        self.setup.limits.set_stopping();
         let (stop, refused) = Stop::begin(&mut self.setup.family, why, by);
         self.state = State::Stopping(stop);
         self.tell(&Event::Stopping { why });
@@ -367,7 +390,7 @@ impl<F: FnMut(Alone)> Watch<F> {
     fn judge(&mut self) {
         let now = Moment::now();
         let limits = self.setup.limits.get();
-        let ran_out = self.heeds_limits() && limits.term_at <= now;
+        let ran_out = self.term_due(limits, now).is_some_and(|at| at <= now);
         let grace_ends = now.after(self.setup.grace);
         match &mut self.state {
             State::Running { .. } if ran_out => self.stop(Why::LeaseRanOut, limits.kill_at),
@@ -396,14 +419,19 @@ impl<F: FnMut(Alone)> Watch<F> {
             Group::Caller => cmd.pid,
         });
         let State::Stopping(stop) = &mut self.state else { return };
-        let why = stop.why();
-        if self.no_child && self.setup.family.is_empty() {
-            self.end(Some(why));
-            return;
+        let mut sweep = Sweep::default();
+        if !self.no_child {
+            sweep = stop.step(&mut self.setup.family, bound, first);
         }
-        let Some(Sweep { hit, refused }) = stop.step(&mut self.setup.family, bound, first) else { return };
-        self.note(refused);
-        if self.alone_now && hit == 0 {
+        // As long as any descendant lives there is a child here.
+        let last = self.no_child || sweep.no_child;
+        let over = last && stop.is_over(&mut self.setup.family, bound, &mut sweep);
+        let why = stop.why();
+        self.take(&sweep);
+        self.note(sweep.refused);
+        if over {
+            self.end(Some(why));
+        } else if self.alone_now && sweep.only_refused {
             for process in std::mem::take(&mut self.refused) {
                 (self.alone)(Alone::Refused(process));
             }
@@ -453,8 +481,7 @@ impl<F: FnMut(Alone)> Watch<F> {
 
     /// Sets the timer to the next moment at which something may be due.
     fn arm(&mut self) -> io::Result<()> {
-        let limits = self.setup.limits.get();
-        let term_at = self.heeds_limits().then_some(limits.term_at);
+        let term_at = self.term_due(self.setup.limits.get(), Moment::now());
         let bound = self.bound();
         let at = match &self.state {
             State::Idle | State::Ended { .. } => None,

@@ -26,13 +26,14 @@ impl Limits {
 /// Where the limits are put. May be handed to another thread; setting them never blocks and needs no system call.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsSender {
-    cells: &'static [AtomicU64; 4],
+    cells: &'static [AtomicU64; 5],
 }
 
 const TERM: usize = 0;
 const KILL: usize = 1;
 const BEAT: usize = 2;
 const CMD: usize = 3;
+const STOPPING: usize = 4;
 
 impl LimitsSender {
     pub(super) fn new() -> io::Result<Self> {
@@ -52,15 +53,25 @@ impl LimitsSender {
         Limits { term_at, kill_at: moment(self.cells[KILL].load(Ordering::Acquire)) }
     }
 
-    /// The guard notes the process that it started.
+    /// The process that the guard starts notes itself; 0: there is none after all.
     pub(super) fn set_cmd(&self, pid: i32) {
         self.cells[CMD].store(u64::from(pid.cast_unsigned()), Ordering::Release);
     }
 
-    /// The process that the guard started, if it has.
+    /// The process that the guard started, if it has; perhaps on the way to that still.
     pub(super) fn cmd(&self) -> Option<i32> {
         let pid = self.cells[CMD].load(Ordering::Acquire);
         i32::try_from(pid).ok().filter(|&pid| pid > 0)
+    }
+
+    /// The guard notes that it stops the job, before it asks anything of it to end.
+    pub(super) fn set_stopping(&self) {
+        self.cells[STOPPING].store(1, Ordering::Release);
+    }
+
+    /// Whether the guard has begun to stop the job.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.cells[STOPPING].load(Ordering::Acquire) != 0
     }
 
     /// The guard counts here that its killing gets on.

@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The signals that dlock takes. SIGCHLD is not among them: the guard's end shows on its socket, and the rest of
-/// dlock's children are none of its business.
+/// The signals that dlock takes. SIGCHLD is dlock's own, and not passed on; that the guard has ended shows on its socket.
 const TAKEN: SignalSet = SignalSet::of(&[
+    libc::SIGCHLD,
     libc::SIGHUP,
     libc::SIGINT,
     libc::SIGQUIT,

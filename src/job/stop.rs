@@ -1,16 +1,25 @@
 //! How is a job stopped? TERM to all of it, then KILL, again and again until nothing is left. The guard does it, and
 //! dlock with the same code if the guard is gone. Who is of the job, and why it must stop, is decided elsewhere.
+//!
+//! What descends comes first, always. Strays are looked for in the time that is left over.
 
-use super::family::{Blow, Family, Net, Sweep};
+use super::family::{Blow, Depth, Family, Sweep};
 use super::{Process, Why};
 use crate::clock::Moment;
 use crate::sys;
 use std::time::Duration;
 
-/// The killing begins earlier by at most this part of the time that TERM leaves.
-const LEAD_MOST: u32 = 4;
-/// Between two looks at processes that are no descendants, whose end nobody tells us.
+/// A grace is cut short for a job that takes long to kill, but this part of it is left.
+const GRACE_LEAST: u32 = 4;
+/// Between two looks at strays that are known, whose end nobody tells us.
 const STRAYS: Duration = Duration::from_millis(50);
+/// One step of the search for strays, or of a kill that goes on and on. Then there may be something else to do.
+const STEP: Duration = Duration::from_millis(2);
+const BURST: Duration = Duration::from_millis(100);
+/// Between two looks at what is left; twice what the last one took, where that is more.
+const PAUSE: Duration = Duration::from_micros(500);
+/// Every so many looks at what is left goes all the way down, and hits again what was hit.
+const ALL_THE_WAY: u32 = 8;
 
 /// A stop under way.
 #[derive(Debug)]
@@ -21,17 +30,39 @@ pub(super) struct Stop {
     lead: Duration,
     passes: u32,
     next: Moment,
+    search: Searching,
+}
+
+/// How far the search for strays has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Searching {
+    /// In the middle of a round.
+    Round,
+    /// In the middle of one that began when nothing descended any more.
+    LastRound,
+    /// Between two.
+    Rest,
 }
 
 impl Stop {
     /// Asks the job to end; what is left of it at `kill_at` will be killed.
     pub(super) fn begin(family: &mut Family, why: Why, kill_at: Moment) -> (Self, Vec<Process>) {
         let began = Moment::now();
-        // Past the end already: KILL at once, and not after a walk through /proc.
-        let sweep = if kill_at.passed() { Sweep::default() } else { family.sweep(Blow::Term, Net::Marked) };
-        // On a machine that is short of time, or with a large job, the KILL will take as long as the TERM did.
-        let lead = (Moment::now().since(began) * 2).min(kill_at.since(began) / LEAD_MOST);
-        (Self { why, kill_at, lead, passes: 0, next: kill_at }, sweep.refused)
+        let search = if family.may_have_strays() { Searching::Round } else { Searching::Rest };
+        let mut stop = Self { why, kill_at, lead: Duration::ZERO, passes: 0, next: kill_at, search };
+        if kill_at.passed() {
+            // Past the end already: KILL at once.
+            return (stop, Vec::new());
+        }
+        let (members, cost) = family.look();
+        let grace = kill_at.since(began);
+        let most = grace - grace / GRACE_LEAST;
+        stop.lead = cost.min(most);
+        let told = Moment::now();
+        let sweep = family.term(&members, kill_at.before(stop.lead));
+        // On a machine that is short of time the KILL will take no less than the TERM did.
+        stop.lead = cost.max(Moment::now().since(told)).min(most);
+        (stop, sweep.refused)
     }
 
     /// Why the job is stopped.
@@ -46,45 +77,89 @@ impl Stop {
         self.next = self.next.min(self.kill_at);
     }
 
-    /// Whether the killing has begun.
-    pub(super) fn is_killing(&self) -> bool {
-        self.passes > 0
+    /// Goes on: kills what is left, if the time for it has come, or looks for strays. `bound` is another limit to the
+    /// kill: the lease may run out while the job is stopped for another reason. `first` is a process, or a group if
+    /// negative, that is known without /proc.
+    pub(super) fn step(&mut self, family: &mut Family, bound: Moment, first: Option<i32>) -> Sweep {
+        let mut sweep = if self.is_due(bound) { self.kill(family, first) } else { Sweep::default() };
+        if self.search == Searching::Round && !sweep.no_child {
+            let blow = if self.passes > 0 { Blow::Kill } else { Blow::Term };
+            let until = Moment::now().after(STEP).min(self.kill_wake(bound));
+            if family.search(blow, until, &mut sweep) {
+                // What TERM has missed KILL will not; the one round is enough for each.
+                self.search = Searching::Rest;
+            }
+        }
+        sweep
     }
 
-    /// Kills what is left, if the time for it has come. `bound` is another limit to it: the lease may run out while the
-    /// job is stopped for another reason. `first` is a process, or a group if negative, that is known without a walk
-    /// through /proc. `None` if nothing was due.
-    pub(super) fn step(&mut self, family: &mut Family, bound: Moment, first: Option<i32>) -> Option<Sweep> {
-        let now = Moment::now();
-        if now < self.wake(bound) {
-            return None;
+    fn kill(&mut self, family: &mut Family, first: Option<i32>) -> Sweep {
+        if self.passes == 0 && family.may_have_strays() {
+            self.search = Searching::Round;
         }
         if let Some(first) = first {
             // It may have ended meanwhile, or be one that we may not signal: the sweep finds out.
             let _ = sys::kill(first, libc::SIGKILL);
         }
-        // The first pass must not lose time with strays; the second one catches them.
-        let net = if self.passes % 4 == 1 { Net::Marked } else { Net::Descendants };
-        let sweep = family.sweep(Blow::Kill, net);
+        let depth = if self.passes % ALL_THE_WAY == 0 { Depth::All } else { Depth::Children };
+        if depth == Depth::All {
+            family.begin_anew();
+        }
+        let began = Moment::now();
+        let sweep = family.kill(depth, began.after(BURST));
         self.passes = self.passes.saturating_add(1);
         let pause = match self.passes {
-            0..=1 => Duration::ZERO,
-            2..=100 => Duration::from_millis(2),
-            101..=200 => Duration::from_millis(20),
+            // Those that die need the processor more than who looks on.
+            0..=200 => (Moment::now().since(began) * 2).clamp(PAUSE, PAUSE * 20),
+            201..=300 => Duration::from_millis(20),
             // Only what cannot be killed is left by now.
             _ => Duration::from_millis(100),
         };
         self.next = Moment::now().after(pause);
-        Some(sweep)
+        sweep
+    }
+
+    /// Whether it is over, when nothing descends any more: strays are waited for, too. To be called again until it is.
+    pub(super) fn is_over(&mut self, family: &mut Family, bound: Moment, sweep: &mut Sweep) -> bool {
+        if !family.may_have_strays() {
+            return true;
+        }
+        let blow = self.is_due(bound).then_some(Blow::Kill);
+        if self.search != Searching::LastRound {
+            if family.has_known_strays(blow, sweep) {
+                return false;
+            }
+            family.begin_round();
+            self.search = Searching::LastRound;
+        }
+        if !family.search(blow.unwrap_or(Blow::Term), Moment::now().after(STEP), sweep) {
+            return false;
+        }
+        self.search = Searching::Rest;
+        !family.has_known_strays(None, sweep)
+    }
+
+    fn is_due(&self, bound: Moment) -> bool {
+        self.kill_wake(bound).passed()
+    }
+
+    fn kill_wake(&self, bound: Moment) -> Moment {
+        if self.passes > 0 { self.next } else { self.kill_at.min(bound.before(self.lead)) }
     }
 
     /// When [`Stop::step`] is to be called next, as things stand.
     pub(super) fn wake(&self, bound: Moment) -> Moment {
-        if self.is_killing() { self.next } else { self.kill_at.min(bound.before(self.lead)) }
+        match self.search {
+            Searching::Rest => self.kill_wake(bound),
+            Searching::Round | Searching::LastRound => Moment::now(),
+        }
     }
 
     /// The same when no descendant is left and strays are waited for.
     pub(super) fn wake_for_strays(&self, bound: Moment) -> Moment {
-        self.wake(bound).min(Moment::now().after(STRAYS))
+        let (wake, now) = (self.wake(bound), Moment::now());
+        // A kill that is due has been tried; what it did not end is looked at again after a while.
+        let over_due = self.search == Searching::Rest && wake <= now;
+        if over_due { now.after(STRAYS) } else { wake.min(now.after(STRAYS)) }
     }
 }

@@ -35,6 +35,12 @@ impl Schedule {
         self.deadline(sent).before(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
     }
 
+    /// How much earlier than [`Schedule::kill_at`] the killing may begin: not so early that an outage of half the ttl would
+    /// disturb the job.
+    pub fn spare(&self) -> Duration {
+        (self.ttl / 5).saturating_sub((self.ttl / 50).max(Duration::from_millis(20)))
+    }
+
     /// When a job gets KILL whose lock was found lost at `now`, counting from the last success at `sent`.
     pub fn kill_of_lost(&self, now: Moment, sent: Moment) -> Moment {
         now.after(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
@@ -94,6 +100,16 @@ mod tests {
                 "ttl {ttl:?}: back at {worst:?}, TERM at {:?}",
                 plan.term_at(sent)
             );
+        }
+    }
+
+    /// However long it takes to kill the job.
+    #[test]
+    fn nor_is_the_kill_anticipated_before_that() {
+        let sent = Moment::from_boot(Duration::from_secs(1000));
+        for (ttl, plan) in plans() {
+            let worst = plan.renew_at(sent).after(ttl / 2).after(plan.attempt(FailedBefore::Yes));
+            assert!(worst < plan.kill_at(sent).before(plan.spare()), "ttl {ttl:?}");
         }
     }
 

@@ -1,0 +1,246 @@
+//! What does /proc say of a process: whose child it is, which children it has, whether it lives? Decides nothing.
+//!
+//! Children are read from /proc/PID/task/TID/children, so that a look at a job costs what the job is large, not what the
+//! machine is. A kernel without these files (CONFIG_PROC_CHILDREN) leaves only the walk through every process there is.
+
+use super::Process;
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+
+/// How children can be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Each process has a list of them.
+    Lists,
+    /// Each process names its parent, and all must be read.
+    Walk,
+    /// Not at all: /proc is not there, or is that of another PID namespace, whose numbers stand for other processes.
+    Nothing,
+}
+
+/// A process below another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Member {
+    pub pid: i32,
+    pub parent: i32,
+}
+
+/// A process as /proc/PID/stat shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub pid: i32,
+    pub parent: i32,
+    /// Its process group; 0 if that has no name in our PID namespace.
+    pub group: i32,
+    /// A signal has stopped it.
+    pub stopped: bool,
+    /// Ended, with no thread left; only its status waits for the parent.
+    pub ended: bool,
+}
+
+impl Source {
+    /// What this machine has.
+    pub(super) fn find() -> Self {
+        let own = own_pid();
+        let seen = fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok());
+        if seen != Some(own) {
+            Self::Nothing
+        } else if File::open(format!("/proc/self/task/{own}/children")).is_ok() {
+            Self::Lists
+        } else {
+            Self::Walk
+        }
+    }
+
+    /// The children of a process, ended ones that have not been reaped included.
+    pub(super) fn children(self, pid: i32) -> Vec<i32> {
+        match self {
+            Self::Lists => listed_children(pid),
+            Self::Walk => {
+                processes().iter().filter(|entry| entry.parent == pid).map(|entry| entry.pid).collect()
+            }
+            Self::Nothing => Vec::new(),
+        }
+    }
+
+    /// What is below `root`, each after its parent; nothing that is `apart`, nor what is below that.
+    pub(super) fn below(self, root: i32, apart: &[i32]) -> Vec<Member> {
+        match self {
+            Self::Lists => descend(root, apart, listed_children),
+            Self::Walk => {
+                let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+                for entry in processes() {
+                    children.entry(entry.parent).or_default().push(entry.pid);
+                }
+                descend(root, apart, |pid| children.remove(&pid).unwrap_or_default())
+            }
+            Self::Nothing => Vec::new(),
+        }
+    }
+}
+
+fn descend(root: i32, apart: &[i32], mut children: impl FnMut(i32) -> Vec<i32>) -> Vec<Member> {
+    // A process that changes its parent between two looks may be met twice.
+    let mut seen: HashSet<i32> = apart.iter().copied().chain([root]).collect();
+    let mut found: Vec<Member> = Vec::new();
+    let (mut parent, mut at) = (root, 0);
+    loop {
+        let fresh = children(parent).into_iter().filter(|&pid| seen.insert(pid));
+        found.extend(fresh.map(|pid| Member { pid, parent }));
+        let Some(next) = found.get(at) else { return found };
+        (parent, at) = (next.pid, at + 1);
+    }
+}
+
+fn listed_children(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut read = |task: &str| {
+        let list = fs::read(format!("/proc/{pid}/task/{task}/children")).unwrap_or_default();
+        found.extend(list.split(|&byte| byte == b' ').filter_map(number));
+    };
+    let tasks = format!("/proc/{pid}/task");
+    // A directory has a link for each directory in it, and two of its own: nearly every process has one thread.
+    match fs::metadata(&tasks).map(|tasks| tasks.nlink()) {
+        Ok(..=3) => read(&pid.to_string()),
+        Ok(_) => {
+            let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
+            tasks.filter_map(|task| task.file_name().into_string().ok()).for_each(|task| read(&task));
+        }
+        // It has ended.
+        Err(_) => {}
+    }
+    found
+}
+
+/// The living processes below another one, as they are at the moment.
+pub(super) fn below(root: i32) -> Vec<Process> {
+    let living = |member: &Member| read_entry(member.pid).is_some_and(|entry| !entry.ended);
+    let members = Source::find().below(root, &[]).into_iter().filter(living);
+    members.map(|member| Process { pid: member.pid, name: name_of(member.pid) }).collect()
+}
+
+/// The children of this process.
+pub(super) fn own_children() -> Vec<i32> {
+    Source::find().children(own_pid())
+}
+
+pub(super) fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_pid()
+}
+
+fn processes() -> Vec<Entry> {
+    pids().filter_map(read_entry).collect()
+}
+
+/// Every process that there is, one after the other.
+pub(super) fn pids() -> impl Iterator<Item = i32> + use<> {
+    let proc = fs::read_dir("/proc").into_iter().flatten().flatten();
+    proc.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+pub(super) fn read_entry(pid: i32) -> Option<Entry> {
+    // In proc_pid_stat(5) the name has 16 bytes, a kernel thread's 64; what is wanted follows soon after.
+    let mut stat = [0u8; 512];
+    let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut stat).ok()?;
+    parse_stat(stat.get(..length)?)
+}
+
+fn number(field: &[u8]) -> Option<i32> {
+    std::str::from_utf8(field).ok()?.trim().parse().ok()
+}
+
+fn parse_stat(stat: &[u8]) -> Option<Entry> {
+    let pid = number(stat.split(|&byte| byte == b' ').next()?)?;
+    // The name is in parentheses and may contain any character, these too.
+    let after_name = stat.iter().rposition(|&byte| byte == b')')? + 2;
+    let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(19, |&byte| byte == b' ').collect();
+    // A first thread that has ended shows as a zombie while others of the process live on.
+    let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
+    let stopped = *fields.first()? == b"T";
+    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, stopped, ended })
+}
+
+/// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
+pub(super) fn is_stopped(pid: i32) -> bool {
+    read_entry(pid).is_none_or(|entry| entry.stopped)
+}
+
+/// Whether a process carries the mark in the environment it was started with. Not, if we may not read it.
+pub(super) fn carries(pid: i32, mark: &[u8]) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    !mark.is_empty() && environment.windows(mark.len()).any(|part| part == mark)
+}
+
+pub(super) fn name_of(pid: i32) -> String {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(name.trim_ascii_end()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_is_read_past_any_name() {
+        let line = |name: &str, state: &str, threads: u32| {
+            format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
+        };
+        let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
+        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false });
+        let ended = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: true });
+        assert_eq!(read("sh", "S", 1), alive);
+        let stopped = alive.map(|entry| Entry { stopped: true, ..entry });
+        assert_eq!(read(") Z 1 (", "T", 1), stopped);
+        assert_eq!(read("sh", "Z", 1), ended);
+        assert_eq!(read("java", "Z", 9), alive);
+        assert_eq!(parse_stat(b"42 (cut"), None);
+    }
+
+    #[test]
+    fn this_process_is_found() {
+        assert!(processes().iter().any(|entry| entry.pid == own_pid() && !entry.ended));
+    }
+
+    #[test]
+    fn parents_come_before_children_and_what_is_apart_is_left_out() {
+        let tree = [(10, vec![11, 12, 13]), (12, vec![5]), (13, vec![20]), (5, vec![3, 11])];
+        let children =
+            |pid: i32| tree.iter().find(|(of, _)| *of == pid).map_or(vec![], |(_, all)| all.clone());
+        let found: Vec<i32> = descend(10, &[13], children).iter().map(|member| member.pid).collect();
+        assert_eq!(found, [11, 12, 5, 3]);
+    }
+
+    /// Whatever else runs on the machine.
+    #[test]
+    fn a_look_reads_one_list_for_each_process_of_the_job() {
+        let mut looks = 0;
+        let found = descend(own_pid(), &[], |pid| {
+            looks += 1;
+            listed_children(pid)
+        });
+        assert_eq!(looks, found.len() + 1);
+    }
+
+    /// Both ways of looking see the same, children of every thread too.
+    #[test]
+    fn lists_show_what_the_walk_shows() -> std::io::Result<()> {
+        if Source::find() != Source::Lists {
+            println!("skipped: this kernel has no lists of children");
+            return Ok(());
+        }
+        let start = || std::process::Command::new("sleep").arg("1000").spawn();
+        let mut mine = start()?;
+        let mut of_thread =
+            std::thread::spawn(start).join().map_err(|_| std::io::Error::other("thread"))??;
+        let (lists, walk) = (Source::Lists.children(own_pid()), Source::Walk.children(own_pid()));
+        for child in [&mut mine, &mut of_thread] {
+            let pid = i32::try_from(child.id()).map_err(std::io::Error::other)?;
+            child.kill()?;
+            child.wait()?;
+            assert!(lists.contains(&pid) && walk.contains(&pid), "{pid}: {lists:?} {walk:?}");
+        }
+        Ok(())
+    }
+}
