@@ -15,6 +15,7 @@
 //! - Both killed at the same moment: the job lives on, and nothing of ours is left to stop it.
 
 mod adopt;
+mod apart;
 mod family;
 mod guard;
 mod limits;
@@ -26,6 +27,7 @@ mod strays;
 mod talk;
 mod tty;
 
+pub use apart::apart;
 pub use limits::{Limits, LimitsSender};
 pub use signals::{Endings, Inherited, Received, Sender, prepare};
 pub use tty::{Group, group};

@@ -2,6 +2,7 @@
 //! of a hold, and to whoever holds on a master that was replaced behind its back.
 
 use crate::support::certificates::Authority;
+use crate::support::dlock::BINARY;
 use crate::support::hole::{Black, Silent};
 use crate::support::proxy::Proxy;
 use crate::support::redis::{Redis, next_port};
@@ -211,6 +212,18 @@ fn a_slow_sentinel_is_heard() {
     let renewals = renewals_until(&watched.master, || world.log().len() == 2);
     assert!(renewals <= 2, "{renewals} renewals on the old master");
     holder.finish();
+}
+
+/// A run inside of a job asks them what the job holds before it makes its guard. What hangs then does not hang in the guard.
+#[test]
+fn a_run_inside_a_job_does_not_mind_silent_ones() {
+    let silent = [(); 3].map(|()| Silent::new());
+    let watched = watched(1, &silent.each_ref().map(Silent::port));
+    // Who is asked first depends on the process id.
+    let inside =
+        "for i in 1 2 3 4; do $D run -k k -- echo inside; done; $D run -k k -s -k other -w 1m -- echo part";
+    let run = watched.world.run("k", &["-t", "20s"], inside).env("D", BINARY);
+    run.stdout("inside\ninside\ninside\ninside\npart\n").any_stderr().run();
 }
 
 /// Sentinels that hang, or die, cost a holder nothing.

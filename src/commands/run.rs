@@ -33,6 +33,7 @@ use words::{Right, Words};
 mod account;
 mod alone;
 mod nested;
+mod prove;
 mod relay;
 mod surroundings;
 mod words;

@@ -8,7 +8,7 @@ use super::super::{located, names};
 use super::account::Account;
 use super::surroundings::environment_under;
 use super::words::{Right, Words};
-use super::{Runs, Session, internal, plan, prepare, unstarted};
+use super::{Runs, Session, internal, plan, prepare, prove, unstarted};
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::config::run::{Run, Wait};
@@ -45,7 +45,13 @@ pub fn look_around(settings: &Settings, run: &Run, holds: &Holds) -> Result<Arou
     if claims.is_empty() {
         return Ok(Around { rest: run.keys.clone(), under: None });
     }
-    let proven = prove(settings, run, &claims)?;
+    let asked = prove::apart(|| prove(settings, run, &claims));
+    let asked = asked.map_err(|error| {
+        Error::Internal(format!("cannot ask what the job around holds: {error}; the command did not run"))
+    })??;
+    let held = claims.into_iter().cloned();
+    let proven: Vec<Under> =
+        held.zip(asked).filter_map(|(held, proof)| Some(Under { held, proof: proof? })).collect();
     let mut under: Option<usize> = None;
     let mut rest = Vec::new();
     for key in &run.keys {
@@ -107,23 +113,19 @@ pub fn run_under(
     Ok(over.exit)
 }
 
-/// Asks the store about each claim, and keeps what is true.
-fn prove(settings: &Settings, run: &Run, claims: &[&Held]) -> Result<Vec<Under>, Error> {
-    // A store of its own: the guard must not find a connection that somebody has spoken on.
+/// Asks the store about each claim.
+fn prove(settings: &Settings, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
     let hold = HoldOn { replicas: Replicas::None, max_lease: run.max_lease };
     let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
-    let mut proven = Vec::new();
-    for &held in claims {
+    let mut ask = |held: &Held| {
         let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let proof = store.prove(&names(settings, &keys)?, &held.token, by);
-        let proof = proof.map_err(|error| {
+        store.prove(&names(settings, &keys)?, &held.token, by).map_err(|error| {
             let error = error.map(|text| format!("{}: {text}", listed(&keys)));
             unstarted(located(settings, error))
-        })?;
-        proven.extend(proof.map(|proof| Under { held: held.clone(), proof }));
-    }
-    Ok(proven)
+        })
+    };
+    claims.iter().map(|held| ask(held)).collect()
 }
 
 /// Whether a hold in one mode is as good as one in another.

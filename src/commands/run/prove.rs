@@ -1,0 +1,99 @@
+//! How is the store asked before the guard is forked? In a process of its own. To ask sentinels, or a quorum, takes
+//! threads, which may hang and be left behind; and a process with threads must not be forked (a lock that one of them has
+//! at that moment would be held in the guard for ever).
+
+use crate::error::Error;
+use crate::job;
+use crate::law::Proof;
+use crate::lock::{Fence, Mode};
+use crate::store;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::time::Duration;
+
+/// What the store said of each claim, as it goes from one process to the other.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Proofs(Vec<Option<Said>>),
+    Failed(Kind, String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Said {
+    mode: Mode,
+    slot: Option<u32>,
+    fence: Fence,
+    lease: Duration,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Kind {
+    Unreachable,
+    Unavailable,
+    Unacknowledged,
+    Denied,
+    Unfit,
+    Garbled,
+    Usage,
+    Config,
+    Other,
+}
+
+/// Has `ask` called in another process. The outer failure is that this could not be done.
+pub(super) fn apart(
+    ask: impl FnOnce() -> Result<Vec<Option<Proof>>, Error>,
+) -> io::Result<Result<Vec<Option<Proof>>, Error>> {
+    let said = job::apart(|| {
+        let answer = match ask() {
+            Ok(proofs) => Answer::Proofs(proofs.into_iter().map(|proof| proof.map(Said::from)).collect()),
+            Err(error) => failed(error),
+        };
+        serde_json::to_vec(&answer).unwrap_or_default()
+    })?;
+    Ok(match serde_json::from_slice(&said).map_err(io::Error::other)? {
+        Answer::Proofs(proofs) => Ok(proofs.into_iter().map(|said| said.map(Proof::from)).collect()),
+        Answer::Failed(kind, text) => Err(error(&kind, text)),
+    })
+}
+
+impl From<Proof> for Said {
+    fn from(proof: Proof) -> Self {
+        Self { mode: proof.mode, slot: proof.slot, fence: proof.fence, lease: proof.lease }
+    }
+}
+
+impl From<Said> for Proof {
+    fn from(said: Said) -> Self {
+        Self { mode: said.mode, slot: said.slot, fence: said.fence, lease: said.lease }
+    }
+}
+
+fn failed(error: Error) -> Answer {
+    let text = error.to_string();
+    let kind = match error {
+        Error::Store(store::Error::Unreachable(_)) => Kind::Unreachable,
+        Error::Store(store::Error::Unavailable(_)) => Kind::Unavailable,
+        Error::Store(store::Error::Unacknowledged(_)) => Kind::Unacknowledged,
+        Error::Store(store::Error::Denied(_)) => Kind::Denied,
+        Error::Store(store::Error::Unfit(_)) => Kind::Unfit,
+        Error::Store(store::Error::Garbled(_)) => Kind::Garbled,
+        Error::Usage(_) => Kind::Usage,
+        Error::Config(_) => Kind::Config,
+        _ => Kind::Other,
+    };
+    Answer::Failed(kind, text)
+}
+
+fn error(kind: &Kind, text: String) -> Error {
+    match kind {
+        Kind::Unreachable => store::Error::Unreachable(text).into(),
+        Kind::Unavailable => store::Error::Unavailable(text).into(),
+        Kind::Unacknowledged => store::Error::Unacknowledged(text).into(),
+        Kind::Denied => store::Error::Denied(text).into(),
+        Kind::Unfit => store::Error::Unfit(text).into(),
+        Kind::Garbled => store::Error::Garbled(text).into(),
+        Kind::Usage => Error::Usage(text),
+        Kind::Config => Error::Config(text),
+        Kind::Other => Error::Internal(text),
+    }
+}
