@@ -101,7 +101,7 @@ impl Stop {
             // It may have ended meanwhile, or be one that we may not signal: the sweep finds out.
             let _ = sys::kill(first, libc::SIGKILL);
         }
-        let depth = if self.passes % ALL_THE_WAY == 0 { Depth::All } else { Depth::Children };
+        let depth = if self.passes.is_multiple_of(ALL_THE_WAY) { Depth::All } else { Depth::Children };
         if depth == Depth::All {
             family.begin_anew();
         }
