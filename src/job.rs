@@ -196,6 +196,8 @@ pub enum Alone {
     Over {
         /// Whether CMD had been started.
         started: bool,
+        /// How CMD ended, if it was started and that is known.
+        status: Option<Status>,
         /// Why the job was stopped, if it was.
         why: Option<Why>,
     },

@@ -1,5 +1,6 @@
 //! `dlock history`: the last ends, those of crashed holders included, for programs and for people.
 
+use crate::support::masters::Masters;
 use crate::support::proc;
 use crate::support::pty::Terminal;
 use crate::support::wait::wait_until;
@@ -7,7 +8,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-on_every_store!(every_kind_of_end, nothing_has_ended, only_the_last_64_are_kept);
+on_every_store!(every_kind_of_end, what_did_not_end_by_itself, nothing_has_ended, only_the_last_64_are_kept,);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
@@ -61,6 +62,97 @@ fn every_kind_of_end(backend: Backend) {
     }
     // The status shows the newest of them.
     assert_eq!(world.status("k")["last_run"], *forced);
+}
+
+/// What a run is that something else ended, and that everything that tells of it says the same.
+fn what_did_not_end_by_itself(backend: Backend) {
+    let world = World::new(backend);
+    cut_runs_short(&world, &world.url());
+    let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
+    terminal.type_line("NO_COLOR=1 dlock history k");
+    for word in ["stopped", "timeout", "crashed"] {
+        terminal.expect(word);
+    }
+    terminal.close();
+}
+
+#[test]
+fn a_quorum_tells_what_did_not_end_by_itself() {
+    let masters = Masters::aged(3);
+    cut_runs_short(masters.world(), &masters.url());
+}
+
+#[track_caller]
+fn cut_runs_short(world: &World, store: &str) {
+    let dlock = |words: &[&str]| world.dlock(words).env("DLOCK_STORE", store).any_stdout().any_stderr();
+    let run = |options: &[&str], script: &str| {
+        let run = world.dlock(["run", "-k", "k"]).args(options).args(["--", "sh", "-c", script]);
+        run.env("DLOCK_STORE", store).any_stderr()
+    };
+    let watch = dlock(&["watch", "-v", "k", "--json"]).spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    let told = || watch.printed().lines().filter(|line| !line.contains("\"granted\"")).count();
+
+    let crashed = run(&["-t", "1m"], HOLD).spawn();
+    world.wait_for_lines("up", 1);
+    proc::signal(crashed.pid(), Signal::KILL);
+    wait_until("its guard clears up", || told() == 1);
+    // That the job obeys, and says that all is well, makes no success of it.
+    let obeys = "trap 'exit 0' TERM; while :; do sleep 0.01; done";
+    run(&["--max-run", "200ms"], obeys).status(124).run();
+    let stopped = run(&["-t", "1m"], HOLD).status(79).spawn();
+    world.wait_for_lines("up", 2);
+    dlock(&["release", "k", "-y"]).run();
+    stopped.finish();
+    run(&[], "exit 0").run();
+    wait_until("all is told", || told() == 4);
+
+    let ends: Value = serde_json::from_str(&dlock(&["history", "k", "--json"]).run().stdout).expect("JSON");
+    let ends = ends.as_array().expect("an array");
+    let read = |end: &Value| (end["outcome"].clone(), end["exit_status"].clone(), end["signal"].clone());
+    let expected = [
+        (json!("released"), json!(0), Value::Null),
+        (json!("stopped"), Value::Null, json!(15)),
+        (json!("timeout"), json!(0), Value::Null),
+        (json!("crashed"), Value::Null, json!(15)),
+    ];
+    assert_eq!(ends.iter().map(read).collect::<Vec<_>>(), expected);
+    assert!(ends[1]["forced_by"]["pid"].is_u64() && ends[2]["forced_by"].is_null(), "{ends:#?}");
+
+    watch.signal(Signal::TERM);
+    let events = watch.finish().stdout;
+    let events =
+        events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["event"].clone());
+    let events: Vec<Value> = events.filter(|event| event != "granted").collect();
+    assert_eq!(events, [json!("crashed"), json!("timeout"), json!("stopped"), json!("released")]);
+
+    let metrics = dlock(&["metrics", "k"]).run().stdout;
+    for line in [
+        "dlock_ends_total{key=\"k\",outcome=\"crashed\"} 1",
+        "dlock_ends_total{key=\"k\",outcome=\"timeout\"} 1",
+        "dlock_ends_total{key=\"k\",outcome=\"stopped\"} 1",
+        "dlock_ends_total{key=\"k\",outcome=\"released\"} 1",
+        "dlock_jobs_total{key=\"k\",result=\"failed\"} 3",
+        "dlock_jobs_total{key=\"k\",result=\"succeeded\"} 1",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
+    }
+}
+
+/// With `--on-lost warn` the job goes on; what the log says is what became of the lock.
+#[test]
+fn a_job_that_goes_on_without_its_lock_has_lost_it() {
+    let world = World::new(Backend::Redis);
+    let run = world.run("k", &["-t", "1s", "--on-lost", "warn"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<i64>(&["DEL", "dlock:k"]);
+    wait_until("it says so", || run.messages().contains("lost"));
+    world.write("go", "");
+    run.finish();
+    let ends = ends(&world, "k");
+    assert_eq!((&ends[0]["outcome"], &ends[0]["exit_status"], ends.len()), (&json!("lost"), &Value::Null, 1));
+    let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
+    assert!(metrics.contains("dlock_jobs_total{key=\"k\",result=\"failed\"} 1\n"), "{metrics}");
 }
 
 fn nothing_has_ended(backend: Backend) {

@@ -64,6 +64,7 @@ fn what_commands_print(backend: Backend) {
 
     world.run("k", &["--reason", "why"], "exit 3").status(3).run();
     world.run("k", &[], "kill -KILL $$").dies_of(9).run();
+    world.run("k", &["--max-run", "50ms"], "sleep 60").status(124).any_stderr().run();
     let forced = world.run("k", &["-t", "1m"], HOLD).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.dlock(["release", "k", "--force"]).any_stderr().run();

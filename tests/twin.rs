@@ -4,7 +4,7 @@
 //! who do not wait.
 
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, JobEnd, Patience, Ran, Renewal, Revoke, When};
+use dlock::law::{Acquired, Ask, End, JobEnd, Outcome, Patience, Ran, Renewal, Revoke, When};
 use dlock::law::{Book, Lock, Seen, Time};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::quorum::QuorumStore;
@@ -59,6 +59,17 @@ fn wants() -> impl Strategy<Value = Want> {
     (locks, mode).prop_map(|(locks, mode)| Want { locks, mode })
 }
 
+fn rans() -> impl Strategy<Value = Ran> {
+    let cut = prop::sample::select(vec![
+        Outcome::Crashed,
+        Outcome::Expired,
+        Outcome::Lost,
+        Outcome::Timeout,
+        Outcome::Stopped,
+    ]);
+    prop_oneof![3 => Just(Ran::Yes), 2 => cut.prop_map(Ran::Cut), 1 => Just(Ran::No)]
+}
+
 fn histories() -> impl Strategy<Value = (Vec<Want>, Vec<Step>)> {
     // In one half everybody wants the same, so that a lock of several is really shared.
     let alike = wants().prop_map(|want| vec![want; PEOPLE]);
@@ -85,7 +96,7 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         16 => (who.clone(), patience, ttl.clone(), min_hold)
             .prop_map(|(who, patience, ttl, min_hold)| Step::Acquire { who, patience, ttl, min_hold }),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
-        8 => (who.clone(), prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::No)], job)
+        8 => (who.clone(), rans(), job)
             .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
         2 => (lock.clone(), prop_oneof![Just(When::Safe), Just(When::Now)])
             .prop_map(|(lock, when)| Step::Revoke { lock, when }),

@@ -10,11 +10,14 @@ Examples:
   dlock watch
 
   # A program that is told of each run that failed:
-  dlock watch nightly-report --json | jq -c 'select(.exit_status > 0)'
+  dlock watch nightly-report --json | jq -c 'select(.exit_status > 0 or .signal or
+    (.event | IN(\"crashed\", \"expired\", \"lost\", \"timeout\", \"stopped\", \"forced\")))'
 
 The events: waiting, left (the queue, without the lock), busy (who did not
-wait and was refused; nobody knows who), granted, released, lost, expired,
-forced (an operator took it away), ended (how is not known any more).
+wait and was refused; nobody knows who), granted, released, crashed (dlock was
+killed, and its guard gave the lock back), timeout (--max-run), stopped (an
+operator asked for it), lost, expired, forced (an operator took it away), ended
+(how is not known any more).
 Without KEY, a lock that is new in the store is noticed within two seconds, or
 later where listing the store takes long; what happened to it until then is
 told all the same.

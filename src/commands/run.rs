@@ -16,11 +16,12 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan};
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, JobEnd, Left, Ran};
+use crate::law::{Ask, End, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
 use account::{Account, Place};
+use ending::{job_end, ran};
 use nested::Around;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -32,6 +33,7 @@ use words::{Right, Words};
 
 mod account;
 mod alone;
+mod ending;
 mod nested;
 mod prove;
 mod relay;
@@ -372,13 +374,9 @@ impl Session<'_> {
             Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
             None => own,
         };
-        let job = match own {
-            Exit::Job(code) => Some(JobEnd::Status(code)),
-            Exit::Signal(signal) => Some(JobEnd::Signal(signal)),
-            _ => None,
-        };
+        let job = status.map(job_end);
         self.account.job = job;
-        Over { exit, end: End { ran: Ran::Yes, job } }
+        Over { exit, end: End { ran: ran(why, self.account.lost), job } }
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
@@ -390,7 +388,7 @@ impl Session<'_> {
         };
         match answer {
             Ok(left) => {
-                if left == Left::NotHeld && over.end.ran == Ran::Yes && over.exit != Exit::Lost {
+                if left == Left::NotHeld && over.end.ran != Ran::No && over.exit != Exit::Lost {
                     // Lost after the last renewal: CMD may have run without it.
                     self.account.lost = Some(lease::Loss::NotHeld);
                     self.words.lost_unnoticed(over.exit);

@@ -455,7 +455,8 @@ impl<F: FnMut(Alone)> Watch<F> {
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
             let _ = null.and_then(rustix::stdio::dup2_stderr);
         }
-        (self.alone)(Alone::Over { started, why });
+        let status = self.status();
+        (self.alone)(Alone::Over { started, status, why });
         true
     }
 

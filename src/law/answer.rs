@@ -203,16 +203,53 @@ pub struct LoggedEnd {
     pub by: Option<Owner>,
 }
 
-/// How a hold ended.
+/// How a hold ended. All but the first count as failed, whatever the job's status was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Given back.
+    /// Given back, by a dlock whose job had ended by itself or by a script.
     Released,
-    /// Its lease ran out.
+    /// Its dlock was killed; the guard stopped the job and gave the lock back.
+    Crashed,
+    /// Its lease ran out, and nobody had given it back; or it could not be renewed, and its job was stopped in time.
     Expired,
     /// The lock key vanished or changed under it.
     Lost,
+    /// Its job ran for as long as it may, and was stopped.
+    Timeout,
+    /// An operator asked it to end, and its dlock stopped the job and gave the lock back.
+    Stopped,
     /// An operator took it away.
     Forced,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Released,
+        Self::Crashed,
+        Self::Expired,
+        Self::Lost,
+        Self::Timeout,
+        Self::Stopped,
+        Self::Forced,
+    ];
+
+    /// As it is written everywhere.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Crashed => "crashed",
+            Self::Expired => "expired",
+            Self::Lost => "lost",
+            Self::Timeout => "timeout",
+            Self::Stopped => "stopped",
+            Self::Forced => "forced",
+        }
+    }
+
+    /// The one that is written so.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|outcome| outcome.word() == word)
+    }
 }

@@ -1,5 +1,6 @@
 //! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
 
+use super::answer::Outcome;
 use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -33,19 +34,32 @@ pub enum Patience {
 /// How a hold ended, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// Whether CMD ran; if not, no min-hold is kept and nothing is logged.
+    /// Whether CMD ran, and what ended it; if it did not, no min-hold is kept and nothing is logged.
     pub ran: Ran,
     /// CMD's exit status or signal, where known.
     pub job: Option<JobEnd>,
 }
 
-/// Whether the command was started under the hold.
+/// Whether the command was started under the hold, and what ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ran {
-    /// It was.
+    /// It was, and ended by itself.
     Yes,
+    /// It was, and something else ended it.
+    Cut(Outcome),
     /// It was not.
     No,
+}
+
+impl Ran {
+    /// What the log says of it, if anything.
+    pub const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Yes => Some(Outcome::Released),
+            Self::Cut(outcome) => Some(outcome),
+            Self::No => None,
+        }
+    }
 }
 
 /// How a job ended, as the log keeps it.

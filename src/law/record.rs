@@ -343,9 +343,9 @@ impl Record {
 
     /// Gives back a hold, and answers what is left of its min-hold.
     pub(super) fn release(&mut self, now: Time, token: &Token, ran: Ran, job: Option<JobEnd>) -> Duration {
-        match ran {
-            Ran::Yes => self.close(now, token, Outcome::Released, job),
-            Ran::No => {
+        match ran.outcome() {
+            Some(outcome) => self.close(now, token, outcome, job),
+            None => {
                 self.drop_hold(token);
                 Duration::ZERO
             }

@@ -27,13 +27,13 @@ pub struct Stat {
     pub ends: BTreeMap<Outcome, u64>,
     /// When a hold last ended so, in milliseconds since 1970.
     pub last: BTreeMap<Outcome, u64>,
-    /// How many jobs ended with status 0.
+    /// How many jobs ended by themselves with status 0.
     pub succeeded: u64,
-    /// How many jobs ended with another status, or of a signal.
+    /// How many jobs ended with another status or of a signal, or not by themselves.
     pub failed: u64,
-    /// When a job last ended with status 0, in milliseconds since 1970.
+    /// When a job last succeeded, in milliseconds since 1970.
     pub last_success: Option<u64>,
-    /// When a job last ended otherwise.
+    /// When a job last failed.
     pub last_failure: Option<u64>,
 }
 
@@ -68,16 +68,17 @@ impl Stat {
         *self.ends.entry(outcome).or_default() += 1;
         self.last.insert(outcome, ended);
         self.held.add(Duration::from_millis(ended.saturating_sub(since)));
-        match job {
-            Some(JobEnd::Status(0)) => {
+        match (outcome, job) {
+            (Outcome::Released, Some(JobEnd::Status(0))) => {
                 self.succeeded += 1;
                 self.last_success = Some(ended);
             }
-            Some(JobEnd::Status(_) | JobEnd::Signal(_)) => {
+            // What a script gave back, who knows.
+            (Outcome::Released, None) => {}
+            _ => {
                 self.failed += 1;
                 self.last_failure = Some(ended);
             }
-            None => {}
         }
     }
 }

@@ -36,9 +36,7 @@ pub fn how(end: &LoggedEnd) -> String {
         (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
         (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
         (Outcome::Released, None) => "ended".into(),
-        (Outcome::Expired, _) => "expired".into(),
-        (Outcome::Lost, _) => "lost".into(),
-        (Outcome::Forced, _) => "forced".into(),
+        (outcome, _) => outcome.word().into(),
     }
 }
 
@@ -48,8 +46,9 @@ fn colour(end: &LoggedEnd) -> Option<&'static str> {
         (Outcome::Released, Some(JobEnd::Status(0))) => Some("\x1b[32m"),
         (Outcome::Released, Some(_)) => Some("\x1b[31m"),
         (Outcome::Released, None) => None,
-        (Outcome::Expired | Outcome::Lost, _) => Some("\x1b[35m"),
-        (Outcome::Forced, _) => Some("\x1b[33m"),
+        (Outcome::Timeout, _) => Some("\x1b[31m"),
+        (Outcome::Crashed | Outcome::Expired | Outcome::Lost, _) => Some("\x1b[35m"),
+        (Outcome::Stopped | Outcome::Forced, _) => Some("\x1b[33m"),
     }
 }
 

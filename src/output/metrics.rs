@@ -9,14 +9,6 @@ use crate::law::{Outcome, State};
 use crate::store::View;
 use std::fmt::Write as _;
 
-/// The outcomes, as a label's values: all of them always, so that an alert needs no absent series.
-const OUTCOMES: [(Outcome, &str); 4] = [
-    (Outcome::Released, "released"),
-    (Outcome::Expired, "expired"),
-    (Outcome::Lost, "lost"),
-    (Outcome::Forced, "forced"),
-];
-
 /// What is told of one lock.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
@@ -84,9 +76,10 @@ impl Page {
             text.sample(name, &lock.with("result", "failed"), &lock.stat.failed.to_string());
         });
         text.family("ends_total", "counter", "Holds that ended, by outcome.", |lock, text, name| {
-            for (outcome, word) in OUTCOMES {
+            // All of them always, so that an alert needs no absent series.
+            for outcome in Outcome::ALL {
                 let count = lock.stat.ends.get(&outcome).copied().unwrap_or_default();
-                text.sample(name, &lock.with("outcome", word), &count.to_string());
+                text.sample(name, &lock.with("outcome", outcome.word()), &count.to_string());
             }
         });
         text.histogram("wait_seconds", "How long was waited for the grants.", |stat| &stat.waited);
@@ -99,16 +92,18 @@ impl Page {
             "gauge",
             "When a hold last ended so, by outcome.",
             |lock, text, name| {
-                for (outcome, word) in OUTCOMES {
+                for outcome in Outcome::ALL {
                     if let Some(at) = lock.stat.last.get(&outcome) {
-                        text.sample(name, &lock.with("outcome", word), &seconds(*at));
+                        text.sample(name, &lock.with("outcome", outcome.word()), &seconds(*at));
                     }
                 }
             },
         );
-        text.gauge("last_success_timestamp_seconds", "When a job last ended with status 0.", |sample| {
-            sample.stat.last_success.map(seconds)
-        });
+        text.gauge(
+            "last_success_timestamp_seconds",
+            "When a job last ended by itself with status 0.",
+            |sample| sample.stat.last_success.map(seconds),
+        );
         text.gauge("last_failure_timestamp_seconds", "When a job last ended otherwise.", |sample| {
             sample.stat.last_failure.map(seconds)
         });

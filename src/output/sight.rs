@@ -96,6 +96,9 @@ pub fn hold(holder: &Holder) -> String {
 pub fn end(end: &LoggedEnd) -> String {
     let how = match end.outcome {
         Outcome::Released => "gave it back",
+        Outcome::Crashed => "was killed, and its guard gave it back",
+        Outcome::Timeout => "ran for as long as it may, and gave it back",
+        Outcome::Stopped => "stopped its job, and gave it back",
         Outcome::Expired => "let its lease end",
         Outcome::Lost => "lost it",
         Outcome::Forced => "had it taken away",

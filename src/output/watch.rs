@@ -4,7 +4,7 @@
 use super::busy::who;
 use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, json};
-use crate::law::JobEnd;
+use crate::law::{JobEnd, Outcome};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::events::{Event, Kind};
 use serde::Serialize;
@@ -26,10 +26,13 @@ fn word(kind: Kind) -> &'static str {
         Kind::Left => "left",
         Kind::Busy => "busy",
         Kind::Granted => "granted",
-        Kind::Released => "released",
-        Kind::Lost => "lost",
-        Kind::Expired => "expired",
-        Kind::Forced => "forced",
+        Kind::Released => Outcome::Released.word(),
+        Kind::Crashed => Outcome::Crashed.word(),
+        Kind::Timeout => Outcome::Timeout.word(),
+        Kind::Stopped => Outcome::Stopped.word(),
+        Kind::Lost => Outcome::Lost.word(),
+        Kind::Expired => Outcome::Expired.word(),
+        Kind::Forced => Outcome::Forced.word(),
         Kind::Ended => "ended",
     }
 }
@@ -39,8 +42,9 @@ fn colour(event: &Event) -> Option<u8> {
     match (event.kind, event.job) {
         (Kind::Released, Some(JobEnd::Status(0))) => Some(32),
         (Kind::Released, Some(_)) => Some(31),
-        (Kind::Lost | Kind::Expired, _) => Some(35),
-        (Kind::Forced, _) => Some(33),
+        (Kind::Timeout, _) => Some(31),
+        (Kind::Crashed | Kind::Lost | Kind::Expired, _) => Some(35),
+        (Kind::Stopped | Kind::Forced, _) => Some(33),
         (Kind::Granted, _) => Some(1),
         (Kind::Waiting | Kind::Left | Kind::Busy | Kind::Released | Kind::Ended, _) => None,
     }
@@ -78,6 +82,11 @@ fn told(event: &Event) -> String {
     match (event.kind, event.job) {
         (_, Some(JobEnd::Status(status))) => parts.push(format!("exit {status}")),
         (_, Some(JobEnd::Signal(signal))) => parts.push(format!("signal {signal}")),
+        _ => {}
+    }
+    match (event.kind, event.job) {
+        (Kind::Crashed, _) => parts.push("its dlock was killed".into()),
+        (Kind::Timeout, _) => parts.push("it ran for as long as it may".into()),
         (Kind::Lost, None) => parts.push("the lock vanished under it".into()),
         (Kind::Expired, None) => parts.push("not given back".into()),
         (Kind::Ended, None) => parts.push("the log does not say how".into()),

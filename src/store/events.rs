@@ -22,6 +22,12 @@ pub enum Kind {
     Granted,
     /// A hold was given back.
     Released,
+    /// Its dlock was killed; the guard stopped the job and gave the lock back.
+    Crashed,
+    /// The job was stopped because it had run for as long as it may.
+    Timeout,
+    /// The job was stopped because an operator asked for it.
+    Stopped,
     /// The lock vanished under its holder.
     Lost,
     /// A lease ran out, or its holder is dead.
@@ -164,6 +170,9 @@ fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     new.log.iter().filter(is_news).map(|end| {
         let kind = match end.outcome {
             Outcome::Released => Kind::Released,
+            Outcome::Crashed => Kind::Crashed,
+            Outcome::Timeout => Kind::Timeout,
+            Outcome::Stopped => Kind::Stopped,
             Outcome::Expired => Kind::Expired,
             Outcome::Lost => Kind::Lost,
             Outcome::Forced => Kind::Forced,

@@ -20,7 +20,7 @@ use super::redis::{RedisStore, Target};
 use super::{Ear, Error, Listener, Store, View};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
-    self, Acquired, Ask, End, Left, Proof, Ran, Renewal, Requested, Revoke, Revoked, State, When,
+    self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crew::{Answers, Call, Crew, Node, Order};
@@ -258,7 +258,7 @@ impl Store for QuorumStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
+        let ran = end.ran.outcome().map_or("not-run", Outcome::word);
         let job = match end.job {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
             None => String::new(),

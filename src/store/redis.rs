@@ -8,7 +8,7 @@ use super::{Error, Listener, Store, View, Waiter};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Grant, Left, Patience, Proof, Ran, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Foreign, Grant, Left, Outcome, Patience, Proof, Renewal, Requested, Revoke, Revoked,
     Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
@@ -204,7 +204,7 @@ impl Store for RedisStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let ran = if end.ran == Ran::Yes { "ran" } else { "not-run" };
+        let ran = end.ran.outcome().map_or("not-run", Outcome::word);
         let job = match end.job {
             Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
             None => String::new(),

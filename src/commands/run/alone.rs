@@ -1,6 +1,7 @@
 //! What does the guard do once dlock is gone? It gives back what the token has: the place in the queue, or the hold,
 //! after the job is dead. This runs in the guard's process, whose only thread it is.
 
+use super::ending::{job_end, ran};
 use super::words::Words;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -26,11 +27,12 @@ pub fn alone<'a>(
 ) -> impl FnMut(Alone) + 'a {
     move |what| match what {
         Alone::Refused(process) => words.refused(&process),
-        Alone::Over { started, why } => {
-            let ran = if started { Ran::Yes } else { Ran::No };
+        Alone::Over { started, status, why } => {
+            let job = status.map(job_end);
+            let ran = if started { ran(why, None) } else { Ran::No };
             let patience = (settings.connect_timeout + settings.op_timeout).max(PATIENCE.min(run.ttl.get()));
             let by = Moment::now().after(patience);
-            let answer = give_back(store, names, token, &End { ran, job: None }, by);
+            let answer = give_back(store, names, token, &End { ran, job }, by);
             if started && why.is_some() {
                 words.alone(answer);
             }

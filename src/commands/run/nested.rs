@@ -93,7 +93,7 @@ pub fn run_under(
     let group = plan.group;
     let alone = |what| match what {
         Alone::Refused(process) => words.refused(&process),
-        Alone::Over { started: true, why: Some(_) } => words.alone_inside(),
+        Alone::Over { started: true, why: Some(_), .. } => words.alone_inside(),
         Alone::Over { .. } => {}
     };
     let guard =

@@ -367,7 +367,7 @@ impl<'a> Words<'a> {
     pub fn not_given_back(&self, why: &str, over: &Over) {
         if over.exit != Exit::Lost {
             let command = match over.end.ran {
-                Ran::Yes => "the command has ended",
+                Ran::Yes | Ran::Cut(_) => "the command has ended",
                 Ran::No => "the command did not run",
             };
             let text = format!(

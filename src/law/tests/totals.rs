@@ -106,6 +106,32 @@ fn jobs_are_counted_by_how_they_ended() {
     assert_eq!((stat.waited.count(), stat.held.count()), (6, 5));
 }
 
+/// Whatever status the job had: it did not come to its own end.
+#[test]
+fn what_did_not_end_by_itself_has_failed() {
+    let mut scene = Scene::new();
+    let cut = [Outcome::Crashed, Outcome::Timeout, Outcome::Stopped, Outcome::Lost];
+    for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(JobEnd::Status(0)), None, None])) {
+        assert!(scene.queue(who, "a", X));
+        scene.pass(1000);
+        let end = End { ran: Ran::Cut(outcome), job };
+        assert_eq!(scene.book.leave(scene.now, &Scene::names("a"), &token(who), &end), GONE);
+    }
+    assert!(scene.queue(9, "a", X));
+    scene.pass(60_000);
+    let stat = scene.stat("a");
+    assert_eq!((stat.succeeded, stat.failed), (0, 5));
+    assert_eq!(stat.last_failure, stat.last.get(&Outcome::Expired).copied());
+    assert!(ends(&stat).iter().all(|(_, count)| *count == 1) && ends(&stat).len() == 5);
+    // A min-hold stands, as after an end of its own.
+    let mut scene = Scene::new();
+    scene.min_hold = Duration::from_secs(60);
+    assert!(scene.ask(1, "a", X));
+    let end = End { ran: Ran::Cut(Outcome::Crashed), job: None };
+    let left = scene.book.leave(scene.now, &Scene::names("a"), &token(1), &end);
+    assert!(matches!(left, Left::Released { cooling } if !cooling.is_zero()), "{left:?}");
+}
+
 #[test]
 fn a_lease_that_ran_out_counts_as_long_as_it_was_whoever_notices_when() {
     let mut scene = Scene::new();

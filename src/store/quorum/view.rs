@@ -131,7 +131,9 @@ fn represent(group: &[&Seen], majority: usize) -> Seen {
 /// that the lease ran out, or that the key was gone.
 pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
     let knows = |end: &LoggedEnd| match end.outcome {
-        Outcome::Released => 3,
+        // Its own dlock or guard says so.
+        Outcome::Released | Outcome::Crashed | Outcome::Timeout | Outcome::Stopped => 3,
+        Outcome::Expired | Outcome::Lost if end.job.is_some() => 3,
         Outcome::Forced => 2,
         Outcome::Expired => 1,
         Outcome::Lost => 0,

@@ -212,7 +212,7 @@ impl Reply {
         let json = self.text()?;
         let Ok(fields) = serde_json::from_str::<[String; 8]>(&json) else { return Ok(None) };
         let [outcome, owner, fence, since, ended, waited, job, by] = fields;
-        let Some(outcome) = self::outcome(&outcome) else { return Ok(None) };
+        let Some(outcome) = Outcome::of_word(&outcome) else { return Ok(None) };
         Ok(Some(LoggedEnd {
             outcome,
             owner: self.owner_in(&owner)?,
@@ -239,7 +239,7 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
         "last-job" if which == "succeeded" => stat.last_success = Some(total),
         "last-job" if which == "failed" => stat.last_failure = Some(total),
         "end" | "last" => {
-            let Some(outcome) = outcome(which) else { return };
+            let Some(outcome) = Outcome::of_word(which) else { return };
             if kind == "end" {
                 *stat.ends.entry(outcome).or_default() += total;
             } else {
@@ -255,16 +255,6 @@ fn span(histogram: &mut Histogram, which: &str, total: u64) {
         histogram.sum += total;
     } else if let Some(bucket) = which.parse().ok().and_then(|at: usize| histogram.buckets.get_mut(at)) {
         *bucket += total;
-    }
-}
-
-fn outcome(word: &str) -> Option<Outcome> {
-    match word {
-        "released" => Some(Outcome::Released),
-        "expired" => Some(Outcome::Expired),
-        "lost" => Some(Outcome::Lost),
-        "forced" => Some(Outcome::Forced),
-        _ => None,
     }
 }
 

@@ -1,12 +1,13 @@
 -- leave.lua: gives this master back: for good, or to try again later.
--- ARGV: token, 'ran', 'not-run' or 'refused' (it did not wait), how the job ended (JSON or ''), 'for-good' or the attempt
--- that has failed.
+-- ARGV: token, 'not-run', 'refused' (it did not wait) or how the hold ended (released, crashed, …), how the job ended
+-- (JSON or ''), 'for-good' or the attempt that has failed.
 -- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}.
 -- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
 -- (I4). An attempt that failed takes back only itself and what came before it: it may arrive, on a connection of its
 -- own, after the next attempt of the same token was granted and counted here.
 
-local token, ran, job, attempt = ARGV[1], ARGV[2] == 'ran', ARGV[3], tonumber(ARGV[4])
+local token, outcome, job, attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local ran = outcome ~= 'not-run' and outcome ~= 'refused'
 write_first()
 local lock = named(token)[1]
 local spent = redis.call('GET', spent_key(lock, token))
@@ -18,13 +19,13 @@ if is_held_by(lock, token) then
   local since = hold_of(lock, token).attempt
   if not attempt or since and since <= attempt then
     what = 'released'
-    if ran then cooling = close(lock, token, 'released', job) else drop_hold(lock, token) end
+    if ran then cooling = close(lock, token, outcome, job) else drop_hold(lock, token) end
   end
 elseif is_revoked_from(lock, token) then
   what = 'released'
   drop_hold(lock, token)
 end
-if ARGV[2] == 'refused' then tally(lock, { busy = 1 }) end
+if outcome == 'refused' then tally(lock, { busy = 1 }) end
 if not attempt then
   redis.call('SET', spent_key(lock, token), what == 'released' and '1' or '0', 'PX', SPENT_KEPT)
 end

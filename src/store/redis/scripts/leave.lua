@@ -1,10 +1,10 @@
 -- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: Book::leave).
--- ARGV: token, 'ran' or 'not-run', how the job ended (JSON or '').
+-- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or '').
 -- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} · {'not-held', now us}.
 -- Why atomic: compare and delete; the next waiter is granted the lock in the same step, so it is never idle; and the
 -- spent mark refuses an acquire that is still on its way (I4).
 
-local token, ran, job = ARGV[1], ARGV[2] == 'ran', ARGV[3]
+local token, outcome, job = ARGV[1], ARGV[2], ARGV[3]
 write_first()
 local locks = named(token)
 local spent
@@ -25,8 +25,8 @@ for _, lock in ipairs(locks) do
     lock.changed = true
   end
   if held then
-    if ran then
-      local kept = close(lock, token, 'released', job)
+    if outcome ~= 'not-run' then
+      local kept = close(lock, token, outcome, job)
       if kept > 0 then news[#news + 1] = lock end
       cooling = math.max(cooling, kept)
     else

@@ -24,13 +24,12 @@ local function look(lock)
       if is_logged(hold) then
         local outcome = outcome_of(hold)
         table.insert(log, 1, entry(hold, outcome))
-        local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
-        for field, n in pairs({ ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }) do
-          stat[#stat + 1] = field
-          stat[#stat + 1] = int(n)
+        for _, fields in ipairs({ counted(hold, outcome) }) do
+          for field, n in pairs(fields) do
+            stat[#stat + 1] = field
+            stat[#stat + 1] = int(n)
+          end
         end
-        stat[#stat + 1] = 'last.' .. outcome
-        stat[#stat + 1] = int(ended_at(hold, outcome))
       end
     else
       due = math.max(due or 0, due_of(hold))

@@ -249,15 +249,24 @@ local function confirm(lock, hold)
   tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
 end
 
-local function tally_end(lock, hold, outcome, job)
-  local held = math.max(ended_at(hold, outcome) - math.floor(hold.since / 1000), 0)
+-- What an end adds to the totals, and which times it sets. What a job did not end by itself has failed; of what a script
+-- gave back who knows.
+local function counted(hold, outcome, job)
+  local at = ended_at(hold, outcome)
+  local held = math.max(at - math.floor(hold.since / 1000), 0)
   local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
-  if job and job ~= '' then counts[job == '{"status":0}' and 'succeeded' or 'failed'] = 1 end
-  tally(lock, counts)
-  redis.pcall('HSET', lock.STAT, 'last.' .. outcome, int(ended_at(hold, outcome)))
-  for _, result in ipairs({ 'succeeded', 'failed' }) do
-    if counts[result] then redis.pcall('HSET', lock.STAT, 'last-job.' .. result, int(ended_at(hold, outcome))) end
+  local times = { ['last.' .. outcome] = at }
+  if outcome ~= 'released' or (job or '') ~= '' then
+    local result = outcome == 'released' and job == '{"status":0}' and 'succeeded' or 'failed'
+    counts[result], times['last-job.' .. result] = 1, at
   end
+  return counts, times
+end
+
+local function tally_end(lock, hold, outcome, job)
+  local counts, times = counted(hold, outcome, job)
+  tally(lock, counts)
+  for field, at in pairs(times) do redis.pcall('HSET', lock.STAT, field, int(at)) end
 end
 
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
