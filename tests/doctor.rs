@@ -7,6 +7,7 @@ use crate::support::dlock::{Dlock, End};
 use crate::support::masters::Masters;
 use crate::support::pty::Terminal;
 use crate::support::sentinel::{self, Sentinel};
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rcgen::IsCa;
 use serde_json::Value;
@@ -100,7 +101,7 @@ fn a_replica_and_its_master() {
     let master = World::with_redis(&["--repl-diskless-sync-delay", "0"]);
     let port = master.redis().port().to_string();
     let replica = World::with_redis(&["--replicaof", "127.0.0.1", &port]);
-    crate::support::wait::wait_until("the replica has connected", || {
+    wait_until("the replica has connected", || {
         master.redis().ask::<String>(&["INFO", "replication"]).contains("connected_slaves:1")
     });
     let found = findings(replica.dlock(["doctor", "--json"]));
@@ -284,6 +285,29 @@ fn every_independent_master_is_looked_at() {
     let masters = Masters::fresh(3);
     let found = findings(masters.dlock(&["doctor", "--json"]).args(PATIENT));
     assert_eq!(nodes(&found, "rights"), 3, "{found:#?}");
+}
+
+/// A quorum that refuses every lock is not fit, though each of its masters is.
+#[test]
+fn masters_that_do_not_count_are_told() {
+    let masters = Masters::fresh(3);
+    let found = findings(masters.dlock(&["doctor", "--json"]).args(PATIENT));
+    assert_eq!((verdict(&found, "quorum"), verdict(&found, "uptime")), ("bad", "warn"), "{found:#?}");
+    masters.dlock(&["doctor", "--strict"]).args(PATIENT).status(69).any_stdout().run();
+    masters.world().write("short.toml", "max-lease = '1s'\nttl = '500ms'");
+    let short = ["doctor", "--strict", "--config", "short.toml"];
+    wait_until("they count", || {
+        masters.dlock(&short).args(PATIENT).any_stdout().any_stderr().spawn().output().status.success()
+    });
+    // What a master forgets in a restart is not counted, so it need not write it down.
+    let found = findings(masters.dlock(&["doctor", "--json", "--config", "short.toml"]).args(PATIENT));
+    assert!(found.iter().all(|(check, ..)| check != "persistence"), "{found:#?}");
+    // Without INFO a master counts for nothing.
+    for at in [0, 1] {
+        masters.at(at).ask::<()>(&["ACL", "SETUSER", "default", "-info"]);
+    }
+    let found = findings(masters.dlock(&["doctor", "--json", "--config", "short.toml"]).args(PATIENT));
+    assert_eq!((verdict(&found, "quorum"), verdict(&found, "info")), ("bad", "bad"), "{found:#?}");
 }
 
 /// How many servers a check was made on.

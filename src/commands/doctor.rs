@@ -28,6 +28,7 @@ pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
         },
         ttl: settings.ttl(flags.ttl)?.get(),
         op_timeout: settings.op_timeout,
+        max_lease: settings.max_lease(),
         files: files(settings),
         exposed: settings.exposed.clone(),
     };
@@ -53,7 +54,7 @@ fn survey(settings: &Settings) -> Result<Survey, Error> {
             return Ok(Survey::Directory(file::probe::probe(&dir, &settings.store.to_string())));
         }
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
-        Made::Masters(masters) => Survey::Servers { nodes: probed(masters), failover: None },
+        Made::Masters(masters) => Survey::Masters(probed(masters)),
         Made::Sentinels(sentinels, service, master) => {
             let failover = redis::probe::down_after(&sentinels, &service);
             let found = redis::RedisStore::sentinel(sentinels, service, master).masters(by());

@@ -17,6 +17,8 @@ pub enum Survey {
         /// to; null where nothing takes its place, or that is not known.
         failover: Option<Duration>,
     },
+    /// Redis servers that do not know of each other, of which a majority holds locks.
+    Masters(Vec<Node>),
     /// A directory.
     Directory(Directory),
 }

@@ -5,9 +5,13 @@ use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
-use crate::store::probe::{Directory, Disk, Facts, Fenced, Info, Offset, Persistence, Rights, Role, Survey};
+use crate::store::probe::{
+    Directory, Disk, Facts, Fenced, Info, Node, Offset, Persistence, Rights, Role, Survey,
+};
 use std::path::PathBuf;
 use std::time::Duration;
+
+mod quorum;
 
 /// The first version that has everything the scripts use.
 const OLDEST: u64 = 7;
@@ -29,6 +33,8 @@ pub struct Settings {
     pub ttl: Duration,
     /// The longest that one operation may take.
     pub op_timeout: Duration,
+    /// The longest lease that anybody may ask of a quorum.
+    pub max_lease: Duration,
     /// The files that the settings lead to.
     pub files: Vec<File>,
     /// The variables that have a password in them.
@@ -66,13 +72,17 @@ pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
                     Ok(facts) => of_facts(facts, settings),
                     Err(error) => vec![unreachable(error)],
                 };
-                let name = Some(node.name.clone());
-                findings.extend(of_node.into_iter().map(|finding| Finding { node: name.clone(), ..finding }));
+                findings.extend(of_node.into_iter().map(|finding| of(node, finding)));
             }
         }
+        Survey::Masters(nodes) => findings.extend(quorum::of_masters(nodes, settings)),
         Survey::Directory(directory) => findings.extend(of_directory(directory)),
     }
     findings
+}
+
+fn of(node: &Node, finding: Finding) -> Finding {
+    Finding { node: Some(node.name.clone()), ..finding }
 }
 
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
@@ -148,7 +158,10 @@ fn unreachable(error: &Error) -> Finding {
 fn of_facts(facts: &Facts, settings: &Settings) -> Vec<Finding> {
     let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
     match &facts.info {
-        Some(info) => findings.extend(of_info(info, settings)),
+        Some(info) => {
+            findings.extend(of_info(info));
+            findings.extend([of_persistence(info), of_replicas(info), of_uptime(info, settings)]);
+        }
         None => findings.push(warn(
             "info",
             "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
@@ -191,7 +204,8 @@ fn of_round_trips(sorted: &[Duration], settings: &Settings) -> Finding {
     }
 }
 
-fn of_info(info: &Info, settings: &Settings) -> Vec<Finding> {
+/// What matters of a server whether it holds locks by itself or is one of a quorum.
+fn of_info(info: &Info) -> Vec<Finding> {
     let major = info.version.split('.').next().and_then(|major| major.parse::<u64>().ok());
     let version = match major {
         Some(major) if major >= OLDEST => ok("version", info.version.clone()),
@@ -202,7 +216,7 @@ fn of_info(info: &Info, settings: &Settings) -> Vec<Finding> {
         Role::Master => ok("role", "master"),
         Role::Replica => bad("role", "a read-only replica", "name the master"),
     };
-    vec![version, role, of_eviction(info), of_persistence(info), of_replicas(info), of_uptime(info, settings)]
+    vec![version, role, of_eviction(info)]
 }
 
 fn of_eviction(info: &Info) -> Finding {

@@ -13,6 +13,7 @@ fn settings() -> Settings {
         named: Named::By("set by --store".into()),
         ttl: Duration::from_secs(30),
         op_timeout: Duration::from_secs(1),
+        max_lease: Duration::from_secs(300),
         files: vec![],
         exposed: vec![],
     }

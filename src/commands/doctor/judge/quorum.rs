@@ -1,0 +1,110 @@
+//! Do these masters hold locks together? A master is one of many here: it may forget everything when it restarts, for then
+//! it does not count until all leases that it may have forgotten are over. What counts is how many do.
+
+use super::{
+    Settings, bad, of, of_clock, of_info, of_replicas, of_rights, of_round_trips, ok, span, unreachable, warn,
+};
+use crate::output::doctor::Finding;
+use crate::store::probe::{Info, Node, Role};
+use std::time::Duration;
+
+/// A server tells its uptime in whole seconds, which may be one too many.
+const UPTIME_CUT: Duration = Duration::from_secs(1);
+
+/// Whether a master counts for locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    Yes,
+    /// From then on.
+    In(Duration),
+    No,
+}
+
+pub(super) fn of_masters(nodes: &[Node], settings: &Settings) -> Vec<Finding> {
+    let counts: Vec<_> = nodes.iter().map(|node| counts(node, settings)).collect();
+    let mut findings = vec![of_majority(&counts)];
+    for (node, counts) in nodes.iter().zip(counts) {
+        findings.extend(of_master(node, counts, settings).into_iter().map(|finding| of(node, finding)));
+    }
+    findings
+}
+
+fn counts(node: &Node, settings: &Settings) -> Counts {
+    match node.facts.as_ref().map(|facts| &facts.info) {
+        Ok(Some(info)) if info.role == Role::Master => {
+            match (settings.max_lease + UPTIME_CUT).saturating_sub(info.uptime) {
+                Duration::ZERO => Counts::Yes,
+                left => Counts::In(left),
+            }
+        }
+        _ => Counts::No,
+    }
+}
+
+fn of_majority(counts: &[Counts]) -> Finding {
+    let (masters, majority) = (counts.len(), counts.len() / 2 + 1);
+    let now = counts.iter().filter(|counts| **counts == Counts::Yes).count();
+    let found = format!("{now} of {masters} masters count, and {majority} are needed");
+    if now == masters {
+        return ok("quorum", found);
+    }
+    if now >= majority {
+        return warn("quorum", found, "see the others, for no more than these may be lost");
+    }
+    // When the last of a majority does.
+    let mut waits: Vec<_> = counts
+        .iter()
+        .filter_map(|counts| match counts {
+            Counts::Yes => Some(Duration::ZERO),
+            Counts::In(left) => Some(*left),
+            Counts::No => None,
+        })
+        .collect();
+    waits.sort_unstable();
+    match waits.get(majority - 1) {
+        Some(wait) => bad(
+            "quorum",
+            format!("{found}: every lock is refused for {} more", span(*wait)),
+            "wait; or let --max-lease be shorter, on every machine, if no lease is as long",
+        ),
+        None => bad("quorum", format!("{found}: every lock is refused"), "see the others"),
+    }
+}
+
+fn of_master(node: &Node, counts: Counts, settings: &Settings) -> Vec<Finding> {
+    let facts = match &node.facts {
+        Ok(facts) => facts,
+        Err(error) => return vec![unreachable(error)],
+    };
+    let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
+    match &facts.info {
+        Some(info) => {
+            findings.extend(of_info(info));
+            findings.extend([of_replicas(info), of_uptime(info, counts, settings)]);
+        }
+        None => findings.push(bad(
+            "info",
+            "this user may not ask for INFO, so nobody knows how long this master has been up: it does not count",
+            "give it +info (ACL SETUSER)",
+        )),
+    }
+    findings.extend(facts.clock.map(of_clock));
+    findings.extend(of_rights(&facts.rights));
+    findings
+}
+
+fn of_uptime(info: &Info, counts: Counts, settings: &Settings) -> Finding {
+    let found = span(info.uptime);
+    match counts {
+        Counts::In(left) => warn(
+            "uptime",
+            format!("{found}: it may have forgotten locks that are still held, so it does not count yet"),
+            format!(
+                "wait until it has run for {}, that is --max-lease: {} more",
+                span(settings.max_lease),
+                span(left)
+            ),
+        ),
+        Counts::Yes | Counts::No => ok("uptime", found),
+    }
+}
