@@ -3,6 +3,7 @@
 
 use crate::support::certificates::Authority;
 use crate::support::dlock::BINARY;
+use crate::support::hole::Black;
 use crate::support::masters::{Masters, url};
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
@@ -15,6 +16,7 @@ use dlock::store::redis::{Address, Target};
 use dlock::store::{Error, Store};
 use proptest::prelude::*;
 use rustix::process::Signal;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -626,6 +628,244 @@ fn nothing_is_won_back_after_the_deadline() {
     sleep_until(Moment::now().after(ask.ttl));
     assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::NotHeld));
     assert_eq!(masters.at(0).get("dlock:k"), None);
+}
+
+/// A master is far: what is sent to it arrives when dlock has ended, and nobody is there to hear what it says.
+#[test]
+fn a_far_master_hears_of_the_end() {
+    let masters = Masters::aged(3);
+    let proxy = Proxy::before(masters.at(2).port());
+    let store = url(&[masters.at(0).port(), masters.at(1).port(), proxy.port()]);
+    proxy.go_far(Duration::from_millis(50));
+    for (nth, job) in ["true", "sleep 0.3", "sleep 0.7"].into_iter().enumerate() {
+        let key = format!("k{nth}");
+        let run = masters.run(&key, &["-t", "4m"], job).env("DLOCK_STORE", &store);
+        run.any_stderr().run();
+        let far = masters.at(2);
+        wait_until("it is told", || {
+            !far.ask::<Vec<String>>(&["KEYS", &format!("dlock.spent*{key}:*")]).is_empty()
+        });
+        assert_eq!(far.get(&format!("dlock:{key}")), None, "{job}");
+    }
+}
+
+/// A master whose clock is far ahead and whose answer comes too late to be counted has no say in the fence.
+#[test]
+fn a_hold_has_one_fence() {
+    let masters = Masters::aged(3);
+    // Its clock is the fastest.
+    let proxy = Proxy::before(masters.at(2).port());
+    let store = url(&[proxy.port(), masters.at(0).port(), masters.at(1).port()]);
+    // All know the scripts.
+    masters.run("k", &[], "true").run();
+    proxy.go_far(Duration::from_millis(100));
+    let look = format!("'{BINARY}' status k --json > status.json");
+    let inner = format!("'{BINARY}' run -k k -- sh -c 'echo $DLOCK_FENCE >> inner'");
+    let job = format!("echo $DLOCK_FENCE >> outer; sleep 1; {look}; {inner}");
+    masters.run("k", &["-t", "20s"], &job).env("DLOCK_STORE", &store).any_stderr().run();
+    let world = masters.world();
+    let status: serde_json::Value = serde_json::from_str(&world.read("status.json")).unwrap();
+    assert_eq!(world.read("inner"), world.read("outer"), "of a run inside");
+    assert_eq!(format!("{}\n", status[0]["holders"][0]["fence"]), world.read("outer"), "of status");
+    let history = masters.dlock(&["history", "k", "--json"]).any_stdout().run().stdout;
+    assert_eq!(history.matches(world.read("outer").trim()).count(), 1, "{history}");
+    // It is told to a master that is renewed by a process that does not know it.
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let (names, ask) = (names(), ask(Duration::from_secs(30)));
+    let Ok(Acquired::Granted(grant)) = store.acquire(&names, &ask, by()) else { panic!("the lock is free") };
+    let record = "dlock.quorum:{dlock:k}:dlock:k";
+    let hold: String = masters.at(2).ask(&["HGET", record, ask.token.secret()]);
+    let mut fields: Vec<serde_json::Value> = serde_json::from_str(&hold).unwrap();
+    (fields[2], fields[6]) = ((grant.fence.0 + 3_600_000_000).to_string().into(), "0".into());
+    let hold = serde_json::to_string(&fields).unwrap();
+    masters.at(2).ask::<i64>(&["HSET", record, ask.token.secret(), &hold]);
+    let mut other = store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    assert_eq!(other.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
+    assert_eq!(other.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    wait_until("all masters know the fence", || {
+        let hold: String = masters.at(2).ask(&["HGET", record, ask.token.secret()]);
+        hold.contains(&format!("\"{}\"", grant.fence.0))
+    });
+    assert_eq!(store.inspect(names.first(), by()).unwrap().holders[0].fence, grant.fence);
+}
+
+/// One master that still knows of the hold does not outweigh most that have forgotten it.
+#[test]
+fn a_lock_that_most_have_forgotten_at_the_end_was_lost() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "2m"], STEADY).status(79).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    for at in [0, 2] {
+        masters.at(at).ask::<()>(&["FLUSHALL"]);
+    }
+    masters.world().write("over", "");
+    holder.finish();
+    // One that has is not most.
+    let holder = masters.run("k2", &["-t", "2m"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_lines("up", 2);
+    masters.at(1).ask::<()>(&["FLUSHALL"]);
+    holder.finish();
+}
+
+/// A user who has used up his processes gets a clear word.
+#[test]
+fn threads_that_cannot_be_made_are_an_error() {
+    let masters = Masters::aged(3);
+    for command in [&["status"][..], &["status", "k"]] {
+        // More than there is address space.
+        let run = masters.dlock(command).env("RUST_MIN_STACK", "70368744177664").any_stdout();
+        let failed = run.any_stderr().spawn().output();
+        assert_eq!(failed.status.code(), Some(69), "{command:?}: {}", failed.stderr);
+        assert!(failed.stderr.contains("cannot start a thread"), "{command:?}: {}", failed.stderr);
+    }
+}
+
+/// The masters' clocks are hours apart; what is shown is as one of them tells it.
+#[test]
+fn times_are_told_by_one_clock() {
+    let masters = Masters::aged(3);
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let (names, ask) = (names(), ask(Duration::from_secs(30)));
+    assert!(matches!(store.acquire(&names, &ask, by()), Ok(Acquired::Granted(_))));
+    let view = store.inspect(names.first(), by()).unwrap();
+    let near = |time: u64| time.abs_diff(view.now) < 600_000;
+    assert!(near(view.holders[0].since), "{view:?}");
+    let end = End { ran: Ran::Yes, job: Some(JobEnd::Status(0)) };
+    assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
+    let view = store.inspect(names.first(), by()).unwrap();
+    let near = |time: u64| time.abs_diff(view.now) < 600_000;
+    assert!(near(view.log[0].since) && near(view.log[0].ended), "{view:?}");
+    assert!(view.stat.last.values().all(|time| near(*time)), "{view:?}");
+    assert!(view.stat.last_success.is_some_and(near), "{view:?}");
+}
+
+/// When a job last succeeded or failed, and who gave up waiting, is counted as on a single server.
+#[test]
+fn what_happened_is_counted() {
+    let masters = Masters::aged(3);
+    masters.run("k", &[], "true").run();
+    masters.run("k", &[], "exit 3").status(3).run();
+    let holder = masters.run("k", &[], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    masters.run("k", &["-w", "300ms"], "true").status(75).any_stderr().run();
+    masters.run("k", &[], "true").status(75).any_stderr().run();
+    masters.world().write("over", "");
+    holder.finish();
+    let text = masters.dlock(&["metrics"]).any_stdout().run().stdout;
+    let value = |series: &str| {
+        let line = text.lines().find(|line| line.starts_with(series));
+        line.and_then(|line| line.split_whitespace().last()?.parse::<f64>().ok())
+    };
+    assert!(value("dlock_last_success_timestamp_seconds{key=\"k\"}").is_some(), "{text}");
+    assert!(value("dlock_last_failure_timestamp_seconds{key=\"k\"}").is_some(), "{text}");
+    assert_eq!(value("dlock_given_up_total{key=\"k\"}"), Some(1.0), "{text}");
+    assert_eq!(value("dlock_busy_total{key=\"k\"}"), Some(1.0), "{text}");
+}
+
+/// Who has waited gets the lock before who comes new; who waits no more delays nobody for long.
+#[test]
+fn who_has_waited_is_preferred() {
+    let masters = Masters::aged(3);
+    let new = || store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let (names, ttl) = (names(), Duration::from_secs(30));
+    let (mut holder, mut waiter, mut comer) = (new(), new(), new());
+    let held = ask(ttl);
+    assert!(matches!(holder.acquire(&names, &held, by()), Ok(Acquired::Granted(_))));
+    let waits = Ask { patience: Patience::Queue, ..ask(ttl) };
+    let began = Moment::now();
+    while began.after(Duration::from_millis(500)) > Moment::now() {
+        assert!(matches!(waiter.acquire(&names, &waits, by()), Ok(Acquired::Waiting(_))));
+        sleep(Duration::from_millis(50));
+    }
+    holder.leave(&names, &held.token, &NOT_RUN, by()).unwrap();
+    let refused = comer.acquire(&names, &ask(ttl), by());
+    let Ok(Acquired::Busy(blocker)) = refused else { panic!("it overtakes: {refused:?}") };
+    assert_eq!(blocker.holder, None);
+    // It has come a moment later, and has waited for less.
+    let comes = Ask { patience: Patience::Queue, ..ask(ttl) };
+    assert!(matches!(comer.acquire(&names, &comes, by()), Ok(Acquired::Waiting(_))));
+    assert!(matches!(waiter.acquire(&names, &waits, by()), Ok(Acquired::Granted(_))));
+    // The waiter who is gone now was the only one: the other is served when the masters notice.
+    waiter.leave(&names, &waits.token, &NOT_RUN, by()).unwrap();
+    wait_until("who asks no more is forgotten", || {
+        matches!(comer.acquire(&names, &comes, by()), Ok(Acquired::Granted(_)))
+    });
+}
+
+/// Two that have waited long reach one master each, and neither can ever win. The lock is not theirs for ever.
+#[test]
+fn who_reaches_no_majority_blocks_nobody_for_ever() {
+    let masters = Masters::aged(3);
+    let by = |ms| Moment::now().after(Duration::from_millis(ms));
+    let (names, ttl) = (names(), Duration::from_secs(30));
+    let hole = Black::new();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for at in [0, 1] {
+            let ports = [masters.at(at).port(), hole.port(), hole.port()];
+            let (names, over) = (&names, &over);
+            scope.spawn(move || {
+                let waits = Ask { patience: Patience::Queue, ..ask(ttl) };
+                let mut store = store_within(&ports, LONG, Duration::from_millis(100));
+                while !over.load(Ordering::Relaxed) {
+                    let _ = store.acquire(names, &waits, by(200));
+                    sleep(Duration::from_millis(50));
+                }
+            });
+        }
+        let asked = |at: usize| masters.at(at).ask::<i64>(&["EXISTS", "dlock.turn:{dlock:k}:dlock:k"]) == 1;
+        wait_until("both ask", || asked(0) && asked(1));
+        sleep(Duration::from_millis(500));
+        let comes = Ask { patience: Patience::Queue, ..ask(ttl) };
+        let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
+        wait_until("it is granted", || {
+            sleep(Duration::from_millis(20));
+            matches!(store.acquire(&names, &comes, by(2000)), Ok(Acquired::Granted(_)))
+        });
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Of six who ask again at once, nobody is passed over and over.
+#[test]
+fn waiters_come_to_their_turn() {
+    let masters = Masters::aged(3);
+    let grants = AtomicUsize::new(0);
+    let rounds = if std::env::var_os("DLOCK_SOAK").is_some() { 40 } else { 6 };
+    let waits: Vec<_> = thread::scope(|scope| {
+        let work = || {
+            let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
+            let by = || Moment::now().after(Duration::from_secs(5));
+            let mut waits = Vec::new();
+            for _ in 0..rounds {
+                let ask = Ask { patience: Patience::Queue, ..ask(Duration::from_secs(30)) };
+                let (began, before) = (Instant::now(), grants.load(Ordering::Relaxed));
+                loop {
+                    match store.acquire(&names(), &ask, by()) {
+                        Ok(Acquired::Granted(_)) => break,
+                        Ok(Acquired::Waiting(waiting)) => sleep(waiting.next),
+                        other => println!("{other:?}"),
+                    }
+                }
+                let passed = grants.fetch_add(1, Ordering::Relaxed) - before;
+                waits.push((began.elapsed(), passed));
+                sleep(Duration::from_millis(20));
+                store.leave(&names(), &ask.token, &NOT_RUN, by()).unwrap();
+            }
+            waits
+        };
+        let workers: Vec<_> = (0..6).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    let mut spans: Vec<_> = waits.iter().map(|(span, _)| *span).collect();
+    spans.sort_unstable();
+    println!("median {:?}, longest {:?}", spans[spans.len() / 2], spans[spans.len() - 1]);
+    // By turns and not by time, for this machine may be busy with something else.
+    let most = waits.iter().map(|(_, passed)| *passed).max().unwrap();
+    assert!(most <= 15, "{most} of five others went before one that waited");
 }
 
 /// What happens to one master.

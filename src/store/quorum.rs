@@ -1,6 +1,6 @@
 //! How do several independent Redis masters hold one lock? A majority of them does. Each master decides for itself by
 //! its own small scripts (`quorum/scripts/master.lua` tells what they all know); here it is decided what their answers mean
-//! together. There is no queue: who waits asks again after a random time.
+//! together. There is no queue: who waits asks again after a random time, and is preferred to who has waited less.
 //!
 //! - A hold is a majority of the masters, with time left on the lease counted from before the first send of that attempt,
 //!   looked at again after phase two. Whatever else an attempt has taken is given back everywhere, also where no answer
@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::thread;
 use std::time::Duration;
-use view::{Firmness, Joined, Seen};
+use view::{Clock, Firmness, Joined, Seen};
 
 mod attempt;
 mod crew;
@@ -36,7 +36,9 @@ mod scripts;
 mod trouble;
 mod view;
 
-/// When to look again at a lock that somebody has.
+/// When who has waited longest looks again at a lock that somebody has.
+const LOOK_FIRST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
+/// When the others look. Who asks more seldom is forgotten by the masters (`quorum/scripts/turn.lua`).
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 /// How long the last masters are waited for while a lease runs, at least.
 const STRAGGLERS: Duration = Duration::from_millis(50);
@@ -115,7 +117,7 @@ impl QuorumStore {
 
     fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
         let pending = self.crew.send(to, call, order, by);
-        let answers = self.crew.collect(pending, by, STRAGGLERS);
+        let answers = self.crew.collect(pending, by, STRAGGLERS, |_| true);
         self.listen(&answers);
         answers
     }
@@ -123,7 +125,7 @@ impl QuorumStore {
     /// Asks all masters for somebody who is in no hurry.
     fn look(&mut self, call: &Call, by: Moment) -> Answers {
         let pending = self.crew.send(&self.crew.everybody(), call, Order::Behind, by);
-        let answers = self.crew.collect(pending, by, STRAGGLERS_SEEN);
+        let answers = self.crew.collect(pending, by, STRAGGLERS_SEEN, |_| true);
         self.listen(&answers);
         answers
     }
@@ -171,7 +173,7 @@ impl QuorumStore {
         let win = call(
             &scripts::WIN_BACK,
             name,
-            &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.since, &cooling, &hold.owner],
+            &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.held_us, &cooling, &hold.owner],
         );
         match until {
             Until::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
@@ -186,7 +188,7 @@ impl QuorumStore {
 /// What a master that has the hold knows of it.
 struct Vouched {
     fence: u64,
-    since: String,
+    held_us: String,
     cooling: Duration,
     owner: String,
 }
@@ -227,13 +229,22 @@ impl Store for QuorumStore {
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
         let mut asked = false;
-        let mut hold = Vouched { fence, since: "0".into(), cooling: Duration::ZERO, owner: "{}".into() };
-        for reply in answers.replies("renewed") {
-            hold.fence = hold.fence.max(reply.number()?);
-            hold.since = reply.text()?;
+        let mut hold = Vouched { fence, held_us: "0".into(), cooling: Duration::ZERO, owner: "{}".into() };
+        let mut untold = Vec::new();
+        for at in 0..masters {
+            let Some(reply) = answers.reply(at, "renewed") else { continue };
+            match reply.number()? {
+                0 => untold.push(at),
+                fence => hold.fence = hold.fence.max(fence),
+            }
+            hold.held_us = reply.text()?;
             hold.cooling = hold.cooling.max(reply.span()?);
             hold.owner = reply.text()?;
             asked |= !reply.text()?.is_empty();
+        }
+        if hold.fence > 0 && !untold.is_empty() {
+            let until = Until::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+            self.win_back(name, token, ttl, &hold, &untold, until);
         }
         // Nobody vouches for a hold that no master has: a vanished lock is lost. And what an operator has begun to take
         // away is not taken again.
@@ -306,6 +317,10 @@ impl Store for QuorumStore {
                     fence = fence.max(reply.number()?);
                     leases.push(reply.span()?);
                 }
+                if fence == 0 {
+                    // It is being taken: no master was told yet that a majority has it.
+                    return Ok(None);
+                }
                 let lease = leases.into_iter().min().unwrap_or_default();
                 return Ok(Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(fence), lease }));
             }
@@ -362,18 +377,23 @@ impl Store for QuorumStore {
         if answers.count("seen") < self.crew.majority() {
             return Err(self.short(&answers));
         }
-        let (mut seen, mut clocks, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        let mut clocks: Vec<_> = answers.replies("seen").map(|reply| reply.now()).collect();
+        clocks.sort_unstable();
+        let now = clocks[clocks.len() / 2];
+        let (mut seen, mut fences) = (Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..self.crew.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
-            clocks.push(reply.now());
-            seen.push((at, Seen::read(&mut reply.nested()?)?));
+            let clock = Clock::read(reply.now(), now);
+            let mut one = Seen::read(&mut reply.nested()?)?;
+            one.holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
+            seen.push((at, one));
             fences.extend(reply.fence()?);
             let mut ends = reply.nested()?;
             while !ends.is_empty() {
-                log.extend(ends.logged_end()?);
+                log.extend(ends.logged_end()?.map(|end| clock.of_end(end)));
             }
-            stats.push(reply.stat()?);
+            stats.push(clock.of_stat(reply.stat()?));
             whys.push((at, reply.text()?, reply.span()?));
         }
         for (at, why, counts_in) in whys {
@@ -394,11 +414,10 @@ impl Store for QuorumStore {
                 ));
             }
         }
-        clocks.sort_unstable();
         let mode = (state != State::Free && foreign.is_none()).then_some(Mode::Exclusive);
         Ok(View {
             name: name.clone(),
-            now: clocks[clocks.len() / 2],
+            now,
             state,
             foreign,
             mode,
@@ -412,15 +431,16 @@ impl Store for QuorumStore {
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        let failed = |why: &str| Err(Error::Unreachable(why.into()));
         let lists: Vec<_> = thread::scope(|scope| {
-            let asked: Vec<_> = self
-                .crew
-                .targets()
-                .iter()
-                .map(|target| scope.spawn(move || RedisStore::new(target.clone()).list(prefix)))
-                .collect();
-            let heard = asked.into_iter().map(|list| {
-                list.join().unwrap_or_else(|_| Err(Error::Unreachable("a thread has failed".into())))
+            let ask = |target: &Target| {
+                let mut store = RedisStore::new(target.clone());
+                thread::Builder::new().spawn_scoped(scope, move || store.list(prefix))
+            };
+            let asked: Vec<_> = self.crew.targets().iter().map(ask).collect();
+            let heard = asked.into_iter().map(|list| match list {
+                Ok(list) => list.join().unwrap_or_else(|_| failed("a thread has failed")),
+                Err(error) => failed(&format!("cannot start a thread: {error}")),
             });
             heard.collect()
         });
@@ -464,26 +484,38 @@ impl QuorumStore {
         by: Moment,
     ) -> Result<Left, Error> {
         let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
-        let mut answers = self.ask(&self.crew.everybody(), &leave, Order::Past, by);
-        let (released, already) = (answers.count("released"), answers.count("already"));
-        if released + already + answers.count("not-held") < self.crew.majority() {
+        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
+        let is_gone = |answers: &Answers| match ran {
+            "ran" => answers.count("not-held") > masters - majority,
+            // Nothing depended on it.
+            _ => given_back(answers) == 0 && answers.count("not-held") >= majority,
+        };
+        let is_decided = |answers: &Answers| match ran {
+            "ran" => given_back(answers) >= majority || is_gone(answers),
+            _ => given_back(answers) + answers.count("not-held") >= majority,
+        };
+        let pending = self.crew.send(&self.crew.everybody(), &leave, Order::Leaving, by);
+        let mut answers = self.crew.collect(pending, by, STRAGGLERS, is_decided);
+        self.listen(&answers);
+        if !is_decided(&answers) {
             return Err(self.short(&answers));
         }
         self.hold = None;
-        if released > 0 {
+        // Of masters of which most have lost the hold, it is no matter what the others remember.
+        if is_gone(&answers) {
+            Ok(Left::NotHeld)
+        } else if answers.count("released") > 0 {
             let mut cooling = Vec::new();
             for reply in answers.replies("released") {
                 cooling.push(reply.span()?);
             }
             // The lock is kept as long as a majority is not free.
             cooling.sort_unstable();
-            let kept = cooling.len().saturating_sub(self.crew.majority());
-            let enough = cooling.len() >= self.crew.majority();
-            Ok(Left::Released { cooling: if enough { cooling[kept] } else { Duration::ZERO } })
-        } else if already > 0 {
-            Ok(Left::Already)
+            let kept = cooling.len().checked_sub(majority).and_then(|kept| cooling.get(kept));
+            Ok(Left::Released { cooling: kept.copied().unwrap_or_default() })
         } else {
-            Ok(Left::NotHeld)
+            Ok(Left::Already)
         }
     }
 }

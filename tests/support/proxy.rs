@@ -38,6 +38,8 @@ struct Plan {
     outage: bool,
     /// How long each reply is under way.
     delay: Duration,
+    /// How long each request is.
+    request_delay: Duration,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,12 @@ impl Proxy {
     /// From now on each reply is under way for so long.
     pub fn delay_replies(&self, delay: Duration) {
         self.plan.lock().expect("no test thread panics here").delay = delay;
+    }
+
+    /// The server is far from now on: each request is under way for so long, and each reply.
+    pub fn go_far(&self, delay: Duration) {
+        let mut plan = self.plan.lock().expect("no test thread panics here");
+        (plan.delay, plan.request_delay) = (delay, delay);
     }
 
     /// From now on every request vanishes, and the connection that carried it stays silent for ever.
@@ -153,6 +161,8 @@ impl Proxy {
         let mut buffer = [0; 65536];
         while let Ok(count @ 1..) = client.read(&mut buffer) {
             let request = &buffer[..count];
+            let delay = self.plan.lock().expect("no test thread panics here").request_delay;
+            thread::sleep(delay);
             let silence = || *silenced.lock().expect("no test thread panics here") = true;
             match self.next_fault() {
                 None => server.write_all(request).ok()?,

@@ -3,7 +3,7 @@
 
 use super::crew::Order;
 use super::view::{Firmness, Joined, Seen};
-use super::{Held, LOOK, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
+use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
 use crate::lock::{Fence, Name, Names};
@@ -19,7 +19,11 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 enum Tried {
     Won(Grant),
     Spent,
-    Blocked(Box<Joined>),
+    Blocked {
+        joined: Box<Joined>,
+        /// How many have waited longer.
+        ahead: u64,
+    },
 }
 
 impl QuorumStore {
@@ -27,16 +31,17 @@ impl QuorumStore {
     pub(super) fn win(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let name = names.first();
         loop {
-            let joined = match self.attempt(name, ask, by)? {
+            let (joined, ahead) = match self.attempt(name, ask, by)? {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
                 Tried::Spent => return Ok(Acquired::Spent),
-                Tried::Blocked(joined) => joined,
+                Tried::Blocked { joined, ahead } => (joined, ahead),
             };
             let blocker = joined.blocker();
             let next = match joined.firmness {
                 Firmness::Firm => {
                     let end = blocker.left.unwrap_or(Duration::MAX);
-                    between(LOOK).min(end.saturating_add(between(BACK_OFF)))
+                    between(if ahead == 0 { LOOK_FIRST } else { LOOK })
+                        .min(end.saturating_add(between(BACK_OFF)))
                 }
                 Firmness::Split => between(BACK_OFF),
             };
@@ -65,7 +70,11 @@ impl QuorumStore {
         let (token, longest) = (ask.token.secret(), self.longest());
         let owner = owner_to(&ask.owner)?;
         let ttl = law::millis(ask.ttl).to_string();
-        let first = call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest]);
+        let waited = sent.since(began);
+        let waited_ms = law::millis(waited).to_string();
+        let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
+        let first =
+            call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience]);
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.crew.everybody();
@@ -84,8 +93,6 @@ impl QuorumStore {
                 fence = fence.max(reply.number()?);
             }
             let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
-            let waited = sent.since(began);
-            let waited_ms = law::millis(waited).to_string();
             let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms]);
             let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
             if told.count("confirmed") >= majority && !end.passed() {
@@ -101,30 +108,42 @@ impl QuorumStore {
                 return Err(self.short(&told));
             }
             // Somebody took it away in between.
-            return Ok(Tried::Blocked(Box::new(Joined { seen: Seen::FREE, firmness: Firmness::Split })));
+            let joined = Joined { seen: Seen::FREE, firmness: Firmness::Split };
+            return Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 });
         }
-        let taken: Vec<_> = everybody.into_iter().filter(|at| !answers.says(*at, "busy")).collect();
+        let refused = |at: &usize| answers.says(*at, "busy") || answers.says(*at, "behind");
+        let taken: Vec<_> = everybody.into_iter().filter(|at| !refused(at)).collect();
         self.take_back(name, token, &attempt, &taken, by);
-        if answers.count("granted") + answers.count("busy") < majority {
+        let (busy, behind) = (answers.count("busy"), answers.count("behind"));
+        if answers.count("granted") + busy + behind < majority {
             return Err(self.short(&answers));
         }
-        let mut seen = Vec::new();
+        let (mut seen, mut ahead) = (Vec::new(), 0);
         for at in 0..self.crew.len() {
             if let Some(reply) = answers.reply(at, "busy") {
+                ahead = ahead.max(reply.number()?);
                 seen.push(Seen::read(reply)?);
+            } else if let Some(reply) = answers.reply(at, "behind") {
+                ahead = ahead.max(reply.number()?);
+                seen.push(Seen::FREE);
             } else if answers.says(at, "granted") {
                 seen.push(Seen::FREE);
             }
         }
-        Ok(Tried::Blocked(Box::new(Joined::of(&seen, self.crew.len()))))
+        let mut joined = Joined::of(&seen, self.crew.len());
+        // Others have waited longer: trying again at once changes nothing.
+        if behind > 0 && busy + behind > self.crew.len() - majority {
+            joined.firmness = Firmness::Firm;
+        }
+        Ok(Tried::Blocked { joined: Box::new(joined), ahead })
     }
 
     /// Gives back what an attempt took, also where no answer came.
     fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
         let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
         let now = Moment::now();
-        let pending = self.crew.send(from, &leave, Order::Past, now.after(self.patience()));
-        self.crew.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS);
+        let pending = self.crew.send(from, &leave, Order::TakingBack, now.after(self.patience()));
+        self.crew.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
     }
 
     /// The answer to who does not wait; the token is of no use any more.

@@ -1,7 +1,9 @@
 //! How are all masters asked at once, when any of them may be silent? One thread a master, each with one connection and
 //! one request at a time, so that what is sent to a master arrives in the order in which it was said. Whoever asks
 //! waits no longer than is worth it; an answer that comes later is dropped. Only what gives back does not stand in line
-//! behind a request that is not answered: dlock may be about to end. What the answers mean is not known here.
+//! behind a request that is not answered: dlock may be about to end. Then it is waited for until it has been sent to the
+//! masters that are far, too, and what was not sent before it is not sent after it. What the answers mean is not known
+//! here.
 //!
 //! The threads start with the first request: before it the process may still fork.
 
@@ -15,13 +17,15 @@ use crate::store::redis::{Target, script};
 use redis::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 /// When most have answered, the others get this many times what those took: far masters are all far.
 const STRAGGLERS_SHARE: u32 = 3;
+/// How long who is about to end waits until what gives back is on its way to a master to which it has to connect first.
+const SENT_WITHIN: Duration = Duration::from_millis(500);
 
 /// What one master said.
 pub struct Answer {
@@ -50,6 +54,45 @@ pub struct Call {
 pub struct Crew {
     targets: Vec<Target>,
     desks: Vec<Option<Desk>>,
+    sent: Vec<Sent>,
+}
+
+/// What has gone to a master.
+#[derive(Default)]
+struct Sent {
+    /// Whether anything was asked.
+    asked: bool,
+    /// Whether anything had been sent, when it was last looked at.
+    anything: bool,
+    /// What had not then.
+    waiting: Vec<Arc<Dispatch>>,
+}
+
+/// Whether a request has been sent, or shall not be any more.
+#[derive(Default)]
+struct Dispatch(AtomicU8);
+
+impl Dispatch {
+    const WAITING: u8 = 0;
+    const SENT: u8 = 1;
+    const CALLED_OFF: u8 = 2;
+
+    /// Whether it may be sent. One that is sent again has been before.
+    fn may_go(&self) -> bool {
+        self.turn(Self::SENT) || self.0.load(Ordering::Acquire) == Self::SENT
+    }
+
+    fn call_off(&self) -> bool {
+        self.turn(Self::CALLED_OFF)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::WAITING
+    }
+
+    fn turn(&self, to: u8) -> bool {
+        self.0.compare_exchange(Self::WAITING, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
 }
 
 /// Where a master's thread gets its work.
@@ -64,29 +107,42 @@ struct Desk {
 pub enum Order {
     /// Behind what was asked before.
     Behind,
-    /// On a connection of its own where something is not answered. It may overtake that.
-    Past,
+    /// On a connection of its own where something is not answered; it may overtake that. What was not sent yet is called
+    /// off. It takes its script along where that may not be known.
+    TakingBack,
+    /// The same, and dlock may end when it has been sent.
+    Leaving,
 }
 
 /// Answers that are still to come.
 pub struct Pending {
     began: Moment,
-    answers: Receiver<(usize, Result<Answer, Error>)>,
+    news: Receiver<(usize, News)>,
     asked: Vec<usize>,
+    /// Those that have to be told before dlock may end.
+    untold: BTreeSet<usize>,
+}
+
+enum News {
+    Sent,
+    Answered(Result<Answer, Error>),
 }
 
 struct Task {
     call: Call,
+    order: Order,
     by: Moment,
     at: usize,
-    answer: Sender<(usize, Result<Answer, Error>)>,
+    dispatch: Arc<Dispatch>,
+    news: Sender<(usize, News)>,
 }
 
 impl Crew {
     /// A crew that starts when it is first asked.
     pub fn new(targets: Vec<Target>) -> Self {
         let desks = targets.iter().map(|_| None).collect();
-        Self { targets, desks }
+        let sent = targets.iter().map(|_| Sent::default()).collect();
+        Self { targets, desks, sent }
     }
 
     /// How many there are.
@@ -111,20 +167,49 @@ impl Crew {
 
     /// Sends to these masters; each gives up at `by`.
     pub fn send(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Pending {
-        let (answer, answers) = channel();
-        let pending = Pending { began: Moment::now(), answers, asked: to.to_vec() };
+        let (sender, news) = channel();
+        let mut untold = BTreeSet::new();
         for &at in to {
-            let task = Task { call: call.clone(), by, at, answer: answer.clone() };
-            if let Err(error) = self.hand(at, task, order) {
-                let _ = answer.send((at, Err(error)));
+            let Sent { asked, anything, waiting } = &mut self.sent[at];
+            let dispatch = Arc::<Dispatch>::default();
+            let before = waiting.len();
+            waiting.retain(|dispatch| match order {
+                Order::Behind => dispatch.is_waiting(),
+                Order::TakingBack | Order::Leaving => dispatch.call_off(),
+            });
+            *anything |= waiting.len() < before;
+            // What this process has not said there need not be taken back.
+            let is_idle = *asked && !*anything;
+            match order {
+                Order::Behind => {
+                    *asked = true;
+                    waiting.push(Arc::clone(&dispatch));
+                }
+                Order::TakingBack | Order::Leaving => waiting.clear(),
+            }
+            if order == Order::TakingBack && is_idle {
+                let error = Error::Unreachable(self.unreached(at));
+                let _ = sender.send((at, News::Answered(Err(error))));
+                continue;
+            }
+            if order == Order::Leaving && !is_idle {
+                untold.insert(at);
+            }
+            let task = Task { call: call.clone(), order, by, at, dispatch, news: sender.clone() };
+            if let Err(error) = self.hand(at, task) {
+                let _ = sender.send((at, News::Answered(Err(error))));
             }
         }
-        pending
+        Pending { began: Moment::now(), news, asked: to.to_vec(), untold }
     }
 
-    fn hand(&mut self, at: usize, task: Task, order: Order) -> Result<(), Error> {
+    fn unreached(&self, at: usize) -> String {
+        format!("cannot reach {}: no answer in time", self.targets[at].shown)
+    }
+
+    fn hand(&mut self, at: usize, task: Task) -> Result<(), Error> {
         let target = &self.targets[at];
-        let is_in_line = |desk: &Desk| order == Order::Behind || desk.open.load(Ordering::Relaxed) == 0;
+        let is_in_line = |desk: &Desk| task.order == Order::Behind || desk.open.load(Ordering::Relaxed) == 0;
         let desk = match self.desks[at].take().filter(is_in_line) {
             Some(desk) => desk,
             // A thread that is left alone ends with what it has.
@@ -173,32 +258,47 @@ impl Crew {
         }
     }
 
-    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered, the
-    /// others get `stragglers`, or longer if those took long. Who did not answer has failed.
-    pub fn collect(&self, pending: Pending, until: Moment, stragglers: Duration) -> Answers {
-        let mut answers: Vec<_> = self.targets.iter().map(|_| None).collect();
-        let (mut until, mut awaited, mut good) = (until, pending.asked.len(), 0);
+    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered, and that
+    /// is enough, the others get `stragglers`, or longer if those took long. Who did not answer has failed.
+    pub fn collect(
+        &self,
+        pending: Pending,
+        until: Moment,
+        stragglers: Duration,
+        is_enough: impl Fn(&Answers) -> bool,
+    ) -> Answers {
+        let Pending { began, news, asked, mut untold } = pending;
+        let mut answers = Answers(self.targets.iter().map(|_| None).collect());
+        let (mut end, mut awaited, mut good, mut in_time) = (until, asked.len(), 0, true);
         let most = self.majority().min(awaited);
         while awaited > 0 {
-            let Ok((at, answer)) = pending.answers.recv_timeout(until.left()) else { break };
-            awaited -= 1;
-            if answer.is_ok() {
-                good += 1;
-                if good == most {
+            let wait = if in_time { end } else { until.min(began.after(SENT_WITHIN)) };
+            let Ok((at, news)) = news.recv_timeout(wait.left()) else {
+                if !in_time || untold.is_empty() {
+                    break;
+                }
+                in_time = false;
+                continue;
+            };
+            untold.remove(&at);
+            if let News::Answered(answer) = news {
+                awaited -= 1;
+                good += usize::from(answer.is_ok());
+                answers.0[at] = Some(answer);
+                if in_time && end == until && good >= most && is_enough(&answers) {
                     let now = Moment::now();
-                    let patience = stragglers.max(now.since(pending.began) * STRAGGLERS_SHARE);
-                    until = until.min(now.after(patience.min(until.left() / 2)));
+                    let patience = stragglers.max(now.since(began) * STRAGGLERS_SHARE);
+                    end = end.min(now.after(patience.min(end.left() / 2)));
                 }
             }
-            answers[at] = Some(answer);
+            if !in_time && untold.is_empty() {
+                break;
+            }
         }
-        for at in pending.asked {
-            answers[at].get_or_insert_with(|| {
-                let shown = &self.targets[at].shown;
-                Err(Error::Unreachable(format!("cannot reach {shown}: no answer in time")))
-            });
+        for at in asked {
+            answers.0[at].get_or_insert_with(|| Err(Error::Unreachable(self.unreached(at))));
         }
-        Answers(answers)
+        answers
     }
 }
 
@@ -247,40 +347,78 @@ pub struct Node {
     /// The last request may still be on its way, so the next one brings its script along: there may be nobody any more
     /// to send the text after a NOSCRIPT.
     doubt: bool,
+    /// The scripts that the server has run on this connection.
+    known: Vec<&'static Script>,
+}
+
+/// Whether the answer to a request is certain to be heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Surely,
+    Perhaps,
 }
 
 impl Node {
     /// Not connected yet.
     pub const fn new(target: Target) -> Self {
-        Self { target, link: None, doubt: false }
+        Self { target, link: None, doubt: false, known: Vec::new() }
     }
 
     fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
-        for task in tasks {
-            let answer = self.call(&task.call, task.by);
+        for Task { call, order, by, at, dispatch, news } in tasks {
+            let heard = if order == Order::Behind { Heard::Surely } else { Heard::Perhaps };
+            let answer = self.exchange(
+                &call,
+                by,
+                heard,
+                || dispatch.may_go(),
+                // Nobody may wait for it any more.
+                || drop(news.send((at, News::Sent))),
+            );
             open.fetch_sub(1, Ordering::Relaxed);
-            // Nobody may wait for it any more.
-            let _ = task.answer.send((task.at, answer));
+            let _ = news.send((at, News::Answered(answer)));
         }
     }
 
     /// One request and its reply, by `by`.
     pub fn call(&mut self, call: &Call, by: Moment) -> Result<Answer, Error> {
+        self.exchange(call, by, Heard::Surely, || true, || ())
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        by: Moment,
+        heard: Heard,
+        may_go: impl Fn() -> bool,
+        is_sent: impl Fn(),
+    ) -> Result<Answer, Error> {
         let target = &self.target;
+        let late = || Error::Unreachable(format!("cannot reach {}: no answer in time", target.shown));
         if by.passed() {
-            return Err(Error::Unreachable(format!("cannot reach {}: no answer in time", target.shown)));
+            return Err(late());
         }
         let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
         let mut link = match self.link.take().and_then(Link::if_good) {
             Some(link) => link,
-            None => Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?,
+            None => {
+                self.known.clear();
+                Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?
+            }
         };
+        if !may_go() {
+            self.link = Some(link);
+            return Err(late());
+        }
         let by = by.min(Moment::now().after(target.op_timeout));
         let text = || call.code.by_text(&call.keys, &args);
+        let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
         let doubt = std::mem::replace(&mut self.doubt, true);
-        let first = if doubt { text() } else { call.code.by_hash(&call.keys, &args) };
+        let by_text = doubt || heard == Heard::Perhaps && !is_known;
+        let first = if by_text { text() } else { call.code.by_hash(&call.keys, &args) };
         let mut ask = |command| {
             link.send(target, &[command], by)?;
+            is_sent();
             link.answer(target, by)
         };
         let mut value = ask(first)?;
@@ -294,6 +432,9 @@ impl Node {
             });
         }
         (self.doubt, self.link) = (false, Some(link));
+        if !is_known {
+            self.known.push(call.code);
+        }
         let (what, mut rest) = Reply::open(value, &target.shown)?;
         let run_id = rest.text()?;
         let counts_in = if what == "young" { rest.span()? } else { Duration::ZERO };

@@ -12,15 +12,15 @@ pub type Script = LazyLock<Code>;
 pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
 
 /// `scripts/acquire.lua`
-pub static ACQUIRE: Script = LazyLock::new(|| code(include_str!("scripts/acquire.lua")));
+pub static ACQUIRE: Script = LazyLock::new(|| turns(include_str!("scripts/acquire.lua")));
 /// `scripts/confirm.lua`
-pub static CONFIRM: Script = LazyLock::new(|| code(include_str!("scripts/confirm.lua")));
+pub static CONFIRM: Script = LazyLock::new(|| turns(include_str!("scripts/confirm.lua")));
 /// `scripts/renew.lua`
 pub static RENEW: Script = LazyLock::new(|| code(include_str!("scripts/renew.lua")));
 /// `scripts/win_back.lua`
 pub static WIN_BACK: Script = LazyLock::new(|| code(include_str!("scripts/win_back.lua")));
 /// `scripts/leave.lua`
-pub static LEAVE: Script = LazyLock::new(|| code(include_str!("scripts/leave.lua")));
+pub static LEAVE: Script = LazyLock::new(|| turns(include_str!("scripts/leave.lua")));
 /// `scripts/prove.lua`
 pub static PROVE: Script = LazyLock::new(|| code(include_str!("scripts/prove.lua")));
 /// `scripts/request.lua`
@@ -32,6 +32,10 @@ pub static INSPECT: Script =
     LazyLock::new(|| Code::new(&MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]));
 
 const START: &str = include_str!("scripts/master.lua");
+
+fn turns(body: &str) -> Code {
+    Code::new(&MASTER, &[RECORD, START, include_str!("scripts/turn.lua"), body])
+}
 
 fn code(body: &str) -> Code {
     Code::new(&MASTER, &[RECORD, START, body])

@@ -9,6 +9,9 @@ use crate::store::redis::reply::Reply;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Two clocks that differ by less, in milliseconds, are set: the way of an answer may be as long.
+const SET: u64 = 1000;
+
 /// What one master has seen under the lock's name.
 #[derive(Debug, Clone)]
 pub struct Seen {
@@ -45,6 +48,39 @@ impl Seen {
 
     fn is_hold(&self) -> bool {
         self.state == State::Held && self.holder.is_some()
+    }
+}
+
+/// How one master's clock is read where that of all is shown. Each master tells its times by its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    behind_ms: i64,
+}
+
+impl Clock {
+    /// A clock that says `own` when that of all says `common`. Clocks that are set are told by as they are.
+    pub fn read(own: u64, common: u64) -> Self {
+        let behind = i64::try_from(common).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
+        Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
+    }
+
+    /// Sets a time of this clock to that of all.
+    pub const fn set(self, time: &mut u64) {
+        *time = time.saturating_add_signed(self.behind_ms);
+    }
+
+    /// The same for the times of an end.
+    pub const fn of_end(self, mut end: LoggedEnd) -> LoggedEnd {
+        self.set(&mut end.since);
+        self.set(&mut end.ended);
+        end
+    }
+
+    /// The same for the times among the totals.
+    pub fn of_stat(self, mut stat: Stat) -> Stat {
+        let lasts = stat.last.values_mut().chain(&mut stat.last_success).chain(&mut stat.last_failure);
+        lasts.for_each(|time| self.set(time));
+        stat
     }
 }
 

@@ -1,22 +1,38 @@
 -- acquire.lua: phase one. Takes this master for the token if nobody has it, or extends the lease it has.
--- ARGV: token, ttl ms, owner, attempt, longest lease ms.
--- Replies: {'granted', …, candidate} · {'busy', …, whose, blocker…} · {'spent', …} · {'replica', …} · {'ageless', …}
---          {'young', …, ms until it counts}.
+-- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue').
+-- Replies: {'granted', …, candidate} · {'busy', …, ahead, whose, blocker…} · {'behind', …, ahead}: it is free, and others
+--          have waited longer · {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
 -- Why atomic: between seeing the lock free and taking it nobody may come in between.
 -- The candidate is not remembered as a fence yet: only what a quorum agrees on is one (confirm.lua).
 
-local token, ttl, owner, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local token, ttl, owner, attempt, waited = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[6])
 local why = unfit(tonumber(ARGV[5]))
 local lock = named(token)[1]
 if redis.call('EXISTS', spent_key(lock, token)) == 1 then return answer('spent') end
 if why then return why end
 expire(lock)
-if lock.kind == 'free' then
+local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free'
+if not is_mine then
+  local others, refused
+  ahead, others, refused = askers(lock, token, waited)
+  local is_turn = ahead == 0 or refused and refused + FREE_FOR < ms
+  is_mine = is_free and is_turn
+  -- Who gets what it wants when it first asks leaves nothing here.
+  if ARGV[7] == 'queue' and others < ASKERS and (waited > 0 or not is_mine) then
+    note_turn(lock, token, int(ms - waited) .. ':' .. int(ms))
+  end
+  if is_free and not is_turn and not refused then note_turn(lock, '#free', int(ms)) end
+  if refused and lock.kind == 'exclusive' and hold_of(lock, lock.token).confirmed then forget_turn(lock, '#free') end
+end
+if not is_mine then
+  if is_free then return answer('behind', int(ahead)) end
+  return answer('busy', int(ahead), obstacle(lock))
+end
+if is_free then
   lock.kind, lock.token = 'exclusive', token
   lock.holds[token] = { phase = 'held', slot = '', cool = 0, confirmed = false, attempt = 0, waited = '0', owner = owner,
     asked = '' }
 end
-if not is_held_by(lock, token) then return answer('busy', obstacle(lock)) end
 local hold = hold_of(lock, token)
 if not hold.confirmed then
   hold.fence, hold.since = int(math.max(us, last_fence(lock) + 1)), int(us)

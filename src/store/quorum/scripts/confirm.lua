@@ -11,12 +11,14 @@ local why = unfit(tonumber(ARGV[4]))
 if why then return why end
 if not is_held_by(lock, token) then return answer('not-held') end
 remember_fence(lock, fence)
+forget_turn(lock, token, '#free')
 local hold = hold_of(lock, token)
 if not hold.confirmed then
   hold.waited = ARGV[5]
   confirm(lock, hold)
 end
-hold.fence = int(math.max(tonumber(hold.fence), tonumber(fence)))
+-- Not the candidate of this master: that may be greater, if it was not one of those that were counted.
+hold.fence = fence
 if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
 save(lock, token, hold)
 return answer('confirmed')

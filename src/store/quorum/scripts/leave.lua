@@ -27,6 +27,8 @@ elseif is_revoked_from(lock, token) then
 end
 if outcome == 'refused' then tally(lock, { busy = 1 }) end
 if not attempt then
+  local has_waited = forget_turn(lock, token)
+  if has_waited and ARGV[2] == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end
   redis.call('SET', spent_key(lock, token), what == 'released' and '1' or '0', 'PX', SPENT_KEPT)
 end
 return answer(what, int(cooling))

@@ -30,5 +30,8 @@ local function remember_fence(lock, fence)
   redis.call('SET', lock.FENCE, int(math.max(last_fence(lock), tonumber(fence))), 'PX', HISTORY_KEPT)
 end
 
+-- The fence that the quorum has agreed on for this hold, if this master was told.
+local function agreed(hold) return hold.confirmed and hold.fence or '0' end
+
 -- What is in the way, behind whose it is.
 local function obstacle(lock) return lock.token or '', unpack(blocker(lock, 'exclusive')) end

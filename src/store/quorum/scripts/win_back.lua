@@ -1,11 +1,11 @@
--- win_back.lua: gives this master to a hold that lives on the others, with its fence. Sent before the hold's deadline
+-- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of one that it has. Sent before the hold's deadline
 -- only, after one of them has vouched for it.
--- ARGV: token, ttl ms, longest lease ms, fence, since us, cooling left ms, owner.
+-- ARGV: token, ttl ms, longest lease ms, fence, held for us, cooling left ms, owner.
 -- Replies: {'won', …} · {'not-held', …}, and as acquire.lua's for a master that does not count.
 -- Why atomic: compare and take. A greater fence is that of a later grant: then the hold is over, whatever it believes.
 
-local token, ttl, fence, since, cooling, owner =
-  ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local token, ttl, fence, held, cooling, owner =
+  ARGV[1], tonumber(ARGV[2]), ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 write_first()
 local lock = named(token)[1]
 expire(lock)
@@ -15,13 +15,13 @@ local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1
 if lock.kind == 'free' and not is_spent and last_fence(lock) <= tonumber(fence) then
   lock.kind, lock.token = 'exclusive', token
   -- Not of an attempt, so none of those that failed takes it back.
-  lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = since, cool = cooling > 0 and ms + cooling or 0,
-    confirmed = true, waited = '0', owner = owner, asked = '' }
+  lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = int(us - held), cool = cooling > 0 and ms + cooling or 0,
+     waited = '0', owner = owner, asked = '' }
 elseif not is_held_by(lock, token) then
   return answer('not-held')
 end
 remember_fence(lock, fence)
 local hold = hold_of(lock, token)
-hold['until'] = ms + ttl
+hold.fence, hold.confirmed, hold['until'] = fence, true, ms + ttl
 save(lock, token, hold)
 return answer('won')
