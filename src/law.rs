@@ -31,7 +31,7 @@ pub use answer::{
     State, Waiting,
 };
 pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
-pub use record::{Hold, Lock, Phase, Record, Seen, Spent, Waiter};
+pub use record::{Absence, Hold, Lock, Phase, Record, Seen, Spent, Waiter};
 pub use time::{Due, Time, millis};
 
 /// A waiter not heard of for this long is passed over.
@@ -41,6 +41,10 @@ pub const SILENCE: Duration = Duration::from_secs(5);
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(4);
 /// How often a waiter makes itself heard: three chances within [`SILENCE`].
 pub const HEARTBEAT: Duration = Duration::from_millis(1600);
+/// Where somebody waits and nobody was heard of for this long, the store itself could not hear (a restart, a failover, a
+/// pause), or all who waited are dead. Silence is not counted through that: whoever was not silent when it began has
+/// [`SILENCE`] once more.
+pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as u64);
 /// A silent waiter's ticket is kept this long.
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 /// A token that was given back is remembered this long (I4).
@@ -143,10 +147,7 @@ impl Book {
         let mut released: Option<Duration> = None;
         for name in names {
             let record = self.record(name.as_str());
-            if let Some(waiter) = record.waiters.remove(token) {
-                record.queue.remove(&(waiter.ticket, token.clone()));
-                queued = true;
-            }
+            queued |= record.remove_waiter(token);
             let cooling = if record.is_held_by(token) {
                 record.release(now, token, end.ran, end.job)
             } else if record.is_revoked_from(token) {
@@ -277,6 +278,8 @@ impl Book {
                 owner: ask.owner.clone(),
             };
             let record = self.record(name.as_str());
+            record.notice_absence(now);
+            record.absence.heard = Due::after(now, Duration::ZERO);
             record.waiters.insert(ask.token.clone(), waiter);
             record.queue.insert((ticket, ask.token.clone()));
         }
@@ -291,6 +294,7 @@ impl Book {
                 let Some(before) = record.queue.range(..(ticket, token.clone())).next_back().cloned() else {
                     break;
                 };
+                record.notice_absence(now);
                 if record.is_heard(now, &before.1) {
                     break;
                 }
@@ -330,6 +334,7 @@ impl Book {
         loop {
             let record = self.record(name);
             let head = record.queue.first()?.clone();
+            record.notice_absence(now);
             if record.is_heard(now, &head.1) {
                 return Some(head);
             }
@@ -412,9 +417,7 @@ impl Book {
         let mut grant = Grant { fence: Fence(0), waited: Duration::ZERO, slot: None };
         for name in names {
             let record = self.record(name.as_str());
-            if let Some(waiter) = record.waiters.remove(&ask.token) {
-                record.queue.remove(&(waiter.ticket, ask.token.clone()));
-            }
+            record.remove_waiter(&ask.token);
             record.confirm(now, ask);
             if let Some(hold) = record.holds.get(&ask.token) {
                 let (fence, waited) = (Fence(hold.fence), Duration::from_millis(hold.waited));
@@ -436,7 +439,7 @@ impl Book {
             let before =
                 record.queue.range(..&mine).next_back().and_then(|(_, token)| record.waiters.get(token));
             let event = match (before, &record.lock) {
-                (Some(before), _) => before.silent.left(now),
+                (Some(before), _) => record.silent_at(before).left(now),
                 (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
                 // One that admits may lack a slot in common with the others.
                 (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),

@@ -76,6 +76,11 @@ impl Name {
         &self.full[self.prefix..]
     }
 
+    /// What stands before the key.
+    pub fn prefix(&self) -> &str {
+        &self.full[..self.prefix]
+    }
+
     /// What the derived keys carry in braces: L's own hash tag, else all of L.
     pub fn tag(&self) -> &str {
         hash_tag(&self.full).unwrap_or(&self.full)

@@ -476,6 +476,33 @@ fn an_outage_while_queued_is_ridden_out() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
+/// The store is away for longer than a waiter may be silent, and forgets nothing: all stand where they stood, and whoever
+/// comes meanwhile passes nobody.
+#[test]
+fn an_outage_longer_than_a_silence_keeps_the_order() {
+    let mut world = World::with_redis(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (0..6)
+        .map(|number| {
+            let waiter = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
+            let waiter = waiter.any_stderr().spawn();
+            world.wait_for_waiters("k", number + 1);
+            waiter
+        })
+        .collect();
+    world.redis_mut().kill();
+    sleep(Duration::from_secs(7));
+    world.redis_mut().restart();
+    world.write("go", "");
+    let newcomer = world.run("k", &[], "echo newcomer >> log").any_stderr().spawn().output();
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    let log = world.log();
+    assert_eq!(log[..7], ["up", "0", "1", "2", "3", "4", "5"], "{newcomer:?}");
+}
+
 /// A wait whose time is up during an outage was not in vain for being busy.
 #[test]
 fn a_wait_that_ends_in_an_outage_is_69() {

@@ -219,3 +219,36 @@ fn every_key_has_an_end() {
     let kinds = wait_for("records", || Some(world.redis().keys()).filter(|keys| !keys.is_empty()));
     assert!(kinds.iter().all(|key| key.starts_with("dlock")), "one pattern for the server's ACL: {kinds:?}");
 }
+
+/// What others write under dlock's names costs the server no time, and leads no script to a key that is none of dlock's.
+#[test]
+fn forged_waiters_are_not_served() {
+    let world = World::new(Backend::Redis);
+    let forge = |mode: &str, names: &str| {
+        let (queue, waiter) = ("dlock.queue:{dlock:k}:dlock:k", "dlock.waiter:{dlock:k}:dlock:k:evil");
+        world.redis().ask::<()>(&["ZADD", queue, "1", "evil"]);
+        let fields = ["ticket", "1", "since", "1", "silent", "99999999999999", "wake", "0", "owner", "{}"];
+        let forged = [&["HSET", waiter, "mode", mode, "names", names][..], &fields].concat();
+        world.redis().ask::<i64>(&forged);
+    };
+    let own = r#"["{dlock:k}:dlock:k"]"#;
+    for (mode, names) in [
+        ("slots/2147483647", own),
+        ("exclusive", r#"["{dlock:k}:dlock:k","{victim}:victim"]"#),
+        ("exclusive", r#"["{dlock:k}:dlock:k","{dlock:k}:victim"]"#),
+        ("exclusive", r#"["{dlock:k}:dlock:k","{dlock.hold:x}:dlock.hold:x"]"#),
+        ("exclusive", r#"["{dlock:k}:dlock:k",{"a":1}]"#),
+        ("exclusive", "[]"),
+        ("exclusive", "{"),
+        ("everything", own),
+    ] {
+        forge(mode, names);
+        world.run("k", &["-w", "20s"], "true").any_stderr().run();
+        assert_eq!(world.state("k"), "free", "{mode} {names}");
+    }
+    world.redis().ask::<()>(&["SET", "dlock:k", "dlock/slots/2147483647:99999999999999", "PX", "60000"]);
+    world.run("k", &["-n", "2"], "true").status(75).any_stderr().run();
+    let mut others = world.redis().keys();
+    others.retain(|key| !key.ends_with(":dlock:k") && !key.contains(":dlock:k:") && key != "dlock:k");
+    assert!(others.is_empty(), "{others:?}");
+}

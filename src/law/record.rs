@@ -11,8 +11,8 @@
 use super::answer::{Left, LoggedEnd, Outcome};
 use super::operation::{Ask, JobEnd, Ran};
 use super::stat::Stat;
-use super::time::{Due, Time};
-use super::{LOG_KEPT, SPENT_KEPT};
+use super::time::{Due, Time, millis};
+use super::{ABSENCE, LOG_KEPT, SILENCE, SPENT_KEPT};
 use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,6 +35,8 @@ pub struct Record {
     pub queue: BTreeSet<(u64, Token)>,
     /// The waiters, parked ones included.
     pub waiters: BTreeMap<Token, Waiter>,
+    /// When waiters were heard of, and when nobody was.
+    pub absence: Absence,
     /// The last fence given out.
     pub fence: u64,
     /// Tokens given back.
@@ -157,6 +159,18 @@ pub struct Waiter {
     pub owner: Owner,
 }
 
+/// When waiters were heard of, and the last time in which none was: see [`super::ABSENCE`]. In whole milliseconds, zero
+/// where there was no such time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absence {
+    /// When one was heard of last.
+    pub heard: Due,
+    /// When one was heard of last before that time.
+    pub from: Due,
+    /// When that time was noticed to be over.
+    pub back: Due,
+}
+
 /// What is kept of a token that was given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
@@ -216,7 +230,41 @@ impl Record {
 
     /// Whether a waiter is known and not silent.
     pub(super) fn is_heard(&self, now: Time, token: &Token) -> bool {
-        self.waiters.get(token).is_some_and(|waiter| !waiter.silent.passed(now))
+        self.waiters.get(token).is_some_and(|waiter| self.is_there(now, waiter))
+    }
+
+    pub(super) fn is_there(&self, now: Time, waiter: &Waiter) -> bool {
+        !self.silent_at(waiter).passed(now) && !waiter.forget.is_past(now)
+    }
+
+    /// When a waiter counts as silent. One that was not silent when nobody could be heard any more, and was not heard of
+    /// since, has a whole silence from when that was over; unless its ticket is forgotten before.
+    pub(super) fn silent_at(&self, waiter: &Waiter) -> Due {
+        let Absence { from, back, .. } = self.absence;
+        let silence = millis(SILENCE);
+        let again = Due(back.0.saturating_add(silence));
+        let was_heard = waiter.silent > from && waiter.silent.0.saturating_sub(silence) <= from.0;
+        if was_heard && again <= waiter.forget { waiter.silent.max(again) } else { waiter.silent }
+    }
+
+    /// To be called before it is asked who is silent. What was noticed is not noticed again, or the dead would stay.
+    pub(super) fn notice_absence(&mut self, now: Time) {
+        let Absence { heard, from, .. } = self.absence;
+        if heard.0 > 0 && heard != from && now.millis().saturating_sub(heard.0) > millis(ABSENCE) {
+            self.absence = Absence { heard, from: heard, back: Due(now.millis()) };
+        }
+    }
+
+    /// Forgets a waiter and its place; whether there was one.
+    pub(super) fn remove_waiter(&mut self, token: &Token) -> bool {
+        let waiter = self.waiters.remove(token);
+        if let Some(waiter) = &waiter {
+            self.queue.remove(&(waiter.ticket, token.clone()));
+        }
+        if self.waiters.is_empty() {
+            self.absence = Absence::default();
+        }
+        waiter.is_some()
     }
 
     /// The slots that a hold has, or a min-hold keeps.
@@ -419,9 +467,7 @@ impl Record {
     /// Whoever had this token is known to be dead, with everything that ran under it.
     pub fn bury(&mut self, now: Time, token: &Token) {
         self.expire(now);
-        if let Some(waiter) = self.waiters.remove(token) {
-            self.queue.remove(&(waiter.ticket, token.clone()));
-        }
+        self.remove_waiter(token);
         if self.is_held_by(token) {
             self.close(now, token, Outcome::Expired, None);
         } else if self.is_revoked_from(token) {

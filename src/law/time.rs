@@ -16,7 +16,7 @@ impl Time {
 }
 
 /// When something ends, by the store's clock, in whole milliseconds since 1970: what a Redis TTL can express.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Due(pub u64);
 
 impl Due {

@@ -36,6 +36,7 @@ impl Record {
     pub fn inspect(&self, now: Time) -> Seen {
         let mut record = self.clone();
         record.expire(now);
+        record.notice_absence(now);
         let foreign = match record.lock {
             Lock::Foreign { until } => {
                 Some(Foreign { kind: "string".into(), left: until.map(|until| until.left(now)) })
@@ -45,7 +46,7 @@ impl Record {
         let heard = |(_, token): &(u64, Token)| {
             let waiter = record.waiters.get(token)?;
             let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            (!waiter.silent.passed(now)).then(|| (waiter.owner.clone(), waiter.mode, waiting))
+            record.is_there(now, waiter).then(|| (waiter.owner.clone(), waiter.mode, waiting))
         };
         let state = record.state(now);
         let blocker = record.blocker(now, Mode::Exclusive);

@@ -196,8 +196,9 @@ impl Observer {
 
     fn is_alone(&self, now: Time, asker: &Asker) -> bool {
         let waits = |(id, place): (&u32, &Place)| {
+            // One that was silent for longer may have been given a new silence, after a time in which nobody was heard.
             *id != asker.id
-                && !place.heard.millis().saturating_add(millis(SILENCE)).le(&now.millis())
+                && now.millis() <= place.heard.millis().saturating_add(millis(TICKET_KEPT))
                 && self.askers.get(id).is_some_and(|other| other.meets(asker))
         };
         let kept = |((lock, id), belief): (&(String, u32), &Belief)| {

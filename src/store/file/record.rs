@@ -16,7 +16,7 @@
 
 use crate::clock::Moment;
 use crate::law::LoggedEnd;
-use crate::law::{Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, Time};
+use crate::law::{Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, Time};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::file::directory::{Directory, Kind, remove};
@@ -198,6 +198,7 @@ impl Kept {
         let record = &mut self.record;
         record.queue.clear();
         record.waiters.clear();
+        record.absence = Absence::default();
         record.spent.clear();
         record.watchers.clear();
         record.lock = Lock::Free;
@@ -249,6 +250,8 @@ impl Kept {
             due(&mut waiter.silent);
             due(&mut waiter.forget);
         }
+        let Absence { heard, from, back } = &mut record.absence;
+        [heard, from, back].into_iter().for_each(due);
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }

@@ -36,7 +36,7 @@ pub struct Caller {
 struct Request<'a> {
     code: &'a Code,
     keys: Vec<String>,
-    args: &'a [&'a str],
+    args: Vec<&'a str>,
     text: Text,
     replicas: Replicas,
     /// The lease, of a renewal whose answer is good for something also when it comes late.
@@ -247,18 +247,20 @@ impl Caller {
 /// What a script answers that did what it was asked.
 const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
 
+/// The last argument of each script is what the names of the locks begin with.
 fn request<'a>(
     code: &'a Code,
-    names: &[Name],
-    args: &'a [&'a str],
+    names: &'a [Name],
+    args: &[&'a str],
     text: Text,
     replicas: Replicas,
     lease: Option<Duration>,
 ) -> Request<'a> {
+    let prefix = names.first().map_or("", Name::prefix);
     Request {
         code,
         keys: names.iter().flat_map(|name| SERVER.keys(name)).collect(),
-        args,
+        args: args.iter().copied().chain([prefix]).collect(),
         text,
         replicas,
         lease,
@@ -275,8 +277,8 @@ impl Request<'_> {
         by_text: bool,
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
-        let by_hash = || self.code.by_hash(&self.keys, self.args);
-        let with_text = || self.code.by_text(&self.keys, self.args);
+        let by_hash = || self.code.by_hash(&self.keys, &self.args);
+        let with_text = || self.code.by_text(&self.keys, &self.args);
         let first = if by_text { with_text() } else { by_hash() };
         let said = match self.lease {
             None => acknowledge.ask(line, first, self.replicas, roll, by)?,

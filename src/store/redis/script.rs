@@ -4,7 +4,7 @@
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
-use crate::lock::Name;
+use crate::lock::{Name, SLOTS_MAX};
 use redis::{Cmd, Script, ServerError, Value, cmd};
 use std::sync::LazyLock;
 
@@ -73,6 +73,8 @@ impl Code {
             ("SILENCE", law::millis(law::SILENCE)),
             ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
             ("HEARTBEAT", law::millis(law::HEARTBEAT)),
+            ("ABSENCE", law::millis(law::ABSENCE)),
+            ("SLOTS_MAX", u64::from(SLOTS_MAX)),
             ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
             ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
             ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),

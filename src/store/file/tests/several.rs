@@ -245,8 +245,12 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
     let (mut behind, mut late) =
         (place.wants(&["a", "b"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
     let later = Duration::from_secs(6);
-    for process in [&mut behind, &mut late, &mut a, &mut b] {
-        process.store.boot.ahead = later;
+    for ahead in [later / 3, later / 3 * 2, later] {
+        for process in [&mut behind, &mut late, &mut a, &mut b] {
+            process.store.boot.ahead = ahead;
+        }
+        behind.waits()?;
+        late.waits()?;
     }
     assert_eq!(behind.waits()?, 0, "the silent one was passed over");
     assert_eq!(late.waits()?, 1);

@@ -1,6 +1,6 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: Book::acquire).
 -- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
---       mode ('exclusive', 'shared', 'slots/<n>'), owner.
+--       mode ('exclusive', 'shared', 'slots/<n>'), owner; last, as of all scripts, what the locks' names begin with.
 -- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
 --          {'busy', now us, at, blocker…} · {'spent', now us}. `at`: which of the locks it is, from 0.
 -- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
@@ -19,7 +19,7 @@ local function hear(locks)
   local ticket, since
   for _, lock in ipairs(locks) do
     local w = redis.call('HMGET', waiter_key(lock, token), 'ticket', 'since')
-    if w[1] then ticket, since = w[1], w[2] end
+    if tonumber(w[1]) and tonumber(w[2]) then ticket, since = w[1], w[2] end
   end
   if not ticket then
     local last = us
@@ -32,6 +32,7 @@ local function hear(locks)
   end
   local names = cjson.encode(worklist(locks))
   for _, lock in ipairs(locks) do
+    write_absence(lock, ms)
     local key = waiter_key(lock, token)
     redis.call('HSET', key, 'ticket', ticket, 'since', since, 'silent', int(ms + SILENCE), 'mode', mode,
       'names', names, 'owner', owner, 'wake', connection)
@@ -62,7 +63,8 @@ local function place(locks)
     most = math.max(most, rank)
     if rank > 0 then
       local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
-      next = math.min(next, left(tonumber(redis.call('HGET', waiter_key(lock, before), 'silent') or 0)))
+      local w = waiter_of(lock, before)
+      next = math.min(next, w and left(silent_at(lock, w.silent)) or 0)
     elseif lock.kind == 'foreign' then
       next = math.min(next, FOREIGN_LOOK)
     -- One that admits may lack a slot in common with the others.

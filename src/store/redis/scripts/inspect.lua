@@ -30,7 +30,7 @@ local shown = state == 'held' and live or state == 'revoked' and revoked or {}
 local waiters = {}
 for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
   local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since')
-  if w[1] and ms < tonumber(w[1]) then
+  if tonumber(w[1]) and w[2] and w[3] and tonumber(w[4]) and ms < silent_at(lock, tonumber(w[1])) then
     for i = 2, 4 do waiters[#waiters + 1] = w[i] end
   end
 end

@@ -4,6 +4,9 @@
 --
 -- Why in the same script: the decision, the grant to the next and its wake are one atomic step (I3, I9).
 
+-- What the names of the locks that are asked for begin with.
+local PREFIX = ARGV[#ARGV]
+
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
 -- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
@@ -68,24 +71,61 @@ local function wake(home, token, connection)
   redis.call('PEXPIRE', key, 2 * SILENCE)
 end
 
+-- Whether this is the rest of a lock that whoever asks could have asked for: no script follows a name elsewhere.
+local function is_rest(rest)
+  local tag, full = string.match(type(rest) == 'string' and rest or '', '^{([^}]*)}:(.+)$')
+  if not tag or string.sub(full, 1, #PREFIX) ~= PREFIX or string.sub(full, 1, 6) == 'dlock.' then return false end
+  local own = string.match(full, '{([^}]*)}')
+  return tag == (own and own ~= '' and own or full)
+end
+
+local function is_mode(mode)
+  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+  return mode == 'exclusive' or mode == 'shared' or slots and slots >= 1 and slots <= SLOTS_MAX
+end
+
+-- What a waiter's record says; nothing if it is none. Others may write there, too.
+local function waiter_of(lock, token)
+  local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent')
+  if w.err or not (w[1] and w[2] and w[4] and tonumber(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
+  local ok, names = pcall(cjson.decode, w[2])
+  if not ok or type(names) ~= 'table' then return nil end
+  local waits_here = false
+  for _, rest in ipairs(names) do
+    if not is_rest(rest) then return nil end
+    waits_here = waits_here or rest == lock.rest
+  end
+  return waits_here and { mode = w[1], names = names, since = tonumber(w[3]), owner = w[4], wake = w[5],
+    silent = tonumber(w[6]) }
+end
+
 -- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
 local function wake_head(lock)
   local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
-  if not head then return end
-  local w = redis.call('HMGET', waiter_key(lock, head), 'names', 'wake')
-  if w[1] then wake(cjson.decode(w[1])[1], head, w[2]) end
+  local w = head and waiter_of(lock, head)
+  if w then wake(w.names[1], head, w.wake) end
+end
+
+-- An absence that is noticed is written down, or the dead would be waited for again and again.
+local function write_absence(lock, last)
+  local a = absence(lock)
+  a.is_news = false
+  redis.call('HSET', key_of('heard', lock), 'last', int(last), 'from', int(a.from), 'back', int(a.back))
+  redis.call('PEXPIRE', key_of('heard', lock), TICKET_KEPT)
 end
 
 local function is_heard(lock, token)
-  return (tonumber(redis.call('HGET', waiter_key(lock, token), 'silent') or 0)) > ms
+  if absence(lock).is_news then write_absence(lock, lock.absence.last) end
+  local w = waiter_of(lock, token)
+  return w and silent_at(lock, w.silent) > ms
 end
 
 -- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
 local function park(lock, token, work)
   lock.changed = true
   redis.call('ZREM', lock.QUEUE, token)
-  local names = redis.call('HGET', waiter_key(lock, token), 'names')
-  for _, rest in ipairs(names and cjson.decode(names) or {}) do
+  local w = waiter_of(lock, token)
+  for _, rest in ipairs(w and w.names or {}) do
     if rest ~= lock.rest then
       redis.call('ZREM', open(rest).QUEUE, token)
       work[#work + 1] = rest
@@ -102,17 +142,17 @@ local function head_of(lock, work)
   end
 end
 
--- Whether the head of one queue came before the head of another.
-local function is_before(lock, other)
-  local token, ticket = extreme(lock.QUEUE, 0)
-  local other_token, other_ticket = extreme(other.QUEUE, 0)
-  return ticket < other_ticket or ticket == other_ticket and token < other_token
+-- Whether the head of a queue came before somebody.
+local function is_before(lock, token, ticket)
+  local head, its_ticket = extreme(lock.QUEUE, 0)
+  return its_ticket < ticket or its_ticket == ticket and head < token
 end
 
 -- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
 local function serve_one(at, token, work, caller)
-  local w = redis.call('HMGET', waiter_key(at, token), 'mode', 'names', 'since', 'owner', 'wake')
-  local mode, names, locks = w[1], cjson.decode(w[2]), {}
+  local w = waiter_of(at, token)
+  local mode, names, locks = w.mode, w.names, {}
+  local _, ticket = extreme(at.QUEUE, 0)
   for _, rest in ipairs(names) do
     local lock = open(rest)
     if lock ~= at then
@@ -121,7 +161,7 @@ local function serve_one(at, token, work, caller)
       if first ~= token then
         -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
         -- them would send each other round.
-        if first and is_before(lock, at) then work[#work + 1] = rest end
+        if first and is_before(lock, token, ticket) then work[#work + 1] = rest end
         return false
       end
     end
@@ -135,8 +175,8 @@ local function serve_one(at, token, work, caller)
     if lock ~= at then work[#work + 1] = lock.rest end
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = int(gone_by(w[3])), owner = w[4] })
-  if token ~= caller then wake(names[1], token, w[5]) end
+    waited = int(gone_by(w.since)), owner = w.owner })
+  if token ~= caller then wake(names[1], token, w.wake) end
   return true
 end
 

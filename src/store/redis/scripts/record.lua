@@ -2,7 +2,7 @@
 -- lie in Redis, how a hold ends, and what is kept of that. The twin of src/law/record.rs; the names are the same there.
 -- Who waits is told in queue.lua.
 --
--- In front of it stand constants of src/law.rs (SILENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
+-- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
 -- WATCH_KEPT, LOG_KEPT, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
 -- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
 -- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
@@ -20,7 +20,7 @@
 -- dlock.log:{tag}:L *     LIST    the last ends, newest first
 -- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
--- and, named from these, dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
+-- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
@@ -52,7 +52,13 @@ end
 -- What somebody made something else of is no hold; the lock key still says until when the lock is held.
 local function decoded(json)
   local ok, h = pcall(cjson.decode, json)
-  if not ok or type(h) ~= 'table' or #h < 10 or not tonumber(h[5]) or not tonumber(h[6]) then return false end
+  if not ok or type(h) ~= 'table' or #h < 10 then return false end
+  for _, i in ipairs({ 1, 2, 7, 9, 10 }) do
+    if type(h[i]) ~= 'string' then return false end
+  end
+  for _, i in ipairs({ 3, 4, 5, 6, 8 }) do
+    if not tonumber(h[i]) then return false end
+  end
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
     confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]) }
 end
@@ -99,6 +105,7 @@ local function load(lock, caller)
   end
   local kind, due = string.match(value, '^dlock/([%l/%d]+):(%d+)$')
   local slots = kind and tonumber(string.match(kind, '^slots/(%d+)$'))
+  if slots and (slots < 1 or slots > SLOTS_MAX) then slots = nil end
   local is_ours = kind == 'cooling' or kind == 'revoked' or (slots or kind == 'shared') and not EXCLUSIVE_ONLY
   if due and #due < 16 and is_ours then
     lock.kind, lock['until'], lock.slots = kind, tonumber(due), slots
@@ -128,6 +135,29 @@ local function open(rest, caller)
     load(lock, caller)
   end
   return lock
+end
+
+-- When waiters were heard of: last, and from when to when none was the last time (law: Record::notice_absence).
+local function absence(lock)
+  local a = lock.absence
+  if not a then
+    local h = redis.call('HMGET', key_of('heard', lock), 'last', 'from', 'back')
+    a = { last = tonumber(h[1]) or 0, from = tonumber(h[2]) or 0, back = tonumber(h[3]) or 0 }
+    if a.last > 0 and a.last ~= a.from and ms - a.last > ABSENCE then
+      a.from, a.back, a.is_news = a.last, ms, true
+    end
+    lock.absence = a
+  end
+  return a
+end
+
+-- When a waiter counts as silent, of which its record says this. One that was not silent when nobody could be heard any
+-- more, and was not heard of since, has a whole silence from when that was over; unless its ticket is forgotten before.
+local function silent_at(lock, silent)
+  local a = absence(lock)
+  local heard, again = silent - SILENCE, a.back + SILENCE
+  if silent > a.from and heard <= a.from and again <= heard + TICKET_KEPT then return math.max(silent, again) end
+  return silent
 end
 
 -- The locks that the script was called for.
