@@ -250,6 +250,17 @@ fn a_terminal_shows_key_and_holder_whole() {
         for line in printed.lines().take_while(|line| !line.starts_with("end")).skip(1) {
             assert!(rows.iter().any(|row| row == line.trim_end()), "{columns} {line:?}\n{rows:#?}");
         }
+        // Beside each other the columns are straight.
+        terminal.type_line("clear; dlock status nightly-report 夜间报告-每天 deploy-🚀-web; echo e''nd");
+        terminal.expect("\r\nend");
+        let rows = terminal.rows();
+        let columns_of = |c: char| if c >= '\u{2e80}' { 2 } else { 1 };
+        let place = |row: &String| Some(row[..row.find("held")?].chars().map(columns_of).sum());
+        let places: Vec<usize> = rows.iter().filter_map(place).collect();
+        assert!(
+            places.len() == 3 && places.iter().all(|at| *at == places[0]),
+            "{columns} {places:?}\n{rows:#?}"
+        );
         terminal.close();
     }
     world.write("go", "");
