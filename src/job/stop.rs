@@ -18,8 +18,8 @@ const STEP: Duration = Duration::from_millis(2);
 const BURST: Duration = Duration::from_millis(100);
 /// Between two looks at what is left; twice what the last one took, where that is more.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Every so many looks at what is left goes all the way down, and hits again what was hit.
-const ALL_THE_WAY: u32 = 8;
+/// After a look all the way down, which hits again what was hit, the next one has this many times as long.
+const ALL_THE_WAY: u32 = 4;
 
 /// A stop under way.
 #[derive(Debug)]
@@ -30,6 +30,9 @@ pub(super) struct Stop {
     lead: Duration,
     passes: u32,
     next: Moment,
+    /// How long to leave those that were killed to die before one looks below them: they bring their children along.
+    patience: Duration,
+    deep_at: Moment,
     search: Searching,
 }
 
@@ -49,7 +52,9 @@ impl Stop {
     pub(super) fn begin(family: &mut Family, why: Why, kill_at: Moment) -> (Self, Vec<Process>) {
         let began = Moment::now();
         let search = if family.may_have_strays() { Searching::Round } else { Searching::Rest };
-        let mut stop = Self { why, kill_at, lead: Duration::ZERO, passes: 0, next: kill_at, search };
+        let (lead, patience) = (Duration::ZERO, PAUSE);
+        let mut stop =
+            Self { why, kill_at, lead, passes: 0, next: kill_at, patience, deep_at: kill_at, search };
         if kill_at.passed() {
             // Past the end already: KILL at once.
             return (stop, Vec::new());
@@ -59,6 +64,7 @@ impl Stop {
         let most = grace - grace / GRACE_LEAST;
         stop.lead = cost.min(most);
         let told = Moment::now();
+        stop.patience = told.since(began).max(PAUSE);
         let sweep = family.term(&members, kill_at.before(stop.lead));
         // On a machine that is short of time the KILL will take no less than the TERM did.
         stop.lead = cost.max(Moment::now().since(told)).min(most);
@@ -101,12 +107,19 @@ impl Stop {
             // It may have ended meanwhile, or be one that we may not signal: the sweep finds out.
             let _ = sys::kill(first, libc::SIGKILL);
         }
-        let depth = if self.passes.is_multiple_of(ALL_THE_WAY) { Depth::All } else { Depth::Children };
+        let began = Moment::now();
+        if self.passes == 0 {
+            self.deep_at = began.after(self.patience);
+        }
+        let depth = if began >= self.deep_at { Depth::All } else { Depth::Children };
         if depth == Depth::All {
             family.begin_anew();
         }
-        let began = Moment::now();
         let sweep = family.kill(depth, began.after(BURST));
+        if depth == Depth::All {
+            let now = Moment::now();
+            self.deep_at = now.after((now.since(began) * ALL_THE_WAY).max(PAUSE * ALL_THE_WAY));
+        }
         self.passes = self.passes.saturating_add(1);
         let pause = match self.passes {
             // Those that die need the processor more than who looks on.
