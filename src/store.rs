@@ -74,12 +74,38 @@ pub trait Store: Send {
     /// large; only each step is bounded.
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error>;
 
+    /// [`Store::list`], as far as the store answers: where it is several servers, one of them may be gone. What is idle is
+    /// left out as `which` says, if the store can tell that without looking at each lock.
+    fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
+        Ok(Found { names: self.list(prefix)?, missing: Vec::new() })
+    }
+
     /// Sleeps until something may have changed for the waiter that `acquire` last answered [`Acquired::Waiting`], at
     /// the latest until `until`. Waking early is allowed.
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error>;
 
     /// Forgets every connection, so that the next call starts on a new one.
     fn reset(&mut self);
+}
+
+/// Which locks are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// Those that somebody holds or waits for, or that are kept; and some of which that was so until now.
+    Live,
+    /// And those that were used within the last [`crate::law::SPENT_KEPT`].
+    Recent,
+    /// All of which there is any record.
+    Known,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The locks, in order of name.
+    pub names: Vec<Name>,
+    /// Why a part of the store could not be asked.
+    pub missing: Vec<Error>,
 }
 
 /// Who listens.

@@ -14,6 +14,7 @@ use dlock::store::Store;
 use dlock::store::redis::{Address, RedisStore, Target};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use rustix::process::Signal;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -340,7 +341,7 @@ fn watch_and_metrics_see_the_locks_of_every_master() {
             world.run(key, &[], "exit 3").status(3).run();
         }
         wait_until("all is told", || watch.printed().lines().count() == 2 * keys.len());
-        watch.signal(rustix::process::Signal::TERM);
+        watch.signal(Signal::TERM);
         let told = watch.finish().stdout;
         for key in keys {
             assert_eq!(told.matches(&format!("\"key\":\"{key}\"")).count(), 2, "{told}");
@@ -360,4 +361,46 @@ fn keys_of_different_slots_are_refused() {
     assert_eq!((world.state("a"), world.state("b")), ("free".into(), "free".into()));
     run(["{app}:a", "{app}:b"]).run();
     assert!(world.path("ran").exists());
+}
+
+/// One of the servers is gone for good: the locks of the others are shown, and it is said what is not.
+#[test]
+fn a_shard_that_is_gone_hides_no_other() {
+    let mut world = World::without_redis();
+    let mut cluster = Cluster::start(&world, 3);
+    for master in &cluster.masters {
+        master.ask::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    world.use_store(cluster.url(&[0, 1, 2]));
+    let job = |key: &str| format!("echo up-{key} >> log; exec sleep 1000");
+    let held: Vec<_> = (0..3)
+        .map(|shard| {
+            let keys = (0..).map(|number| format!("k{number}"));
+            let key =
+                keys.into_iter().find(|key| cluster.owner(&format!("dlock:{key}")) == shard).expect("a key");
+            let holder = world.run(&key, &["-t", "5m"], &job(&key)).status(79).any_stderr().spawn();
+            world.wait_for_log(&format!("up-{key}"));
+            (key, holder)
+        })
+        .collect();
+    let watch = world.dlock(["watch"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || cluster.masters[0].keys().iter().any(|key| key.starts_with("dlock.watch:")));
+    let gone = cluster.masters[1].port().to_string();
+    cluster.masters[1].kill();
+    for words in [["status", "--json"], ["metrics", "-q"]] {
+        let output = world.dlock(words).status(69).any_stdout().any_stderr().run();
+        for (shard, (key, _)) in held.iter().enumerate() {
+            assert_eq!(
+                output.stdout.contains(&format!("\"{key}\"")),
+                shard != 1,
+                "{words:?}: {}",
+                output.stdout
+            );
+        }
+        assert!(output.stderr.contains(&gone), "it says which: {}", output.stderr);
+    }
+    wait_until("the watcher says so", || watch.messages().contains("its locks are not watched"));
+    world.dlock(["release", &held[2].0, "--force", "-y"]).any_stdout().any_stderr().run();
+    wait_until("and goes on", || watch.printed().contains("forced"));
+    watch.signal(Signal::KILL);
 }

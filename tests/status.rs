@@ -319,3 +319,27 @@ fn assert_fields(object: &Value, names: &[&str]) {
     names.sort_unstable();
     assert_eq!(shown, names);
 }
+
+/// Locks that were used and are free cost nobody anything: they are neither looked at nor listed, however many there are.
+#[test]
+fn idle_locks_are_not_looked_at() {
+    let world = World::new(Backend::Redis);
+    for number in 0..5 {
+        world.run(&format!("idle-{number}"), &[], "true").run();
+    }
+    let holder = world.run("busy", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let looks = || {
+        let stats: String = world.redis().ask(&["INFO", "commandstats"]);
+        let calls = |line: &str| line.split(['=', ',']).nth(1).and_then(|calls| calls.parse::<u32>().ok());
+        let lines = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+        lines.filter_map(calls).sum::<u32>()
+    };
+    let before = looks();
+    let output = world.dlock(["status", "--json"]).any_stdout().run();
+    assert!(output.stdout.contains("busy") && !output.stdout.contains("idle"), "{}", output.stdout);
+    // One of them may be the holder's.
+    assert!(looks() - before <= 3, "{} looks", looks() - before);
+    world.write("go", "");
+    holder.finish();
+}

@@ -9,6 +9,7 @@ use crate::config::{Settings, Surroundings, VARIABLES};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{self, escaped};
+use crate::store::Which;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -57,7 +58,7 @@ fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
         // It would be made.
         return None;
     }
-    let names = open(&settings).ok()?.list(&settings.prefix).ok()?;
+    let names = open(&settings).ok()?.find(&settings.prefix, Which::Recent).ok()?.names;
     // What would be escaped on the screen could not be typed back from it.
     let keys = names.iter().map(|name| name.key()).filter(|key| escaped(key) == *key);
     Some(keys.map(str::to_owned).collect())

@@ -9,7 +9,7 @@ use crate::exit::Exit;
 use crate::lock::Name;
 use crate::output::metrics::{Page, Sample};
 use crate::output::{self, Kind, Printer};
-use crate::store;
+use crate::store::{self, Which};
 use std::collections::BTreeSet;
 
 /// `dlock metrics`.
@@ -20,11 +20,15 @@ pub fn metrics(
 ) -> anyhow::Result<Exit> {
     let mut store = open(settings)?;
     let wanted = Wanted::of(settings, &flags.keys)?;
-    let found = wanted.found(&mut *store).map_err(|error| located(settings, error))?;
+    let found = wanted.found(&mut *store, Which::Known).map_err(|error| located(settings, error))?;
     let named: BTreeSet<&Name> = wanted.named().iter().collect();
     // The same series twice is an error of the format.
-    let names: BTreeSet<&Name> = named.iter().copied().chain(&found).collect();
+    let names: BTreeSet<&Name> = named.iter().copied().chain(&found.names).collect();
     let mut exit = Exit::Ok;
+    for missing in &found.missing {
+        printer.say(Kind::Error, &format!("{missing}; its locks are not counted"));
+        exit = Exit::Unavailable;
+    }
     let mut page = Page::new(flags.max_keys);
     for name in names {
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
@@ -35,6 +39,10 @@ pub fn metrics(
                 if named.contains(name) {
                     exit = Exit::Unavailable;
                 }
+                continue;
+            }
+            // The part of the store that is missing has it.
+            Err(error) if !found.missing.is_empty() && error.is_transient() && !named.contains(name) => {
                 continue;
             }
             answer => answer.map_err(|error| located(settings, error))?,

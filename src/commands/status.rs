@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::law::State;
 use crate::output::record::{self, Place};
 use crate::output::{self, Kind, Printer, json, table};
-use crate::store::{self, Store, View};
+use crate::store::{self, Store, View, Which};
 use std::time::Duration;
 
 mod watch;
@@ -30,7 +30,7 @@ pub fn status(settings: &Settings, flags: &cli::Status, printer: &Printer) -> an
         printer.say(Kind::Error, &damaged.line);
     }
     output::print(&text(settings, flags, &view.wanted, &seen)?)?;
-    let lacks = seen.damaged.iter().any(|damaged| damaged.is_named);
+    let lacks = seen.damaged.iter().any(|damaged| damaged.is_asked_for);
     Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
 
@@ -67,26 +67,34 @@ struct Seen {
     damaged: Vec<Damaged>,
 }
 
-/// A lock that cannot be shown. It hides no other.
+/// A lock, or a part of the store, that cannot be shown. It hides no other.
 struct Damaged {
     line: String,
-    /// Whether it was asked for by name.
-    is_named: bool,
+    /// Whether something is not shown that was asked for: by name, or because everything was.
+    is_asked_for: bool,
 }
 
 impl Looks {
     fn look(&self, store: &mut dyn Store) -> Result<Seen, store::Error> {
         let named = self.wanted.named().to_vec();
-        let found = self.wanted.found(store)?;
+        let found = self.wanted.found(store, Which::Live)?;
         let mut seen = Seen { views: Vec::new(), damaged: Vec::new() };
-        let all =
-            named.into_iter().map(|name| (name, true)).chain(found.into_iter().map(|name| (name, false)));
+        for missing in &found.missing {
+            let line = format!("{missing}; its locks are not shown");
+            seen.damaged.push(Damaged { line, is_asked_for: true });
+        }
+        let all = named
+            .into_iter()
+            .map(|name| (name, true))
+            .chain(found.names.into_iter().map(|name| (name, false)));
         for (name, is_named) in all {
             match store.inspect(&name, Moment::now().after(self.within)) {
                 Err(error @ store::Error::Garbled(_)) => {
                     let line = format!("{} is not shown: {error}", name.key());
-                    seen.damaged.push(Damaged { line, is_named });
+                    seen.damaged.push(Damaged { line, is_asked_for: is_named });
                 }
+                // The part of the store that is missing has it.
+                Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
                 Err(error) => return Err(error),
                 Ok(view) if is_named || view.state != State::Free || !view.waiters.is_empty() => {
                     seen.views.push(view);

@@ -5,7 +5,7 @@ use super::name;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::{Key, Name};
-use crate::store::{self, Store};
+use crate::store::{self, Found, Store, Which};
 use std::collections::BTreeSet;
 
 /// The locks that a command was asked about.
@@ -51,16 +51,18 @@ impl Wanted {
     }
 
     /// The locks that the store has and that were not named, in order of name.
-    pub fn found(&self, store: &mut dyn Store) -> Result<Vec<Name>, store::Error> {
+    pub fn found(&self, store: &mut dyn Store, which: Which) -> Result<Found, store::Error> {
         if !self.searches() {
-            return Ok(Vec::new());
+            return Ok(Found::default());
         }
         let named: BTreeSet<&Name> = self.named.iter().collect();
         let is_meant = |name: &Name| {
             let any = self.patterns.is_empty();
             (any || self.patterns.iter().any(|pattern| pattern.matches(name.key()))) && !named.contains(name)
         };
-        Ok(store.list(&self.prefix)?.into_iter().filter(is_meant).collect())
+        let mut found = store.find(&self.prefix, which)?;
+        found.names.retain(is_meant);
+        Ok(found)
     }
 }
 

@@ -111,6 +111,22 @@ pub fn unused(name: Name) -> View {
     }
 }
 
+/// What was to be seen of a lock at `since`, as far as what is seen now tells.
+pub fn before(now: &View, since: u64) -> View {
+    let log: Vec<_> = now.log.iter().filter(|end| end.ended < since).cloned().collect();
+    let holders: Vec<_> = now.holders.iter().filter(|holder| holder.since < since).cloned().collect();
+    let came_before = |waiter: &&Waiter| now.now.saturating_sub(crate::law::millis(waiter.waiting)) < since;
+    let fences = log.iter().map(|end| end.fence).chain(holders.iter().map(|holder| holder.fence));
+    View {
+        now: since,
+        fence: fences.max(),
+        waiters: now.waiters.iter().filter(came_before).cloned().collect(),
+        log,
+        holders,
+        ..now.clone()
+    }
+}
+
 /// What happened since the lock was `seen`, which becomes what is seen `now`, so that nothing is told twice.
 pub fn advance(seen: &mut View, mut now: View) -> Vec<Event> {
     let events = between(seen, &now);

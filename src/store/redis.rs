@@ -4,7 +4,7 @@
 //! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
-use super::{Error, Listener, Store, View, Waiter};
+use super::{Error, Found, Listener, Store, View, Waiter, Which};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
@@ -113,6 +113,35 @@ impl RedisStore {
     /// Every server that holds locks, now: one, or each master of a cluster.
     pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         self.caller.route.masters(by)
+    }
+
+    /// The locks on one server. While a lock is held or waited for there is a record of that, and while it is kept, the
+    /// lock key; under an empty prefix that could be anybody's, so there all locks are taken that are known.
+    fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
+        let escaped = escape_glob(prefix);
+        let kinds = match which {
+            Which::Known => "fence",
+            _ if prefix.is_empty() => "fence",
+            // Of hold, queue and spent.
+            Which::Live => "[hq][ou]*",
+            Which::Recent => "[hqs][oup]*",
+        };
+        let mut names = BTreeSet::new();
+        for key in self.scan(server, &format!("dlock.{kinds}:{{*}}:{escaped}*"), false)? {
+            let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
+            let Some((kind, rest)) = rest else { continue };
+            let Some((tag, full)) = rest.split_once("}:") else { continue };
+            // A token ends the name of what is spent.
+            let full =
+                if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
+            let is_own = |name: &Name| name.tag() == tag;
+            names.extend(name_under(prefix, full).filter(is_own));
+        }
+        if !prefix.is_empty() {
+            let strings = self.scan(server, &format!("{escaped}*"), true)?;
+            names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+        }
+        Ok(names)
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
@@ -310,20 +339,27 @@ impl Store for RedisStore {
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
-        let mut names = BTreeSet::new();
-        let escaped = escape_glob(prefix);
+        let found = self.find(prefix, Which::Known)?;
+        found.missing.into_iter().next().map_or(Ok(found.names), Err)
+    }
+
+    fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-        for server in self.masters(by)? {
-            for key in self.scan(&server.address, &format!("dlock.fence:{{*}}:{escaped}*"), false)? {
-                let name = key.strip_prefix("dlock.fence:{").and_then(|rest| rest.split_once("}:"));
-                names.extend(name.and_then(|(_, full)| name_under(prefix, full)));
-            }
-            if !prefix.is_empty() {
-                let strings = self.scan(&server.address, &format!("{escaped}*"), true)?;
-                names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
+        let masters = self.masters(by)?;
+        let (mut names, mut missing) = (BTreeSet::new(), Vec::new());
+        for server in &masters {
+            match self.find_at(&server.address, prefix, which) {
+                Ok(found) => names.extend(found),
+                Err(error) if masters.len() > 1 && error.is_transient() => missing.push(error),
+                Err(error) => return Err(error),
             }
         }
-        Ok(names.into_iter().collect())
+        if missing.len() == masters.len()
+            && let Some(error) = missing.pop()
+        {
+            return Err(error);
+        }
+        Ok(Found { names: names.into_iter().collect(), missing })
     }
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {

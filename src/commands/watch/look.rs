@@ -7,11 +7,11 @@ use crate::commands::located;
 use crate::commands::wanted::Wanted;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::law::WATCH_KEPT;
+use crate::law::{WATCH_KEPT, millis};
 use crate::lock::{Name, Token};
 use crate::output::time::span;
 use crate::output::{self, Coloured, Kind, Printer};
-use crate::store::{self, Ear, Listener, Store, View, events};
+use crate::store::{self, Ear, Listener, Store, View, Which, events};
 use anyhow::Context as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,8 +20,10 @@ use std::time::Duration;
 const WATCH_EVERY: Duration = Duration::from_secs(WATCH_KEPT.as_secs() / 3);
 /// How often new locks are looked for, at most.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Of the time at most a tenth goes into listing.
-const LIST_SHARE: u32 = 10;
+/// Of the time at most one part in so many goes into listing: a server with many keys has other work.
+const LIST_SHARE: u32 = 75;
+/// How much the two clocks may differ that tell how old an event is. What was not found was idle for far longer.
+const SINCE_MARGIN: Duration = Duration::from_secs(1);
 /// A lease is over when its last millisecond is.
 const AFTER_LEASE: Duration = Duration::from_millis(5);
 /// An ear has at least so long, or it could not even connect over a long way; what is due may be looked at so late.
@@ -51,6 +53,11 @@ pub(super) struct Look {
     list_at: Option<Moment>,
     /// Locks whose records cannot be read: said once.
     damaged: BTreeSet<Name>,
+    /// Which parts of the store did not answer when the locks were listed.
+    missing: BTreeSet<String>,
+    /// When locks were looked for the last time. What was not found then was not used for a while: of what is found later,
+    /// only what came since is told.
+    listed: Option<Moment>,
     ear: Option<Box<dyn Ear>>,
     cut_off: Option<Moment>,
 }
@@ -58,6 +65,8 @@ pub(super) struct Look {
 /// A lock, as it was when it was last looked at.
 struct Watched {
     view: View,
+    /// Of one that was found and not looked at yet: since when there may be something to tell.
+    found: Option<Moment>,
     /// When to look at it again, whether something is heard of it or not.
     look_at: Moment,
     watch_at: Moment,
@@ -97,6 +106,8 @@ impl Look {
             wanted,
             watched: BTreeMap::new(),
             damaged: BTreeSet::new(),
+            missing: BTreeSet::new(),
+            listed: None,
             ear: None,
             cut_off: None,
         };
@@ -128,7 +139,10 @@ impl Look {
     fn begin(&mut self, name: Name) -> Result<(), store::Error> {
         if let Some(view) = self.view(&name, Moment::now())? {
             let look_at = when_to_look(&view);
-            self.watched.insert(name, Watched { view, look_at, watch_at: Moment::now().after(WATCH_EVERY) });
+            self.watched.insert(
+                name,
+                Watched { view, found: None, look_at, watch_at: Moment::now().after(WATCH_EVERY) },
+            );
         }
         Ok(())
     }
@@ -156,14 +170,30 @@ impl Look {
     fn list(&mut self) -> Result<Vec<Name>, store::Error> {
         let begun = Moment::now();
         let mut names = self.wanted.named().to_vec();
-        names.extend(self.wanted.found(&mut *self.store)?);
+        // What was idle for long is not looked at. What was used since the last time is found all the same, and its
+        // log tells how.
+        let found = self.wanted.found(&mut *self.store, Which::Recent)?;
+        names.extend(found.names);
+        self.say_missing(&found.missing);
+        self.listed = Some(begun);
         let took = Moment::now().since(begun);
         self.list_at = Some(Moment::now().after(LIST_EVERY.max(took * LIST_SHARE)));
         Ok(names)
     }
 
+    /// What of the store is not seen, once.
+    fn say_missing(&mut self, missing: &[store::Error]) {
+        let missing: BTreeSet<String> = missing.iter().map(ToString::to_string).collect();
+        for what in missing.difference(&self.missing) {
+            self.printer
+                .say(Kind::Warning, &format!("{what}; its locks are not watched until it answers again"));
+        }
+        self.missing = missing;
+    }
+
     /// New locks come in as never used; those that are gone and of which nothing is left to tell go.
     fn find(&mut self) -> Result<(), store::Error> {
+        let since = self.listed;
         let names: BTreeSet<Name> = self.list()?.into_iter().collect();
         let before = self.watched.len();
         self.watched.retain(|name, watched| {
@@ -174,7 +204,7 @@ impl Look {
             let now = Moment::now();
             self.watched.entry(name.clone()).or_insert_with(|| {
                 has_changed = true;
-                Watched { view: events::unused(name), look_at: now, watch_at: now }
+                Watched { view: events::unused(name), found: since, look_at: now, watch_at: now }
             });
         }
         if has_changed {
@@ -196,7 +226,17 @@ impl Look {
             .map(|(name, _)| name.clone())
             .collect();
         for name in &due {
-            self.look(name)?;
+            match self.look(name) {
+                // What the part of the store has that is missing. The others are looked at all the same.
+                Err(Stopped::Store(error)) if error.is_transient() && !self.missing.is_empty() => {
+                    self.store.reset();
+                    let later = Moment::now().after(WATCH_EVERY);
+                    if let Some(watched) = self.watched.get_mut(name) {
+                        (watched.look_at, watched.watch_at) = (later, later);
+                    }
+                }
+                looked => looked?,
+            }
         }
         self.answered();
         self.listen()
@@ -217,6 +257,10 @@ impl Look {
         };
         watched.look_at = when_to_look(&view);
         let now = view.now;
+        if let Some(since) = watched.found.take() {
+            let ago = millis(Moment::now().since(since) + SINCE_MARGIN);
+            watched.view = events::before(&view, now.saturating_sub(ago));
+        }
         let mut text = String::new();
         for event in events::advance(&mut watched.view, view) {
             text += &match self.form {
