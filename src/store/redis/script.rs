@@ -89,7 +89,12 @@ impl Code {
         text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
         text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
         text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));
-        parts.iter().for_each(|part| text.push_str(part));
+        // Neither comments nor indentation: the text goes over the wire wherever a server may not know it.
+        let lines = parts.iter().flat_map(|part| part.lines()).map(str::trim_start);
+        for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
+            text.push_str(line);
+            text.push('\n');
+        }
         let hash = Script::new(&text);
         Self { text, hash }
     }
