@@ -10,8 +10,9 @@ Examples:
   dlock watch
 
   # A program that is told of each run that failed:
-  dlock watch nightly-report --json | jq -c 'select(.exit_status > 0 or .signal or
-    (.event | IN(\"crashed\", \"expired\", \"lost\", \"timeout\", \"stopped\", \"forced\")))'
+  dlock watch report --json | jq -c 'select(.exit_status > 0 or .signal
+    or (.event | IN(\"crashed\", \"expired\", \"lost\", \"timeout\",
+    \"stopped\", \"forced\")))'
 
 The events: waiting, left (the queue, without the lock), busy (who did not
 wait and was refused; nobody knows who), granted, released, crashed (dlock was
