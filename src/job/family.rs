@@ -22,8 +22,8 @@ use std::time::Duration;
 /// So many are killed further down before the own children are looked at again: what loses its parent is met there, and
 /// costs less there.
 const BATCH: usize = 32;
-/// What it costs the kernel to end a process, as a multiple of what it costs to find it: measured with 2,000 to 5,000
-/// small ones, 8 to 11. Both grow alike on a slow or busy machine.
+/// What it costs the kernel to end a process, as a multiple of what it costs to find it: measured once with 2,000
+/// small ones on a busy machine, 10 to 17. Both grow alike where the machine is slow or busy.
 const DYING: u32 = 12;
 
 /// What is done to each process.
