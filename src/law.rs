@@ -60,7 +60,8 @@ pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
 /// The records that an operation may look at, by full name. A lock without one is free.
 ///
-/// An operation on some locks looks at the locks of whoever waits for them, and at theirs: see [`Book::reach`].
+/// An operation on some locks may turn to those of whoever waits for them, and to theirs. One that it did not find in the
+/// book is there afterwards: then it took for free what may not be, and has to be applied again to a book that has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Book {
     /// By the locks' full names.
@@ -68,17 +69,6 @@ pub struct Book {
 }
 
 impl Book {
-    /// The full names that the waiters of these records wait for as well, and that are not in the book.
-    pub fn reach(&self) -> Vec<String> {
-        let names =
-            self.records.values().flat_map(|record| record.waiters.values()).flat_map(|waiter| &waiter.names);
-        let mut missing: Vec<String> =
-            names.filter(|name| !self.records.contains_key(*name)).cloned().collect();
-        missing.sort();
-        missing.dedup();
-        missing
-    }
-
     /// Acquire, a waiter's heartbeat, and the confirmation of a grant: one operation, told apart by what the records
     /// know of the token.
     pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {

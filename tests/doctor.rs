@@ -58,7 +58,7 @@ fn a_fit_store(backend: Backend) {
             "clock",
             "rights",
         ],
-        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs", "exchange"],
+        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs"],
     };
     assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
     for (_, verdict, finding) in &found {
@@ -237,9 +237,14 @@ fn a_password_in_the_environment_is_told_of() {
 #[test]
 fn a_directory_for_everybody() {
     let world = World::without_redis();
-    for (bits, expected) in [(0o777, "warn"), (0o1777, "warn"), (0o2770, "ok"), (0o700, "ok")] {
+    for (bits, check, expected) in [
+        (0o777, "directory", "bad"),
+        (0o1777, "directory", "bad"),
+        (0o2770, "mode", "ok"),
+        (0o700, "mode", "ok"),
+    ] {
         fs::set_permissions(world.path("locks"), fs::Permissions::from_mode(bits)).expect("permissions");
-        assert_eq!(verdict(&findings(world.dlock(["doctor", "--json"])), "mode"), expected, "{bits:o}");
+        assert_eq!(verdict(&findings(world.dlock(["doctor", "--json"])), check), expected, "{bits:o}");
     }
     let output = world.dlock(["doctor", "--store", "file:/proc"]).any_stdout().spawn().output();
     assert_eq!(output.end(), End::Status(69), "{output:?}");

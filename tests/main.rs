@@ -26,6 +26,7 @@
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
 //! - acl: the least rights that the documents give, and what is said when one is missing
+//! - file_store: other users, limits and stopped processes where the store is a directory
 //! - interop: the well-known pattern of other lock libraries
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
@@ -48,6 +49,7 @@ mod completions;
 mod config;
 mod contention;
 mod doctor;
+mod file_store;
 mod forged;
 mod generated;
 mod guard;

@@ -378,6 +378,16 @@ impl Record {
         }
     }
 
+    /// Its holder has said, where only the store can see it, that its lease lasts until then.
+    pub fn lasts(&mut self, token: &Token, until: Due) {
+        let Some(hold) = self.holds.get_mut(token) else { return };
+        hold.until = hold.until.max(until);
+        if let (Phase::Revoked, Lock::Revoked { until }) = (hold.phase, &mut self.lock) {
+            *until = hold.until.max(*until);
+        }
+        self.outlast();
+    }
+
     /// The lock key lasts as long as the last of the holds.
     fn outlast(&mut self) {
         let last = self.holds.values().map(Hold::due).max();

@@ -3,9 +3,11 @@
 //! carries news.
 //!
 //! A *step* is one operation on one or several locks: take their mutexes, read their records, bury whoever is dead and
-//! matters now, apply the law, replace the records, let go, and wake whom it concerns; see [`step`]. Nothing is kept in
-//! memory between two steps but this process' own life and those it watches, so a forked copy of the store, the guard's,
-//! is as good as the original.
+//! matters now, apply the law, write the records, let go, and wake whom it concerns; see [`step`]. A renewal and a
+//! waiter's heartbeat are no steps, as long as nothing is new: the holder or waiter says in its own file until when it is
+//! to be believed ([`life`]), and looks at the records. Nothing is kept in memory between two steps but this process' own
+//! life, what it last said there, and those it watches, so a forked copy of the store, the guard's, is as good as the
+//! original.
 //!
 //! Who watches whom: a waiter watches the life of the one directly before it in each of its queues, and where it is the
 //! head, those of the holders in its way. Who is granted the lock is woken by a byte, by the one whose step granted it;
@@ -26,16 +28,16 @@ mod sweep;
 mod tests;
 
 use crate::clock::Moment;
-use crate::law::{Acquired, Ask, Book, End, Left, Proof, Renewal, Requested, Revoke, Revoked};
-use crate::law::{HEARTBEAT, LOG_KEPT, Phase, Record, Time};
+use crate::law::{Acquired, Ask, End, Left, Patience, Proof, Renewal, Requested, Revoke, Revoked};
+use crate::law::{Book, HEARTBEAT, LOG_KEPT, Phase, Record, SILENCE, Time};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::store::{Ear, Error, Listener, Store, View, Waiter};
-use directory::{Directory, Kind};
+use directory::{Directory, FileName, Kind};
 use life::{Life, Pulse, Watch, pulse};
-use record::{Boot, Kept, load};
+use record::{Access, Boot, CatchUp, FILE_MOST, Kept, load};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use step::{Look, Step};
@@ -43,9 +45,11 @@ use step::{Look, Step};
 /// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
 const WATCHED_MOST: usize = 256;
 
-/// Whoever has more than this many before it makes itself heard half as often: still within the silence that the law
-/// allows, and woken in any case. Each heartbeat rewrites the whole record, and a thousand waiters would do little else.
+/// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads all of
+/// them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
 const CROWD: u64 = 50;
+/// So many times as rarely at most.
+const RARELY: u32 = 8;
 
 /// A directory with locks in it. A clone shares the life that [`FileStore::prepare`] began.
 #[derive(Debug)]
@@ -53,6 +57,10 @@ pub struct FileStore {
     directory: Arc<Directory>,
     boot: Boot,
     life: Option<Arc<Life>>,
+    /// When the lease ends, since boot, as far as this process has seen to it.
+    lease: Option<Duration>,
+    /// It waits, and last made itself heard then.
+    heard: Option<Moment>,
     watched: Watched,
     /// For tests: before which record that it replaces this process is killed, counted from the next step on.
     #[cfg(test)]
@@ -65,6 +73,8 @@ struct Watched {
     lives: BTreeMap<Token, Watch>,
     /// One of them ended before it could be watched.
     has_ended: bool,
+    /// Those that had no file when they were to be watched. Most have left meanwhile, so it is worth asking again; once.
+    missing: BTreeSet<Token>,
 }
 
 impl Clone for FileStore {
@@ -73,6 +83,8 @@ impl Clone for FileStore {
             directory: Arc::clone(&self.directory),
             boot: self.boot.clone(),
             life: self.life.clone(),
+            lease: None,
+            heard: None,
             watched: Watched::default(),
             #[cfg(test)]
             killed_before: None,
@@ -92,10 +104,20 @@ impl FileStore {
             directory: Arc::new(directory),
             boot,
             life: None,
+            lease: None,
+            heard: None,
             watched: Watched::default(),
             #[cfg(test)]
             killed_before: None,
         })
+    }
+
+    /// Follows the path to another directory, if it leads to one: there is where the others are.
+    fn follow(&mut self) -> Result<(), Error> {
+        if let Some(directory) = self.directory.successor()? {
+            self.directory = Arc::new(directory);
+        }
+        Ok(())
     }
 
     /// The life of `token`, if it is this process' own.
@@ -103,30 +125,52 @@ impl FileStore {
         self.life.as_ref().filter(|life| life.token() == token)
     }
 
-    /// One operation of the law on behalf of `me`.
+    /// One operation of the law on behalf of `me`. It is applied again where it turned out to need more records.
     fn step<R>(
         &self,
         names: &Names,
         me: Option<&Token>,
         look: Look,
         by: Moment,
-        operation: impl FnOnce(&mut Step<'_>) -> R,
+        operation: impl Fn(&mut Step<'_>) -> R,
     ) -> Result<R, Error> {
-        let mut step = Step::open(&self.directory, &self.boot, names, by)?;
-        #[cfg(test)]
-        {
-            step.killed_before = self.killed_before;
+        let mut needed = BTreeSet::new();
+        loop {
+            let mut step = Step::open(&self.directory, &self.boot, names, &needed, by)?;
+            #[cfg(test)]
+            {
+                step.killed_before = self.killed_before;
+            }
+            step.bury(me, look);
+            step.drop_spent(me);
+            let answer = operation(&mut step);
+            let missing = step.missing();
+            if missing.is_empty() {
+                step.finish(me)?;
+                return Ok(answer);
+            }
+            step.forget();
+            needed.extend(missing);
         }
-        step.bury(me, look);
-        step.drop_spent(me);
+    }
+
+    /// What the operation would answer, if it would change nothing but how long this waiter is believed.
+    fn idle_step<R>(
+        &self,
+        names: &Names,
+        me: &Token,
+        look: Look,
+        operation: impl Fn(&mut Step<'_>) -> R,
+    ) -> Result<Option<R>, Error> {
+        let mut step = Step::look(&self.directory, &self.boot, names, CatchUp::Due)?;
+        step.bury(Some(me), look);
         let answer = operation(&mut step);
-        step.finish(me)?;
-        Ok(answer)
+        Ok(step.is_idle(me).then_some(answer))
     }
 
     /// What the next `sleep` looks at.
     fn watch(&mut self, whom: BTreeSet<Token>) {
-        let mut before = std::mem::take(&mut self.watched).lives;
+        let Watched { lives: mut before, missing, .. } = std::mem::take(&mut self.watched);
         for token in whom {
             let watch = match before.remove(&token) {
                 Some(watch) => watch,
@@ -136,6 +180,11 @@ impl FileStore {
                         self.watched.has_ended = true;
                         continue;
                     }
+                    Pulse::Missing => {
+                        self.watched.has_ended |= !missing.contains(&token);
+                        self.watched.missing.insert(token);
+                        continue;
+                    }
                     Pulse::Unknown => continue,
                 },
             };
@@ -143,25 +192,55 @@ impl FileStore {
         }
     }
 
-    /// The records of these locks, read without their mutexes, with the dead among `whom` buried: a record is replaced
-    /// whole. Who gives its token back replaces the record before its life ends, so if one that seems dead is still
-    /// named by the same record afterwards, it is dead.
+    /// Makes a waiter heard, in its own file. Whether anybody can hear it there.
+    fn beat(&mut self, token: &Token) -> bool {
+        let now = Moment::now();
+        let is_heard = self.life_of(token).is_some_and(|life| life.say(self.boot.now() + SILENCE));
+        self.heard = is_heard.then_some(now);
+        is_heard
+    }
+
+    /// Renews the lease in the holder's own file, if that is enough: see [`life`].
+    fn renew_alone(&mut self, names: &Names, token: &Token, ttl: Duration) -> Result<Option<Renewal>, Error> {
+        let Some((life, end)) = self.life_of(token).zip(self.lease) else { return Ok(None) };
+        let until = self.boot.now() + ttl;
+        if until < end || !life.say(until) || self.boot.now() >= end {
+            return Ok(None);
+        }
+        let mut step = Step::look(&self.directory, &self.boot, names, CatchUp::Due)?;
+        let is_known = names.iter().all(|name| {
+            let record = step.book.records.get(name.as_str());
+            record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
+        });
+        let renewal = step.book.renew(step.now, names, token, ttl);
+        if !is_known || !matches!(renewal, Renewal::Renewed | Renewal::Asked) {
+            return Ok(None);
+        }
+        self.lease = Some(until);
+        Ok(Some(renewal))
+    }
+
+    /// The records of these locks, read without their mutexes, with the dead among `whom` buried. Who gives its token
+    /// back changes the record before its life ends, so if one that seems dead is still named by the same record
+    /// afterwards, it is dead.
     fn read(
         &self,
         names: &Names,
         by: Moment,
         whom: impl Fn(&Kept) -> Vec<Token>,
     ) -> Result<(Vec<Kept>, Time), Error> {
-        let paths: Vec<PathBuf> =
-            names.iter().map(|name| self.directory.file(name.as_str(), Kind::Record)).collect();
-        let load_all =
-            || paths.iter().map(|path| load(&self.directory, path)).collect::<Result<Vec<_>, Error>>();
-        let mut bytes = load_all()?;
+        let directory = &*self.directory;
+        let files: Vec<FileName> =
+            names.iter().map(|name| FileName::of(name.as_str(), Kind::Record)).collect();
+        let load_all = || {
+            files.iter().map(|file| load(directory, file, Access::Look)).collect::<Result<Vec<_>, Error>>()
+        };
+        let mut contents = load_all()?;
         loop {
-            let mut pages = Vec::with_capacity(paths.len());
-            for ((name, path), bytes) in names.iter().zip(&paths).zip(&bytes) {
+            let mut pages = Vec::with_capacity(files.len());
+            for ((name, file), content) in names.iter().zip(&files).zip(&contents) {
                 let name = Some(name.as_str());
-                pages.push(Kept::parse(&self.directory, path, bytes.as_deref(), name, &self.boot)?);
+                pages.push(Kept::parse(directory, file, content.as_ref(), name, &self.boot)?);
             }
             let offset = pages.iter().map(|kept| kept.offset).max().unwrap_or_default();
             pages.iter_mut().for_each(|kept| kept.lift(offset));
@@ -172,12 +251,13 @@ impl FileStore {
                 .collect();
             if !dead.is_empty() && !by.passed() {
                 let again = load_all()?;
-                if again != bytes {
-                    bytes = again;
+                if again != contents {
+                    contents = again;
                     continue;
                 }
             }
             for kept in &mut pages {
+                kept.catch_up(directory, &self.boot, now, CatchUp::All);
                 dead.iter().for_each(|token| kept.record.bury(now, token));
             }
             return Ok((pages, now));
@@ -185,28 +265,28 @@ impl FileStore {
     }
 
     fn is_dead(&self, kept: &Kept, token: &Token) -> bool {
-        kept.lives.contains(token) && matches!(pulse(&self.directory, token), Pulse::Stopped)
+        kept.lives.contains_key(token) && matches!(pulse(&self.directory, token), Pulse::Stopped)
     }
 
     fn end_life(&mut self, token: &Token) {
         if let Some(life) = self.life_of(token) {
-            life.end();
+            life.end(&self.directory);
             self.life = None;
         }
+        (self.lease, self.heard) = (None, None);
         self.watched = Watched::default();
     }
 
-    /// Every record in the directory.
+    /// Every record in the directory. What is called like one and is no file of dlock's concerns only that lock.
     fn records(&self) -> Result<Vec<Kept>, Error> {
-        let failed = |error: std::io::Error| self.directory.io("list the records", &error);
+        let failed = |errno| self.directory.error("list the records", errno);
         let mut records = Vec::new();
-        for entry in std::fs::read_dir(self.directory.path()).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if !path.as_os_str().as_encoded_bytes().ends_with(Kind::Record.suffix().as_bytes()) {
+        for (file, kind) in self.directory.names().map_err(failed)? {
+            if kind != Kind::Record || !self.directory.has_file(&file, FILE_MOST) {
                 continue;
             }
-            if let Some(bytes) = load(&self.directory, &path)? {
-                records.push(Kept::parse(&self.directory, &path, Some(&bytes), None, &self.boot)?);
+            if let Some(content) = load(&self.directory, &file, Access::Look)? {
+                records.push(Kept::parse(&self.directory, &file, Some(&content), None, &self.boot)?);
             }
         }
         Ok(records)
@@ -222,29 +302,33 @@ impl Store for FileStore {
     /// token that asks again after that has none.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let life = Life::begin(&self.directory, token)?;
-        let fd = life.fd();
+        let fds = vec![life.fd(), self.directory.raw_fd()];
         self.life = Some(Arc::new(life));
-        Ok(vec![fd])
+        Ok(fds)
     }
 
     /// A token without a life ends only by its lease.
     fn hand_over(&mut self, names: &Names, token: &Token, by: Moment) -> Result<(), Error> {
+        self.follow()?;
         self.step(names, Some(token), Look::Heads, by, |step| step.doubt_in(token))?;
         self.end_life(token);
         Ok(())
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+        self.follow()?;
         let token = &ask.token;
+        let began = self.boot.now();
+        let waits = self.heard.is_some() && ask.patience == Patience::Queue && self.beat(token);
         let life = self.life_of(token);
         let look = Look::Wants(ask.mode);
-        let (mut answer, whom, is_named) = self.step(names, Some(token), look, by, |step| {
+        let operation = |step: &mut Step<'_>| {
             // Another thread of this process may have given the token back while this one waited for the mutex.
             if life.is_some_and(|life| life.is_given_up()) {
                 return (Acquired::Spent, BTreeSet::new(), false);
             }
             if life.is_some_and(|life| !life.has_ended()) {
-                step.believe_in(token);
+                step.believe_in(token, ask.ttl);
             }
             let answer = step.book.acquire(step.now, names, ask);
             let whom = match answer {
@@ -252,15 +336,26 @@ impl Store for FileStore {
                 _ => BTreeSet::new(),
             };
             (answer, whom, step.is_named(token))
-        })?;
+        };
+        let idle = if waits { self.idle_step(names, token, look, operation)? } else { None };
+        let (mut answer, whom, is_named) = match idle {
+            Some(answer @ (Acquired::Waiting(_), ..)) => answer,
+            _ => self.step(names, Some(token), look, by, operation)?,
+        };
         match &mut answer {
             Acquired::Waiting(waiting) => {
                 if waiting.ahead > CROWD {
-                    waiting.next = HEARTBEAT * 2;
+                    let rarely = u32::try_from(waiting.ahead / CROWD).unwrap_or(RARELY);
+                    waiting.next = HEARTBEAT * (1 + rarely).min(RARELY);
                 }
+                self.heard = Some(Moment::now());
                 self.watch(whom);
             }
-            Acquired::Granted(_) => self.watched = Watched::default(),
+            Acquired::Granted(_) => {
+                self.lease = Some(began + ask.ttl);
+                self.heard = None;
+                self.watched = Watched::default();
+            }
             // Not that of a revoked holder, whose job may live.
             Acquired::Busy(_) | Acquired::Spent if !is_named => self.end_life(token),
             Acquired::Busy(_) | Acquired::Spent => {}
@@ -270,10 +365,20 @@ impl Store for FileStore {
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        self.step(names, Some(token), Look::Heads, by, |step| step.book.renew(step.now, names, token, ttl))
+        self.follow()?;
+        if let Some(renewal) = self.renew_alone(names, token, ttl)? {
+            return Ok(renewal);
+        }
+        let began = self.boot.now();
+        let renewal = self
+            .step(names, Some(token), Look::Heads, by, |step| step.book.renew(step.now, names, token, ttl))?;
+        let is_held = matches!(renewal, Renewal::Renewed | Renewal::Asked);
+        self.lease = self.life_of(token).filter(|_| is_held).map(|_| began + ttl);
+        Ok(renewal)
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
+        self.follow()?;
         if let Some(life) = self.life_of(token) {
             life.give_up();
         }
@@ -284,6 +389,7 @@ impl Store for FileStore {
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
+        self.follow()?;
         let (pages, now) = self.read(names, by, |_| vec![token.clone()])?;
         let records = pages.into_iter().map(|kept| (kept.name, kept.record)).collect();
         Ok(Book { records }.prove(now, names, token))
@@ -297,7 +403,7 @@ impl Store for FileStore {
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
         let names = name.clone().into();
         self.step(&names, Some(token), Look::Heads, by, |step| {
-            step.believe_in(token);
+            step.believe_in(token, Duration::ZERO);
             step.book.watch(step.now, name, token);
         })
     }
@@ -313,6 +419,7 @@ impl Store for FileStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
+        self.follow()?;
         let all = |kept: &Kept| {
             let Record { waiters, holds, .. } = &kept.record;
             let holders =
@@ -324,6 +431,7 @@ impl Store for FileStore {
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        self.follow()?;
         self.sweep();
         let mut names = BTreeMap::new();
         for kept in self.records()? {
@@ -342,9 +450,15 @@ impl Store for FileStore {
         if self.watched.has_ended {
             return Ok(());
         }
-        let mine = self.life_of(token).map(AsRef::as_ref);
-        life::sleep(mine, self.watched.lives.values(), until.left())
-            .map_err(|errno| self.directory.error("wait for the lock", errno))
+        loop {
+            let next = self.heard.map_or(until, |heard| heard.after(HEARTBEAT).min(until));
+            let mine = self.life_of(token).map(AsRef::as_ref);
+            let is_woken = life::sleep(mine, self.watched.lives.values(), next.left())
+                .map_err(|errno| self.directory.error("wait for the lock", errno))?;
+            if is_woken || until.passed() || next == until || !self.beat(token) {
+                return Ok(());
+            }
+        }
     }
 
     fn reset(&mut self) {

@@ -137,6 +137,4 @@ pub struct Disk {
     pub locks: Result<(), String>,
     /// Whether a FIFO tells of the death of its reader.
     pub fifos: Result<(), String>,
-    /// Whether two files can change places at once.
-    pub exchange: Result<(), String>,
 }

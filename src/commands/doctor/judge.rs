@@ -369,28 +369,17 @@ fn of_disk(disk: &Disk) -> Vec<Finding> {
     };
     vec![
         ok("file system", format!("{}, of this machine", disk.file_system)),
-        match (mode & 0o002 != 0, mode & 0o1000 != 0) {
-            (true, false) => warn(
+        // One that all may write is refused before this.
+        if mode & 0o020 == 0 {
+            ok("mode", format!("{mode:04o}, its owner's alone"))
+        } else {
+            ok(
                 "mode",
-                format!("{mode:04o}: every user of this machine can take, keep and delete every lock"),
-                "give it to a group (chmod 2770) if not all are meant to",
-            ),
-            (_, true) if mode & 0o022 != 0 => warn(
-                "mode",
-                format!("{mode:04o}: it is sticky, so no user can use a lock that another one used before"),
-                "take the sticky bit away (chmod -t) or give each user a directory",
-            ),
-            _ if mode & 0o020 != 0 => ok("mode", format!("{mode:04o}, shared with its group")),
-            _ => ok("mode", format!("{mode:04o}, its owner's alone")),
+                format!("{mode:04o}, shared with its group, whose members can take and delete every lock"),
+            )
         },
         tried("file locks", &disk.locks, "a second one is refused"),
         tried("FIFOs", &disk.fifos, "the end of a reader is seen"),
-        match &disk.exchange {
-            Ok(()) => ok("exchange", "two files change places at once"),
-            Err(why) => {
-                ok("exchange", format!("not there ({why}); records are renamed instead, which is slower"))
-            }
-        },
     ]
 }
 

@@ -1,15 +1,27 @@
-//! Where do the records live, and who may read them? The directory of a `file:` store: whether it is fit, what its
-//! files are called and which mode they get, and what an error number means there. It knows nothing of what is in
+//! Where do the records live, and who may touch them? The directory of a `file:` store: whether it is fit, what its
+//! files are called, how they are made and opened, and what an error number means there. It knows nothing of what is in
 //! the files.
 //!
-//! Who may write the directory may do everything to its locks, and nobody else may read a token: a file gets 0600,
-//! with the rights of the group or of all others only where the directory lets these write, and not where it is
-//! sticky, for there nobody can replace another user's record.
+//! Who may write the directory may do everything to its locks, and nothing else: not read, empty or make a file
+//! elsewhere with the rights of whoever uses the store. So everything is done relative to one descriptor of the
+//! directory, no link is followed, a new file is one that was not there (O_EXCL), and what was there is looked at once it
+//! is open, before it is used: a FIFO, a device, a hard link to another file are none of dlock's. Opening never waits
+//! (O_NONBLOCK).
+//!
+//! As ssh does with its keys, a directory is refused that somebody could write who has no business there: one that all
+//! may write, sticky or not, or that belongs to neither root nor the caller, for its owner can do in it what he likes. Its
+//! group may write, if its owner lets it: then files are the group's, too. What is above the directory is not looked at:
+//! who may rename a parent can lead two runs into two directories.
 
 use crate::store::Error;
-use rustix::fs::{AtFlags, CWD, Mode, statat, statfs, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, fchmod, fchown, fstat, fstatfs, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::fmt;
 use std::fs::DirBuilder;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +32,7 @@ pub(super) enum Kind {
     Mutex,
     /// A record.
     Record,
-    /// A record being written.
+    /// A new record being written.
     Draft,
     /// The FIFO of a holder or waiter.
     Life,
@@ -29,8 +41,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    const ALL: [Self; 5] = [Self::Mutex, Self::Record, Self::Draft, Self::Life, Self::Unborn];
+
     /// The end of the file's name, dot included.
-    pub(super) const fn suffix(self) -> &'static str {
+    const fn suffix(self) -> &'static str {
         match self {
             Self::Mutex => ".mutex",
             Self::Record => ".json",
@@ -40,6 +54,56 @@ impl Kind {
         }
     }
 }
+
+/// The name of a file in the directory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FileName {
+    name: String,
+}
+
+impl FileName {
+    /// The file that is called after `what` (a full name, a token): by a hash, so that any text makes a file name and
+    /// a listing shows no token.
+    pub(super) fn of(what: &str, kind: Kind) -> Self {
+        let mut name = sha1_smol::Sha1::from(what).digest().to_string();
+        name.push_str(kind.suffix());
+        Self { name }
+    }
+
+    /// What a file of that name is for; nothing if dlock would not call one so.
+    pub(super) fn parse(name: &[u8]) -> Option<(Self, Kind)> {
+        const HASH: usize = 40;
+        let name = std::str::from_utf8(name).ok()?;
+        let (hash, suffix) = name.split_at_checked(HASH)?;
+        let is_hash = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        let kind = Kind::ALL.into_iter().find(|kind| kind.suffix() == suffix)?;
+        is_hash.then(|| (Self { name: name.into() }, kind))
+    }
+
+    /// The file that belongs to the same lock or token.
+    pub(super) fn with(&self, kind: Kind) -> Self {
+        let hash = self.name.split_once('.').map_or(&*self.name, |(hash, _)| hash);
+        Self { name: format!("{hash}{}", kind.suffix()) }
+    }
+
+    /// As text.
+    pub(super) fn as_str(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// The file whose date says when abandoned files were last looked for.
+pub(super) const SWEPT: &str = "swept";
+
+/// What every file is opened with: no link is followed, nothing is waited for, no job inherits it.
+pub(super) const OPEN: OFlags =
+    OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// File systems that other machines may have mounted too, or that a user's program serves: there a FIFO or a file
 /// lock joins only the processes of this kernel, or nobody. From linux/magic.h and the drivers' sources.
@@ -69,79 +133,154 @@ const NOT_OF_THIS_MACHINE: [(u64, &str); 20] = [
 /// A directory that can hold locks.
 #[derive(Debug)]
 pub(super) struct Directory {
+    fd: OwnedFd,
     path: PathBuf,
     shown: String,
-    mode: Mode,
+    sharing: Sharing,
+    /// For tests: to this file every write fails as on a full disk.
+    #[cfg(test)]
+    pub(super) full_for: std::sync::Mutex<Option<FileName>>,
+}
+
+/// Whose the locks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// Its owner's. Nobody else may read a token.
+    Owner,
+    /// The directory's group's.
+    Group(u32),
 }
 
 impl Directory {
     /// Creates the directory if there is none (0700; missing parents as `mkdir -p` would), and refuses one that
     /// cannot hold locks. `shown` names the store in messages.
     pub(super) fn open(path: &Path, shown: &str) -> Result<Self, Error> {
+        let place = Place { path, shown };
         if !path.is_absolute() {
             return Err(Error::Unfit(format!(
                 "{shown} is not an absolute directory; write the whole path, as in file:/var/lib/dlock"
             )));
         }
-        let mut this = Self { path: path.into(), shown: shown.into(), mode: Mode::from_raw_mode(0o600) };
-        this.create()?;
-        let stat =
-            statat(CWD, path, AtFlags::empty()).map_err(|errno| this.error("use the directory", errno))?;
-        if stat.st_mode & 0o170_000 != 0o040_000 {
-            return Err(this.unfit("it is not a directory"));
-        }
-        let fs = statfs(path).map_err(|errno| this.error("use the directory", errno))?;
-        if let Some(name) = not_of_this_machine(fs.f_type) {
-            return Err(this.unfit(&format!("it is on {name}, which does not carry locks reliably")));
-        }
-        this.mode = mode_of_files(stat.st_mode);
-        Ok(this)
-    }
-
-    fn create(&self) -> Result<(), Error> {
-        if self.path.exists() {
-            return Ok(());
-        }
-        let failed = |error: std::io::Error| match error.kind() {
-            // As under /proc, where nothing can be created, and yet nothing is missing.
-            std::io::ErrorKind::NotFound => self.unfit("the directory does not exist and cannot be created"),
-            _ => self.io("create the directory", &error),
+        let fd = match place.open() {
+            Err(Errno::NOENT) => {
+                place.create()?;
+                place.open()
+            }
+            opened => opened,
         };
-        if let Some(parent) = self.path.parent() {
-            std::fs::create_dir_all(parent).map_err(failed)?;
+        let fd = fd.map_err(|errno| match errno {
+            Errno::NOTDIR => place.unfit("it is not a directory"),
+            errno => place.error("use the directory", errno),
+        })?;
+        let stat = fstat(&fd).map_err(|errno| place.error("use the directory", errno))?;
+        let sharing = place.judge(stat.st_uid, stat.st_gid, stat.st_mode)?;
+        let fs = fstatfs(&fd).map_err(|errno| place.error("use the directory", errno))?;
+        if let Some(name) = not_of_this_machine(fs.f_type) {
+            return Err(place.unfit(&format!("it is on {name}, which does not carry locks reliably")));
         }
-        match DirBuilder::new().mode(0o700).create(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
-            _ => Ok(()),
+        Ok(Self {
+            fd,
+            path: path.into(),
+            shown: shown.into(),
+            sharing,
+            #[cfg(test)]
+            full_for: std::sync::Mutex::default(),
+        })
+    }
+
+    /// The descriptor that the guard must keep.
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// The directory that has its path now, if that is another one: somebody removed or moved the one that was opened.
+    pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
+        let here = fstat(&self.fd).map(|stat| (stat.st_dev, stat.st_ino));
+        let there = statat(CWD, &self.path, AtFlags::empty()).map(|stat| (stat.st_dev, stat.st_ino));
+        if here == there { Ok(None) } else { Self::open(&self.path, &self.shown).map(Some) }
+    }
+
+    /// The directory as it is listed; what cannot be read of it is left out.
+    pub(super) fn names(&self) -> Result<Vec<(FileName, Kind)>, Errno> {
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd)? {
+            names.extend(FileName::parse(entry?.file_name().to_bytes()));
         }
+        Ok(names)
     }
 
-    /// The directory itself.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The file that is called after `what` (a full name, a token): by a hash, so that any text makes a file name and
-    /// a listing shows no token.
-    pub(super) fn file(&self, what: &str, kind: Kind) -> PathBuf {
-        let mut name = sha1_smol::Sha1::from(what).digest().to_string();
-        name.push_str(kind.suffix());
-        self.path.join(name)
-    }
-
-    /// The file whose date says when abandoned files were last looked for.
-    pub(super) fn swept(&self) -> PathBuf {
-        self.path.join("swept")
-    }
-
-    /// The mode of a new file.
+    /// The mode of a new file. It holds once [`Directory::adopt`] was called, whatever the umask.
     pub(super) fn mode(&self) -> Mode {
-        self.mode
+        Mode::from_raw_mode(match self.sharing {
+            Sharing::Owner => 0o600,
+            Sharing::Group(_) => 0o660,
+        })
     }
 
-    /// Whether other users take part, so that a mode must not depend on the umask.
-    pub(super) fn is_shared(&self) -> bool {
-        self.mode != Mode::from_raw_mode(0o600)
+    /// A regular file that is there, opened and looked at; nothing if there is none. `doing` is for the error.
+    pub(super) fn open_file(
+        &self,
+        file: &str,
+        access: OFlags,
+        doing: &str,
+    ) -> Result<Option<(OwnedFd, Stat)>, Error> {
+        let fd = match openat(&self.fd, file, access | OPEN, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(self.not_opened(file, doing, errno)),
+            Ok(fd) => fd,
+        };
+        let stat = fstat(&fd).map_err(|errno| self.error(doing, errno))?;
+        match kind_of(&stat) {
+            // Without a name it has just been removed, which is the caller's affair.
+            FileType::RegularFile if stat.st_nlink <= 1 => Ok(Some((fd, stat))),
+            FileType::RegularFile => Err(self.strange(file, "has other names too (hard links)")),
+            other => Err(self.strange(file, what_it_is(other))),
+        }
+    }
+
+    /// Whether there is a regular file of that name, with at most so many bytes.
+    pub(super) fn has_file(&self, file: &FileName, most: u64) -> bool {
+        let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| {
+            kind_of(&stat) == FileType::RegularFile
+                && stat.st_nlink == 1
+                && u64::try_from(stat.st_size).is_ok_and(|size| size <= most)
+        })
+    }
+
+    /// For tests: whether no more can be written to this file.
+    #[cfg(test)]
+    pub(super) fn is_full_for(&self, file: &FileName) -> bool {
+        self.full_for.lock().is_ok_and(|full| full.as_ref() == Some(file))
+    }
+
+    /// A new regular file, or EEXIST.
+    pub(super) fn create_file(&self, file: &str, access: OFlags) -> Result<OwnedFd, Errno> {
+        let fd = openat(&self.fd, file, access | OPEN | OFlags::CREATE | OFlags::EXCL, self.mode())?;
+        self.adopt(&fd)?;
+        Ok(fd)
+    }
+
+    /// Gives a new file of one's own to those who share the directory.
+    pub(super) fn adopt(&self, file: &OwnedFd) -> Result<(), Errno> {
+        let Sharing::Group(group) = self.sharing else { return Ok(()) };
+        let stat = fstat(file)?;
+        // Before the mode: another group than the directory's must not see it for a moment.
+        if stat.st_gid != group {
+            fchown(file, None, Some(Gid::from_raw(group)))?;
+        }
+        if Mode::from_raw_mode(stat.st_mode) != self.mode() {
+            fchmod(file, self.mode())?;
+        }
+        Ok(())
+    }
+
+    /// Removes a file that may be gone already.
+    pub(super) fn remove(&self, file: &FileName) -> Result<(), Errno> {
+        match unlinkat(&self.fd, file.as_str(), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            result => result,
+        }
     }
 
     /// How the store is named in messages.
@@ -151,13 +290,106 @@ impl Directory {
 
     /// What failed, as an error of the store.
     pub(super) fn error(&self, doing: &str, errno: Errno) -> Error {
+        Place { path: &self.path, shown: &self.shown }.error(doing, errno)
+    }
+
+    /// Why a file could not be opened, where that is known: some types of files say so.
+    fn not_opened(&self, file: &str, doing: &str, errno: Errno) -> Error {
+        match errno {
+            Errno::LOOP => self.strange(file, what_it_is(FileType::Symlink)),
+            Errno::ISDIR => self.strange(file, what_it_is(FileType::Directory)),
+            Errno::NXIO | Errno::NODEV => self.strange(file, "is a socket or a device"),
+            errno => self.error(doing, errno),
+        }
+    }
+
+    /// A file that bears the name of one of dlock's, and is none.
+    pub(super) fn strange(&self, file: &str, what: &str) -> Error {
+        Error::Garbled(format!(
+            "{}: {file} {what}, and no file that dlock made; it was left as it is: find out who put it there, and remove it",
+            self.shown
+        ))
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A directory that is not opened yet.
+struct Place<'a> {
+    path: &'a Path,
+    shown: &'a str,
+}
+
+impl Place<'_> {
+    fn open(&self) -> Result<OwnedFd, Errno> {
+        openat(CWD, self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    fn create(&self) -> Result<(), Error> {
+        let failed = |error: std::io::Error| match (error.kind(), error.raw_os_error()) {
+            // As under /proc, where nothing can be created, and yet nothing is missing.
+            (std::io::ErrorKind::NotFound, _) => {
+                self.unfit("the directory does not exist and cannot be created")
+            }
+            (_, Some(code)) => self.error("create the directory", Errno::from_raw_os_error(code)),
+            (_, None) => Error::Unavailable(format!("{}: cannot create the directory: {error}", self.shown)),
+        };
+        if let Some(parent) = self.path.parent() {
+            std::fs::create_dir_all(parent).map_err(failed)?;
+        }
+        match DirBuilder::new().mode(0o700).create(self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Who takes part in the locks of a directory with this owner, group and mode; refused if somebody could who should
+    /// not.
+    fn judge(&self, owner: u32, group: u32, mode: u32) -> Result<Sharing, Error> {
+        let caller = geteuid().as_raw();
+        if owner != 0 && owner != caller {
+            return Err(self.unsafe_(&format!(
+                "it belongs to user {owner}, who is neither root nor you (user {caller}) and could change whatever is in \
+                 it; name a directory of your own or of root's, or run dlock as that user"
+            )));
+        }
+        if mode & 0o002 != 0 {
+            return Err(self.unsafe_(&format!(
+                "every user of this machine may write there (mode {:04o}); name a directory of your own, or give this one \
+                 to a group: chgrp GROUP {path}; chmod 2770 {path}",
+                mode & 0o7777,
+                path = self.path.display(),
+            )));
+        }
+        Ok(if mode & 0o020 == 0 { Sharing::Owner } else { Sharing::Group(group) })
+    }
+
+    fn unsafe_(&self, why: &str) -> Error {
+        Error::Unfit(format!("{}: this directory is not safe for locks: {why}", self.shown))
+    }
+
+    fn unfit(&self, why: &str) -> Error {
+        Error::Unfit(format!(
+            "{}: this place cannot hold locks: {why}; name a directory on a disk of this machine",
+            self.shown
+        ))
+    }
+
+    fn error(&self, doing: &str, errno: Errno) -> Error {
         let text = format!("{}: cannot {doing}: {errno}", self.shown);
         match errno {
             Errno::ACCESS | Errno::PERM => Error::Denied(format!(
-                "{text}; give this user the right to write there (a directory that several users share is group-writable, \
-                 set-gid and not sticky), or name another directory"
+                "{text}; give this user the right to write there (a directory that several users share belongs to root and \
+                 to their group, which may write it: mode 2770), or name another directory"
             )),
             Errno::NOSPC | Errno::DQUOT => Error::Unavailable(format!("{text}; make room there")),
+            Errno::FBIG => Error::Unavailable(format!(
+                "{text}: a limit on the size of files is set for this process; raise it (ulimit -f)"
+            )),
             Errno::ROFS
             | Errno::NOTDIR
             | Errno::EXIST
@@ -172,28 +404,21 @@ impl Directory {
             _ => Error::Unavailable(format!("{text}; mend that and try again")),
         }
     }
-
-    /// As [`Directory::error`].
-    pub(super) fn io(&self, doing: &str, error: &std::io::Error) -> Error {
-        match error.raw_os_error() {
-            Some(code) => self.error(doing, Errno::from_raw_os_error(code)),
-            None => Error::Unavailable(format!("{}: cannot {doing}: {error}; try again", self.shown)),
-        }
-    }
-
-    fn unfit(&self, why: &str) -> Error {
-        Error::Unfit(format!(
-            "{}: this place cannot hold locks: {why}; name a directory on a disk of this machine",
-            self.shown
-        ))
-    }
 }
 
-/// Removes a file that may be gone already.
-pub(super) fn remove(path: &Path) -> Result<(), Errno> {
-    match unlinkat(CWD, path, AtFlags::empty()) {
-        Err(Errno::NOENT) => Ok(()),
-        result => result,
+/// The type of an open file.
+pub(super) fn kind_of(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+fn what_it_is(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "is a FIFO",
+        FileType::Directory => "is a directory",
+        FileType::Symlink => "is a symbolic link",
+        FileType::CharacterDevice | FileType::BlockDevice => "is a device",
+        FileType::Socket => "is a socket",
+        _ => "is not a regular file",
     }
 }
 
@@ -203,23 +428,31 @@ fn not_of_this_machine(f_type: impl TryInto<i64>) -> Option<&'static str> {
     NOT_OF_THIS_MACHINE.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
 }
 
-fn mode_of_files(directory: u32) -> Mode {
-    let shared = if directory & 0o1000 == 0 { directory & 0o022 } else { 0 };
-    let group = if shared & 0o020 == 0 { 0 } else { 0o060 };
-    let others = if shared & 0o002 == 0 { 0 } else { 0o006 };
-    Mode::from_raw_mode(0o600 | group | others)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn files_are_as_open_as_the_directory() {
-        for (directory, file) in
-            [(0o40700, 0o600), (0o40755, 0o600), (0o42770, 0o660), (0o40777, 0o666), (0o41777, 0o600)]
-        {
-            assert_eq!(mode_of_files(directory), Mode::from_raw_mode(file), "{directory:o}");
+    fn only_who_has_business_there_may_write() {
+        let (root, me, stranger) = (0, geteuid().as_raw(), 4_000_000_000);
+        let place = Place { path: Path::new("/d"), shown: "file:/d" };
+        for (owner, mode, is_fit) in [
+            (root, 0o40700, Some(Sharing::Owner)),
+            (me, 0o40755, Some(Sharing::Owner)),
+            (root, 0o42770, Some(Sharing::Group(7))),
+            (me, 0o43770, Some(Sharing::Group(7))),
+            (me, 0o40775, Some(Sharing::Group(7))),
+            (me, 0o40777, None),
+            (root, 0o41777, None),
+            (stranger, 0o40700, None),
+            (stranger, 0o42770, None),
+        ] {
+            let judged = place.judge(owner, 7, mode);
+            assert_eq!(judged.as_ref().ok().copied(), is_fit, "{owner} {mode:o}");
+            if let Err(error) = judged {
+                assert!(matches!(error, Error::Unfit(_)));
+                assert!(error.to_string().starts_with("file:/d: "), "{error}");
+            }
         }
     }
 
@@ -228,5 +461,18 @@ mod tests {
         assert_eq!(not_of_this_machine(0x6969_i64), Some("NFS"));
         assert_eq!(not_of_this_machine(i64::from(0xFF53_4D42_u32.cast_signed())), Some("CIFS"));
         assert_eq!(not_of_this_machine(0xEF53_i64), None);
+    }
+
+    #[test]
+    fn only_names_that_dlock_gives_are_its_files() {
+        for kind in Kind::ALL {
+            let file = FileName::of("dlock:k", kind);
+            assert_eq!(FileName::parse(file.as_str().as_bytes()), Some((file.clone(), kind)));
+        }
+        for name in
+            ["x.mutex", "swept", "notes.tmp", ".life", "0123456789abcdef0123456789abcdef0123456Z.json"]
+        {
+            assert_eq!(FileName::parse(name.as_bytes()), None, "{name}");
+        }
     }
 }

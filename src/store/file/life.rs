@@ -1,36 +1,47 @@
-//! Is a holder or waiter still alive, and how is it woken? A life is a FIFO that its owner keeps open for reading, from
-//! before it first asks until nothing of it is left. The kernel does the rest, without a thread, a poll loop or a
-//! limit on how many there are:
+//! Is a holder or waiter still alive, how is it woken, and how long is it to be believed? A life is a FIFO that its owner
+//! keeps open for reading, from before it first asks until nothing of it is left. The kernel does the rest, without a
+//! thread, a poll loop or a limit on how many there are:
 //!
 //! - Opening a FIFO for writing fails with ENXIO when nobody reads it: its owner is dead (fifo(7)).
 //! - Who has it open for writing sees POLLERR when the last reader goes: the news of a death, at once.
 //! - A byte written to it wakes its owner.
+//! - Its access time is its owner's to set, and says in CLOCK_BOOTTIME until when the owner is to be believed: a holder's
+//!   lease, a waiter's silence. So a renewal and a heartbeat change nothing that anybody else changes: they need no mutex,
+//!   no record, and no space on the disk. Nothing else sets it: the kernel does so when a FIFO is read, and the owner reads
+//!   with O_NOATIME.
 //!
 //! dlock and its guard share one open file description, by fork; the job does not have it (CLOEXEC). So it is closed
 //! when both are gone. A life at its final name has been open since before it got that name: one that nobody reads can
-//! never come back, and whoever finds it may remove it.
+//! never come back. A life that is not there says nothing: somebody may have removed the file of one who lives.
+//!
+//! *A renewal and a judge.* All are on one machine, and have one clock. Who judges a lease reads the clock first and then
+//! the FIFO. Who renews says the new end and then reads the clock: if it is still before the old end, every judge who
+//! could find the lease over reads the FIFO later than that, and sees the new end. If it is not, the renewal counts only
+//! after it was done under the mutex. Then the holder looks whether its file still has its name, where the judges look for
+//! it, and whether the record still names it.
 //!
 //! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every file that is watched, and
 //! whoever grants the lock could not wake the waiter that it grants it to.
 
-use crate::lock::Token;
+use crate::law::millis;
+use crate::lock::{Token, Ttl};
 use crate::store::Error;
-use crate::store::file::directory::{Directory, Kind, remove};
+use crate::store::file::directory::{Directory, FileName, Kind, OPEN, kind_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags, fchmod, mkfifoat, openat, renameat};
+use rustix::fs::{
+    AtFlags, FileType, OFlags, Stat, Timestamps, UTIME_OMIT, fstat, futimens, mkfifoat, openat, renameat,
+    statat,
+};
 use rustix::io::{Errno, read, write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-const OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 /// The life of this process.
 #[derive(Debug)]
 pub(super) struct Life {
     token: Token,
-    path: PathBuf,
+    file: FileName,
     fifo: OwnedFd,
     given_up: AtomicBool,
     ended: AtomicBool,
@@ -39,10 +50,10 @@ pub(super) struct Life {
 impl Life {
     /// Begins a life for `token`.
     pub(super) fn begin(directory: &Directory, token: &Token) -> Result<Self, Error> {
-        let path = directory.file(token.secret(), Kind::Life);
-        let unborn = directory.file(token.secret(), Kind::Unborn);
-        let fifo = Self::open(directory, &unborn, &path).map_err(|errno| {
-            remove(&unborn).ok();
+        let file = FileName::of(token.secret(), Kind::Life);
+        let unborn = file.with(Kind::Unborn);
+        let fifo = Self::open(directory, &unborn, &file).map_err(|errno| {
+            directory.remove(&unborn).ok();
             match errno {
                 // FAT has no FIFOs, and says so by EPERM.
                 Errno::PERM => directory.error("create a FIFO", Errno::OPNOTSUPP),
@@ -50,16 +61,20 @@ impl Life {
             }
         })?;
         let (given_up, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { token: token.clone(), path, fifo, given_up, ended })
+        Ok(Self { token: token.clone(), file, fifo, given_up, ended })
     }
 
-    fn open(directory: &Directory, unborn: &Path, path: &Path) -> Result<OwnedFd, Errno> {
-        mkfifoat(CWD, unborn, directory.mode())?;
-        let fifo = openat(CWD, unborn, OFlags::RDWR | OPEN, Mode::empty())?;
-        if directory.is_shared() {
-            fchmod(&fifo, directory.mode())?;
+    fn open(directory: &Directory, unborn: &FileName, file: &FileName) -> Result<OwnedFd, Errno> {
+        mkfifoat(directory, unborn.as_str(), directory.mode())?;
+        let access = OFlags::RDWR | OPEN;
+        let fifo = openat(directory, unborn.as_str(), access | OFlags::NOATIME, directory.mode())?;
+        let stat = fstat(&fifo)?;
+        // Whoever may write the directory may have put something else there meanwhile.
+        if kind_of(&stat) != FileType::Fifo || stat.st_nlink != 1 {
+            return Err(Errno::EXIST);
         }
-        renameat(CWD, unborn, CWD, path)?;
+        directory.adopt(&fifo)?;
+        renameat(directory, unborn.as_str(), directory, file.as_str())?;
         Ok(fifo)
     }
 
@@ -83,16 +98,57 @@ impl Life {
         self.given_up.load(Ordering::SeqCst)
     }
 
+    /// Says that its owner is to be believed until then, counted from the boot. Whether others can hear it.
+    pub(super) fn say(&self, until: Duration) -> bool {
+        // No file system keeps less than that, save those that keep whole seconds.
+        let until = Duration::from_millis(millis(until));
+        let Ok(last_access) = Timespec::try_from(until) else { return false };
+        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let said = futimens(&self.fifo, &Timestamps { last_access, last_modification: omit });
+        said.is_ok()
+            && fstat(&self.fifo).is_ok_and(|stat| stat.st_nlink == 1 && accessed(&stat) == Some(until))
+    }
+
     /// Removes the FIFO: for everybody else this life is over.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, directory: &Directory) {
         self.ended.store(true, Ordering::SeqCst);
         // What cannot be removed now is swept later.
-        remove(&self.path).ok();
+        directory.remove(&self.file).ok();
     }
 
     /// Whether others may believe in it.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
+    }
+}
+
+fn accessed(stat: &Stat) -> Option<Duration> {
+    let seconds = u64::try_from(stat.st_atime).ok()?;
+    Some(Duration::new(seconds, u32::try_from(stat.st_atime_nsec).ok()?))
+}
+
+/// What an owner has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    /// It is to be believed until then, counted from the boot.
+    Until(Duration),
+    /// Nothing yet, or nothing that can be true.
+    Nothing,
+    /// It has no file any more.
+    Missing,
+}
+
+/// What the owner of `token` has said. `now` is the time since boot.
+pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told {
+    let file = FileName::of(token.secret(), Kind::Life);
+    match statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Told::Missing,
+        Ok(stat) if kind_of(&stat) == FileType::Fifo => match accessed(&stat) {
+            // A new one has the wall clock's time, decades after any boot.
+            Some(until) if until <= now + Ttl::MAX => Told::Until(until),
+            _ => Told::Nothing,
+        },
+        _ => Told::Nothing,
     }
 }
 
@@ -103,6 +159,8 @@ pub(super) enum Pulse {
     Beats(Watch),
     /// Nobody does.
     Stopped,
+    /// It is not there: its owner has given everything back, or somebody removed its file.
+    Missing,
     /// It cannot be told, for want of rights or of descriptors. Then only its lease or its silence ends it.
     Unknown,
 }
@@ -110,31 +168,40 @@ pub(super) enum Pulse {
 /// A life of another process, held so that its end is seen.
 #[derive(Debug)]
 pub(super) struct Watch {
-    path: PathBuf,
+    file: FileName,
     fifo: OwnedFd,
 }
 
 /// Feels the pulse of `token`.
 pub(super) fn pulse(directory: &Directory, token: &Token) -> Pulse {
-    let path = directory.file(token.secret(), Kind::Life);
-    match openat(CWD, &path, OFlags::WRONLY | OPEN, Mode::empty()) {
-        Ok(fifo) => Pulse::Beats(Watch { path, fifo }),
-        Err(Errno::NXIO | Errno::NOENT) => Pulse::Stopped,
-        Err(_) => Pulse::Unknown,
+    pulse_of(directory, FileName::of(token.secret(), Kind::Life))
+}
+
+fn pulse_of(directory: &Directory, file: FileName) -> Pulse {
+    match openat(directory, file.as_str(), OFlags::WRONLY | OPEN, directory.mode()) {
+        // Nothing else is ever written to.
+        Ok(fifo) if fstat(&fifo).is_ok_and(|stat| kind_of(&stat) == FileType::Fifo) => {
+            Pulse::Beats(Watch { file, fifo })
+        }
+        Err(Errno::NXIO) => Pulse::Stopped,
+        Err(Errno::NOENT) => Pulse::Missing,
+        Ok(_) | Err(_) => Pulse::Unknown,
     }
 }
 
-/// Whether nobody reads the FIFO at `path`, for one whose token is not known.
-pub(super) fn is_abandoned(path: &Path) -> bool {
-    openat(CWD, path, OFlags::WRONLY | OPEN, Mode::empty()).err() == Some(Errno::NXIO)
+/// Whether nobody reads this FIFO, for one whose token is not known.
+pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
+    let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| kind_of(&stat) == FileType::Fifo)
+        && matches!(pulse_of(directory, file.clone()), Pulse::Stopped)
 }
 
 impl Watch {
     /// Wakes its owner.
-    pub(super) fn wake(&self) {
+    pub(super) fn wake(&self, directory: &Directory) {
         // As long as this process reads too, writing cannot raise SIGPIPE if the owner dies just now. Whoever watches
         // that death hears of it when this reader is closed, a moment later.
-        let reader = openat(CWD, &self.path, OFlags::RDONLY | OPEN, Mode::empty());
+        let reader = openat(directory, self.file.as_str(), OFlags::RDONLY | OPEN, directory.mode());
         if reader.is_ok() {
             // A full FIFO (EAGAIN) has bytes in it that will wake its owner.
             write(&self.fifo, b"\0").ok();
@@ -142,12 +209,13 @@ impl Watch {
     }
 }
 
-/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit`. A signal handler that ran ends it too.
+/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit`: then it answers false. A signal handler
+/// that ran ends it too.
 pub(super) fn sleep<'a>(
     mine: Option<&'a Life>,
     others: impl Iterator<Item = &'a Watch>,
     limit: Duration,
-) -> Result<(), Errno> {
+) -> Result<bool, Errno> {
     let mut fds = Vec::with_capacity(2);
     if let Some(life) = mine {
         fds.push(PollFd::new(&life.fifo, PollFlags::IN));
@@ -155,13 +223,14 @@ pub(super) fn sleep<'a>(
     // POLLERR is reported unasked.
     fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
     let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-    match poll(&mut fds, Some(&limit)) {
-        Ok(_) | Err(Errno::INTR) => {}
+    let is_woken = match poll(&mut fds, Some(&limit)) {
+        Ok(ready) => ready > 0,
+        Err(Errno::INTR) => true,
         Err(errno) => return Err(errno),
-    }
+    };
     if let Some(life) = mine {
         let mut bytes = [0u8; 64];
         while read(&life.fifo, &mut bytes) == Ok(bytes.len()) {}
     }
-    Ok(())
+    Ok(is_woken)
 }

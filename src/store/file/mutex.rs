@@ -1,68 +1,67 @@
-//! Who may change a record now? A file lock (flock) around the few system calls of one step. Not fair, and not what
-//! waiters of a lock wait for: nobody keeps it longer than a step takes.
+//! Who may change a record now? A file lock (flock) around the few system calls of one step. Not what waiters of a lock
+//! wait for, and not what a renewal or a heartbeat needs: nobody keeps it longer than a step takes.
+//!
+//! Who finds it taken stands in the kernel's queue, which serves in the order of arrival and wakes one. That wait has no
+//! limit of its own, so it is done by a thread that may be left behind: one that is stopped (SIGSTOP) with the mutex in its
+//! hands must not stop everybody else for good.
 //!
 //! The file is never renamed, and removed only by whoever has it locked, together with the record. Who locked a file
 //! that has been removed meanwhile starts again, so that no two processes ever guard one record by different files.
 
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::file::directory::{Directory, Kind, remove};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock, fstat, openat};
+use crate::store::file::directory::{Directory, FileName, Kind};
+use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex as Shared, PoisonError};
 use std::time::Duration;
 
-/// The first and the longest pause between two attempts. A step takes some tens of microseconds.
-const PAUSE: (Duration, Duration) = (Duration::from_micros(40), Duration::from_millis(3));
-
-const OPEN: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+/// How long a pause is between two attempts where no thread can be made.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The mutex of one lock, taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct Mutex {
-    file: OwnedFd,
-    path: PathBuf,
+    fd: Arc<OwnedFd>,
+    file: FileName,
 }
 
 impl Mutex {
-    /// Takes the mutex of the lock `name`. Whoever was stopped (SIGSTOP) with it in its hands must not stop everybody
-    /// else: a blocking flock has no time limit, so this one asks again and again, and fails at `by`.
+    /// Takes the mutex of the lock `name`, or fails at `by`.
     pub(super) fn lock(directory: &Directory, name: &str, by: Moment) -> Result<Self, Error> {
-        let path = directory.file(name, Kind::Mutex);
+        let file = FileName::of(name, Kind::Mutex);
         let began = Moment::now();
-        let mut pause = PAUSE.0;
         let failed = |errno| directory.error("lock the record of the lock", errno);
-        let mut file = open(directory, &path)?;
         loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_removed(&file).map_err(failed)? => file = open(directory, &path)?,
-                Ok(()) => return Ok(Self { file, path }),
-                Err(Errno::WOULDBLOCK) => {
-                    let left = by.left();
-                    if left.is_zero() {
-                        return Err(stuck(directory, name, Moment::now().since(began)));
-                    }
-                    std::thread::sleep(jitter(pause).min(left));
-                    pause = (pause * 2).min(PAUSE.1);
-                }
-                Err(Errno::INTR) => {}
+            let fd = Arc::new(open(directory, &file)?);
+            let is_taken = match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => true,
+                Err(Errno::WOULDBLOCK) => stand_in_line(&fd, by).map_err(failed)?,
+                Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
+            };
+            if !is_taken {
+                return Err(stuck(directory, name, &fd, Moment::now().since(began)));
+            }
+            let mutex = Self { fd, file: file.clone() };
+            if !is_removed(&mutex.fd).map_err(failed)? {
+                return Ok(mutex);
             }
         }
     }
 
-    /// Takes the mutex in the file at `path` if it is there and nobody has it, to clean up. It may be that of no lock.
-    pub(super) fn take_idle(path: &Path) -> Option<Self> {
-        let file = openat(CWD, path, OPEN, Mode::empty()).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        let taken = Self { path: path.into(), file };
-        (!is_removed(&taken.file).ok()?).then_some(taken)
+    /// Takes the mutex in this file if it is there and nobody has it, to clean up. It may be that of no lock.
+    pub(super) fn take_idle(directory: &Directory, file: &FileName) -> Option<Self> {
+        let (fd, _) = directory.open_file(file.as_str(), OFlags::RDONLY, "clean up").ok()??;
+        flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
+        let taken = Self { fd: Arc::new(fd), file: file.clone() };
+        (!is_removed(&taken.fd).ok()?).then_some(taken)
     }
 
     /// Removes the file, for a lock of which nothing is kept any more.
-    pub(super) fn remove(self) -> Result<(), Errno> {
-        remove(&self.path)
+    pub(super) fn remove(self, directory: &Directory) -> Result<(), Errno> {
+        directory.remove(&self.file)
     }
 }
 
@@ -70,39 +69,118 @@ impl Drop for Mutex {
     /// Closing is not enough: a child forked meanwhile by another thread would keep it locked. That unlocking fails is
     /// not known to happen, and closing follows.
     fn drop(&mut self) {
-        flock(&self.file, FlockOperation::Unlock).ok();
+        flock(&self.fd, FlockOperation::Unlock).ok();
     }
 }
 
-fn is_removed(file: &OwnedFd) -> Result<bool, Errno> {
-    Ok(fstat(file)?.st_nlink == 0)
+fn is_removed(fd: &OwnedFd) -> Result<bool, Errno> {
+    Ok(fstat(fd)?.st_nlink == 0)
 }
 
-fn open(directory: &Directory, path: &Path) -> Result<OwnedFd, Error> {
-    let file = match openat(CWD, path, OPEN, directory.mode()) {
-        Err(Errno::NOENT) => {
-            let new = openat(CWD, path, OPEN | OFlags::CREATE, directory.mode());
-            if let (Ok(file), true) = (&new, directory.is_shared()) {
-                // Only its owner may, and if another user's dlock created it just now, that one does.
-                fchmod(file, directory.mode()).ok();
-            }
-            new
+fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
+    let doing = "open the mutex of the lock";
+    loop {
+        if let Some((fd, _)) = directory.open_file(file.as_str(), OFlags::RDONLY, doing)? {
+            return Ok(fd);
         }
-        opened => opened,
+        match directory.create_file(file.as_str(), OFlags::RDONLY) {
+            // Another one was faster.
+            Err(Errno::EXIST) => {}
+            created => return created.map_err(|errno| directory.error(doing, errno)),
+        }
+    }
+}
+
+/// What became of one's place in the kernel's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Waiting,
+    Taken,
+    Failed(Errno),
+    /// Nobody wants the mutex any more.
+    Left,
+}
+
+/// Waits until the mutex is taken, or `by`: then it answers false, and the thread that still waits lets go of what it
+/// gets.
+fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
+    let line = Arc::new((Shared::new(Place::Waiting), Condvar::new()));
+    let (there, file) = (Arc::clone(&line), Arc::clone(fd));
+    let waits = move || {
+        let taken = loop {
+            match flock(&file, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                taken => break taken,
+            }
+        };
+        let mut place = there.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *place == Place::Left {
+            flock(&file, FlockOperation::Unlock).ok();
+        } else {
+            *place = taken.map_or_else(Place::Failed, |()| Place::Taken);
+            there.1.notify_one();
+        }
     };
-    file.map_err(|errno| directory.error("open the mutex of the lock", errno))
+    if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
+        return ask_again_and_again(fd, by);
+    }
+    let mut place = line.0.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        match *place {
+            Place::Taken => return Ok(true),
+            Place::Failed(errno) => return Err(errno),
+            Place::Waiting | Place::Left => {}
+        }
+        let left = by.left();
+        if left.is_zero() {
+            *place = Place::Left;
+            return Ok(false);
+        }
+        place = line.1.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
 }
 
-fn stuck(directory: &Directory, name: &str, waited: Duration) -> Error {
-    Error::Unreachable(format!(
-        "{}: the record of {name:?} has been locked by another process for {:.1}s; look for a stopped dlock",
-        directory.shown(),
-        waited.as_secs_f64(),
-    ))
+fn ask_again_and_again(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {
+    loop {
+        match flock(fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if by.passed() => return Ok(false),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE.min(by.left())),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
-/// Half of `pause` to all of it, so that many do not ask in step.
-fn jitter(pause: Duration) -> Duration {
-    let noise = Moment::now().since_boot().subsec_nanos().wrapping_mul(2_654_435_761) ^ std::process::id();
-    pause / 2 + pause / 2 * (noise % 1024) / 1024
+fn stuck(directory: &Directory, name: &str, fd: &OwnedFd, waited: Duration) -> Error {
+    let (shown, waited) = (directory.shown(), waited.as_secs_f64());
+    let who = holder(fd);
+    Error::Unreachable(match who {
+        Some((pid, true)) => format!(
+            "{shown}: the record of {name:?} has been locked by process {pid} for {waited:.1}s, which is stopped; continue it \
+             (kill -CONT {pid}) or end it"
+        ),
+        Some((pid, false)) => {
+            format!(
+                "{shown}: the record of {name:?} could not be locked for {waited:.1}s; process {pid} has it now"
+            )
+        }
+        None => format!(
+            "{shown}: the record of {name:?} could not be locked for {waited:.1}s; look for a stopped dlock"
+        ),
+    })
+}
+
+/// Which process has the file locked, and whether it is stopped, as far as the kernel shows it.
+fn holder(fd: &OwnedFd) -> Option<(u32, bool)> {
+    let stat = fstat(fd).ok()?;
+    let file = format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino);
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    // 1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF; who waits has "->" in the second place.
+    let fields = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let pid: u32 = fields
+        .filter(|fields| fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*file))
+        .find_map(|fields| fields.get(4)?.parse().ok())?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let state = stat.rsplit_once(')')?.1.split_whitespace().next()?;
+    Some((pid, matches!(state, "T" | "t")))
 }

@@ -1,14 +1,14 @@
 //! Can this directory hold locks? Tries there what the store relies on, with files of its own that are gone at the end.
 //! Makes no directory.
 
-use super::directory::{Directory, Kind, remove};
+use super::directory::{Directory, FileName, Kind};
 use super::life::{Life, Pulse, pulse};
 use super::mutex::Mutex;
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::probe::{self, Disk};
-use rustix::fs::{CWD, RenameFlags, renameat_with, stat, statfs};
+use rustix::fs::{fstat, fstatfs};
 use std::path::Path;
 
 /// The names of the types of file systems, from linux/magic.h and the drivers' sources.
@@ -34,8 +34,9 @@ pub fn probe(path: &Path, shown: &str) -> probe::Directory {
 
 fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
     let directory = Directory::open(path, shown)?;
-    let fs = statfs(path).map_err(|errno| directory.error("use the directory", errno))?;
-    let mode = stat(path).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
+    let fs = fstatfs(&directory).map_err(|errno| directory.error("use the directory", errno))?;
+    let mode =
+        fstat(&directory).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
     let token = Token::random()
         .map_err(|error| Error::Unavailable(format!("{shown}: no randomness from the system: {error}")))?;
     Ok(Disk {
@@ -43,7 +44,6 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
         mode,
         locks: locks(&directory, &token),
         fifos: fifos(&directory, &token),
-        exchange: exchange(&directory, &token),
     })
 }
 
@@ -52,7 +52,7 @@ fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
     let now = Moment::now();
     let held = Mutex::lock(directory, token.secret(), now).map_err(|error| error.to_string())?;
     let second = Mutex::lock(directory, token.secret(), now);
-    held.remove().map_err(|errno| errno.to_string())?;
+    held.remove(directory).map_err(|errno| errno.to_string())?;
     match second {
         Err(Error::Unreachable(_)) => Ok(()),
         Err(error) => Err(error.to_string()),
@@ -60,32 +60,19 @@ fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
     }
 }
 
-/// A life is to be felt while it lasts, and not after.
+/// A life is to be felt while it lasts, and not after, and what it says to be heard.
 fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     let life = Life::begin(directory, token).map_err(|error| error.to_string())?;
     let during = pulse(directory, token);
+    let is_heard = life.say(Moment::now().since_boot());
     drop(life);
     let after = pulse(directory, token);
-    remove(&directory.file(token.secret(), Kind::Life)).map_err(|errno| errno.to_string())?;
+    directory.remove(&FileName::of(token.secret(), Kind::Life)).map_err(|errno| errno.to_string())?;
     match (during, after) {
-        (Pulse::Beats(_), Pulse::Stopped) => Ok(()),
+        (Pulse::Beats(_), Pulse::Stopped) if is_heard => Ok(()),
+        (Pulse::Beats(_), Pulse::Stopped) => Err("a FIFO does not keep the time that it is given".into()),
         _ => Err("a FIFO does not tell whether anybody reads it".into()),
     }
-}
-
-fn exchange(directory: &Directory, token: &Token) -> Result<(), String> {
-    let paths = [Kind::Draft, Kind::Unborn].map(|kind| directory.file(token.secret(), kind));
-    let tried = || {
-        std::fs::write(&paths[0], b"")?;
-        std::fs::write(&paths[1], b"")?;
-        renameat_with(CWD, &paths[0], CWD, &paths[1], RenameFlags::EXCHANGE)?;
-        Ok::<_, std::io::Error>(())
-    };
-    let tried = tried();
-    for path in &paths {
-        remove(path).map_err(|errno| errno.to_string())?;
-    }
-    tried.map_err(|error| error.to_string())
 }
 
 /// The kernel's type is signed and of different widths; only 32 bits count.

@@ -2,12 +2,18 @@
 //! [`Book`], the dead buried, the law applied, records replaced, mutexes let go, whoever it concerns woken. What the
 //! operation is, is the store's affair.
 //!
-//! *Which locks.* Those asked for, and those that their waiters wait for as well, and so on ([`Book::reach`]): whether a
-//! waiter is served depends on all its locks. Which these are is known only when the records are read; then everything
-//! is let go and taken again, for mutexes are always taken in order of name: nobody waits in a circle. Where each
-//! waiter wants one lock, there is one mutex, one record read and one written.
+//! *Which locks.* Those asked for, and those that the law turned to: whether a waiter is served depends on all its locks.
+//! Which these are shows when it is applied. What it wanted and had not been read, it found empty; then all that it did is
+//! forgotten, everything is let go and taken again with those too, for mutexes are always taken in order of name: nobody
+//! waits in a circle. Who only comes to stand behind others, or leaves their middle, has one mutex a lock of its own, and
+//! reads and writes no other record.
 //!
-//! *Which time.* One for all: that of the record that is ahead; the others are lifted to it ([`Kept::lift`]).
+//! *Which time.* One for all: that of the record that is ahead; the others are lifted to it ([`Kept::lift`]). The clock is
+//! read after the mutexes were taken and before what holders and waiters say in their own files: see [`super::life`].
+//!
+//! *Without the mutexes* a step may be tried on what the records say ([`Step::look`]): if it turns out that it would
+//! change nothing but what its owner says in its own file, as with most heartbeats and renewals, that is all there is to
+//! it.
 //!
 //! *A kill between two records.* All are written before the first is put in its place, so that what may fail, a full
 //! disk above all, fails before anything has changed; then they are put in place in order of name. A kill (SIGKILL, not
@@ -27,21 +33,26 @@
 //! Deliberately without a journal: it would cost every step a file more.
 
 use crate::clock::Moment;
-use crate::law::{Book, Hold, Lock, Phase, Record, Time};
+use crate::law::{Book, Hold, Lock, Phase, Record, Time, millis};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
-use crate::store::file::directory::{Directory, Kind, remove};
+use crate::store::file::directory::{Directory, FileName, Kind};
 use crate::store::file::life::{Pulse, pulse};
 use crate::store::file::mutex::Mutex;
-use crate::store::file::record::{Boot, Draft, Kept, load};
+use crate::store::file::record::{Access, Alive, Boot, CatchUp, Content, Draft, Kept, Slot, load};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::Discriminant;
-use std::path::PathBuf;
+use std::time::Duration;
 
-/// The records of one operation, with their mutexes taken.
+/// So many tokens without a life are remembered once they were given back.
+const SPENT_MOST: usize = 16;
+
+/// The records of one operation.
 #[derive(Debug)]
 pub(super) struct Step<'a> {
     directory: &'a Directory,
+    /// The full names of the locks that the operation is about.
+    asked: BTreeSet<String>,
     /// In order of name.
     pages: Vec<Page>,
     /// What the law works on.
@@ -49,7 +60,7 @@ pub(super) struct Step<'a> {
     /// The time of all of them.
     pub(super) now: Time,
     /// The files of the buried.
-    dead: Vec<PathBuf>,
+    dead: Vec<Dead>,
     /// For tests: before which record the process is killed.
     #[cfg(test)]
     pub(super) killed_before: Option<usize>,
@@ -58,11 +69,23 @@ pub(super) struct Step<'a> {
 /// One record; what the law keeps is in the book meanwhile.
 #[derive(Debug)]
 struct Page {
-    mutex: Mutex,
+    /// None where one only looks.
+    mutex: Option<Mutex>,
     kept: Kept,
     file: File,
-    part: Part,
+    /// Where the record is written in place.
+    slot: Option<Slot>,
+    /// The record as it was; most of those that the operation is not about stay so.
+    was: Option<Box<Record>>,
     before: Glance,
+}
+
+/// Somebody who was buried.
+#[derive(Debug)]
+struct Dead {
+    file: FileName,
+    /// In the last record that named it.
+    is_last: bool,
 }
 
 /// Whether the record has a file.
@@ -70,15 +93,6 @@ struct Page {
 enum File {
     Exists,
     Absent,
-}
-
-/// How a record came into the book.
-#[derive(Debug)]
-enum Part {
-    /// The operation names its lock.
-    Asked,
-    /// A waiter of another one's waits for it too. As it was, for most often it stays so.
-    Reached(Box<Record>),
 }
 
 /// Whose deaths an operation has to know of, besides those of the heads, who may be granted the locks by it. Each costs
@@ -94,74 +108,104 @@ pub(super) enum Look {
 }
 
 impl<'a> Step<'a> {
-    /// Takes the mutexes and reads the records.
+    /// Takes the mutexes, and reads the records of these locks and of those that it turned out to need as well.
     pub(super) fn open(
         directory: &'a Directory,
         boot: &Boot,
         names: &Names,
+        needed: &BTreeSet<String>,
         by: Moment,
     ) -> Result<Self, Error> {
         let asked: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let mut wanted = asked.clone();
-        loop {
-            let step = Self::take(directory, boot, &asked, &wanted, by)?;
-            let missing = step.book.reach();
-            if missing.is_empty() {
-                return Ok(step);
-            }
-            for page in step.pages {
-                let file = page.file;
-                page.let_go(file);
-            }
-            wanted.extend(missing);
+        let mut pages = Vec::with_capacity(asked.len());
+        for name in asked.union(needed) {
+            let mutex = Mutex::lock(directory, name, by)?;
+            pages.push(Page::read(directory, boot, name, Some(mutex), Access::Change)?);
         }
+        Ok(Self::with(directory, boot, asked, pages, CatchUp::Due))
     }
 
-    fn take(
+    /// Reads the records of these locks, as they are now, to see what an operation would do.
+    pub(super) fn look(
         directory: &'a Directory,
         boot: &Boot,
-        asked: &BTreeSet<String>,
-        wanted: &BTreeSet<String>,
-        by: Moment,
+        names: &Names,
+        whom: CatchUp,
     ) -> Result<Self, Error> {
-        let mut pages = Vec::with_capacity(wanted.len());
-        for name in wanted {
-            let mutex = Mutex::lock(directory, name, by)?;
-            let path = directory.file(name, Kind::Record);
-            let bytes = load(directory, &path)?;
-            let kept = Kept::parse(directory, &path, bytes.as_deref(), Some(name), boot)?;
-            let file = if bytes.is_some() { File::Exists } else { File::Absent };
-            pages.push(Page { mutex, kept, file, part: Part::Asked, before: Glance::default() });
-        }
+        let asked: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let read = |name: &String| Page::read(directory, boot, name, None, Access::Look);
+        let pages = asked.iter().map(read).collect::<Result<_, _>>()?;
+        Ok(Self::with(directory, boot, asked, pages, whom))
+    }
+
+    fn with(
+        directory: &'a Directory,
+        boot: &Boot,
+        asked: BTreeSet<String>,
+        mut pages: Vec<Page>,
+        whom: CatchUp,
+    ) -> Self {
         let offset = pages.iter().map(|page| page.kept.offset).max().unwrap_or_default();
+        pages.iter_mut().for_each(|page| page.kept.lift(offset));
+        let now = pages.first().map_or(Time(0), |page| page.kept.now(boot));
         let mut book = Book::default();
         for page in &mut pages {
-            page.kept.lift(offset);
+            page.kept.catch_up(directory, boot, now, whom);
             let record = std::mem::take(&mut page.kept.record);
             page.before = Glance::at(&record);
-            if !asked.contains(&page.kept.name) {
-                page.part = Part::Reached(Box::new(record.clone()));
+            if page.mutex.is_none() || !asked.contains(&page.kept.name) {
+                page.was = Some(Box::new(record.clone()));
             }
             book.records.insert(page.kept.name.clone(), record);
         }
-        let now = pages.first().map_or(Time(0), |page| page.kept.now(boot));
-        Ok(Self {
+        Self {
             directory,
+            asked,
             pages,
             book,
             now,
             dead: Vec::new(),
             #[cfg(test)]
             killed_before: None,
-        })
+        }
+    }
+
+    /// The locks that the law turned to and that were not read.
+    pub(super) fn missing(&self) -> Vec<String> {
+        let is_read = |name: &String| self.pages.iter().any(|page| page.kept.name == *name);
+        self.book.records.keys().filter(|name| !is_read(name)).cloned().collect()
+    }
+
+    /// Lets go of everything as it was.
+    pub(super) fn forget(self) {
+        for page in self.pages {
+            let file = page.file;
+            page.let_go(self.directory, file);
+        }
+    }
+
+    /// Whether nothing has changed, but how long a waiter with that token is not silent yet.
+    pub(super) fn is_idle(&mut self, me: &Token) -> bool {
+        let Self { book, pages, .. } = self;
+        self.dead.is_empty()
+            && book.records.len() == pages.len()
+            && pages.iter().all(|page| {
+                let now = book.records.get_mut(&page.kept.name);
+                now.zip(page.was.as_deref()).is_some_and(|(now, was)| {
+                    now.absence.heard = was.absence.heard;
+                    if let (Some(waiter), Some(before)) = (now.waiters.get_mut(me), was.waiters.get(me)) {
+                        (waiter.silent, waiter.forget) = (before.silent, before.forget);
+                    }
+                    *now == *was
+                })
+            })
     }
 
     /// The token has a life, which can be felt from now on.
-    pub(super) fn believe_in(&mut self, token: &Token) {
-        for page in &mut self.pages {
-            if matches!(page.part, Part::Asked) {
-                page.kept.lives.insert(token.clone());
-            }
+    pub(super) fn believe_in(&mut self, token: &Token, ttl: Duration) {
+        let locks = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
+        for page in self.pages.iter_mut().filter(|page| self.asked.contains(&page.kept.name)) {
+            page.kept.lives.insert(token.clone(), Alive { locks, ttl: millis(ttl) });
         }
     }
 
@@ -172,12 +216,12 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Whether a hold names the token, of one whose job may live.
+    /// Whether a record names the token: as that of a hold whose job may live, or of a waiter.
     pub(super) fn is_named(&self, token: &Token) -> bool {
-        self.book
-            .records
-            .values()
-            .any(|record| record.holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling))
+        self.book.records.values().any(|record| {
+            let holds = record.holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling);
+            holds || record.waiters.contains_key(token)
+        })
     }
 
     /// Buries whoever is dead and stands where it would hold up others or be granted a lock: the heads, the one directly
@@ -197,10 +241,12 @@ impl<'a> Step<'a> {
             for token in found {
                 if !felt.contains(&token) && self.is_dead(&token) {
                     self.book.bury(self.now, &token);
-                    for page in &mut self.pages {
-                        page.kept.lives.remove(&token);
-                    }
-                    self.dead.push(self.directory.file(token.secret(), Kind::Life));
+                    let pages = self.pages.iter_mut();
+                    let known: Vec<Alive> = pages.filter_map(|page| page.kept.lives.remove(&token)).collect();
+                    // Where another lock has to bury it as well, the file is what shows that it is dead.
+                    let is_last = known.iter().all(|alive| alive.locks as usize <= known.len());
+                    let file = FileName::of(token.secret(), Kind::Life);
+                    self.dead.push(Dead { file, is_last });
                 }
                 felt.insert(token);
             }
@@ -226,22 +272,36 @@ impl<'a> Step<'a> {
     }
 
     fn asked(&self) -> impl Iterator<Item = &Record> {
-        let names =
-            self.pages.iter().filter(|page| matches!(page.part, Part::Asked)).map(|page| &page.kept.name);
-        names.filter_map(|name| self.book.records.get(name))
+        self.asked.iter().filter_map(|name| self.book.records.get(name))
+    }
+
+    fn has_life(&self, token: &Token) -> bool {
+        self.pages.iter().any(|page| page.kept.lives.contains_key(token))
     }
 
     fn is_dead(&self, token: &Token) -> bool {
-        self.pages.iter().any(|page| page.kept.lives.contains(token))
-            && matches!(pulse(self.directory, token), Pulse::Stopped)
+        self.has_life(token) && matches!(pulse(self.directory, token), Pulse::Stopped)
     }
 
     /// A token that was given back is remembered for the sake of requests that arrive late. None can come from a
-    /// process that is no more; without this, a lock that is taken all the time would keep a long list.
+    /// process that is no more; without this, a lock that is taken all the time would keep a long list. Of those without
+    /// a life, which a script gave back, the last are enough: nobody asks with them once they were handed over.
     pub(super) fn drop_spent(&mut self, me: Option<&Token>) {
-        let spent = self.asked().flat_map(|record| record.spent.keys());
-        let done: Vec<Token> =
-            spent.filter(|token| Some(*token) != me && self.is_dead(token)).cloned().collect();
+        let is_done = |token: &Token| {
+            self.has_life(token) && matches!(pulse(self.directory, token), Pulse::Stopped | Pulse::Missing)
+        };
+        let mut done: BTreeSet<Token> = BTreeSet::new();
+        for record in self.asked() {
+            let (gone, kept): (Vec<_>, Vec<_>) = record
+                .spent
+                .iter()
+                .filter(|(token, _)| Some(*token) != me)
+                .partition(|(token, _)| is_done(token));
+            let mut kept: Vec<_> = kept.iter().filter(|(token, _)| !self.has_life(token)).collect();
+            kept.sort_unstable_by_key(|(_, spent)| std::cmp::Reverse(spent.until));
+            let oldest = kept.into_iter().skip(SPENT_MOST);
+            done.extend(gone.iter().chain(oldest).map(|(token, _)| (*token).clone()));
+        }
         for token in done {
             for record in self.book.records.values_mut() {
                 record.spent.remove(&token);
@@ -264,31 +324,29 @@ impl<'a> Step<'a> {
                 );
             }
         }
-        whom.retain(|(_, token)| {
-            *token != me && self.pages.iter().any(|page| page.kept.lives.contains(*token))
-        });
+        whom.retain(|(_, token)| *token != me && self.has_life(token));
         whom.sort_unstable();
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Replaces what changed, lets go, and wakes.
+    /// Writes what changed, lets go, and wakes.
     pub(super) fn finish(mut self, me: Option<&Token>) -> Result<(), Error> {
         let woken = self.whom_to_wake(me);
         let mut files: Vec<File> = self.pages.iter().map(|page| page.file).collect();
         let saved = self.save(&mut files);
         for (page, file) in self.pages.into_iter().zip(files) {
-            page.let_go(file);
+            page.let_go(self.directory, file);
         }
         saved?;
         // After the mutexes were let go: whoever is woken takes one at once. If the lock went to a dead one behind those
         // looked at, whoever is behind that watches it and asks by itself.
         for token in woken {
             if let Pulse::Beats(watch) = pulse(self.directory, &token) {
-                watch.wake();
+                watch.wake(self.directory);
             }
         }
-        for path in self.dead {
-            remove(&path).ok();
+        for dead in self.dead.iter().filter(|dead| dead.is_last) {
+            self.directory.remove(&dead.file).ok();
         }
         Ok(())
     }
@@ -297,18 +355,18 @@ impl<'a> Step<'a> {
         let mut changes: Vec<(usize, Change)> = Vec::with_capacity(1);
         for (at, page) in self.pages.iter_mut().enumerate() {
             let record = self.book.records.remove(&page.kept.name).unwrap_or_default();
-            let is_same = matches!(&page.part, Part::Reached(before) if **before == record);
+            let is_same = page.was.as_deref().is_some_and(|before| *before == record);
             page.kept.record = record;
             match (page.kept.is_empty(), page.file) {
                 _ if is_same => {}
                 (true, File::Absent) => {}
-                (true, File::Exists) => {
-                    changes.push((at, Change::Removed(self.directory.file(&page.kept.name, Kind::Record))));
-                }
-                (false, _) => match page.kept.write(self.directory, self.now) {
-                    Ok(draft) => changes.push((at, Change::Written(draft))),
+                (is_empty, _) => match page.kept.write(self.directory, self.now, page.slot.take()) {
+                    Ok(draft) => {
+                        let emptied = is_empty.then(|| FileName::of(&page.kept.name, Kind::Record));
+                        changes.push((at, Change { draft, emptied }));
+                    }
                     Err(error) => {
-                        changes.iter().for_each(|(_, change)| change.discard());
+                        changes.iter().for_each(|(_, change)| change.draft.discard(self.directory));
                         return Err(error);
                     }
                 },
@@ -324,12 +382,14 @@ impl<'a> Step<'a> {
                 Some(more) => *more -= 1,
                 None => {}
             }
-            if let Err(error) = change.make(self.directory) {
-                change.discard();
-                changes.for_each(|(_, change)| change.discard());
-                return Err(error);
+            match change.make(self.directory) {
+                Ok(file) => files[at] = file,
+                Err(error) => {
+                    change.draft.discard(self.directory);
+                    changes.for_each(|(_, change)| change.draft.discard(self.directory));
+                    return Err(error);
+                }
             }
-            files[at] = change.leaves();
         }
         Ok(())
     }
@@ -372,44 +432,43 @@ impl<'a> Step<'a> {
 }
 
 impl Page {
+    fn read(
+        directory: &Directory,
+        boot: &Boot,
+        name: &str,
+        mutex: Option<Mutex>,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let record = FileName::of(name, Kind::Record);
+        let content = load(directory, &record, access)?;
+        let kept = Kept::parse(directory, &record, content.as_ref(), Some(name), boot)?;
+        let file = if content.is_some() { File::Exists } else { File::Absent };
+        let slot = content.and_then(Content::into_slot);
+        Ok(Self { mutex, kept, file, slot, was: None, before: Glance::default() })
+    }
+
     /// A mutex goes with its record, and so does that of a lock of which nothing was kept. If it cannot be removed, a
     /// sweep finds it.
-    fn let_go(self, file: File) {
-        if file == File::Absent {
-            self.mutex.remove().ok();
+    fn let_go(self, directory: &Directory, file: File) {
+        if let (File::Absent, Some(mutex)) = (file, self.mutex) {
+            mutex.remove(directory).ok();
         }
     }
 }
 
 /// What becomes of a record's file.
 #[derive(Debug)]
-enum Change {
-    Written(Draft),
-    /// Nothing is left to keep.
-    Removed(PathBuf),
+struct Change {
+    draft: Draft,
+    /// Nothing is left to keep: it goes, if it may be removed.
+    emptied: Option<FileName>,
 }
 
 impl Change {
-    fn make(&self, directory: &Directory) -> Result<(), Error> {
-        match self {
-            Self::Written(draft) => draft.place(directory),
-            Self::Removed(path) => {
-                remove(path).map_err(|errno| directory.error("remove the record of the lock", errno))
-            }
-        }
-    }
-
-    fn discard(&self) {
-        if let Self::Written(draft) = self {
-            draft.discard();
-        }
-    }
-
-    fn leaves(&self) -> File {
-        match self {
-            Self::Written(_) => File::Exists,
-            Self::Removed(_) => File::Absent,
-        }
+    fn make(&self, directory: &Directory) -> Result<File, Error> {
+        self.draft.place(directory)?;
+        let is_removed = self.emptied.as_ref().is_some_and(|record| directory.remove(record).is_ok());
+        Ok(if is_removed { File::Absent } else { File::Exists })
     }
 }
 

@@ -1,12 +1,14 @@
 //! Who removes what the dead have left? Whoever uses the store, now and then, and whoever lists it: FIFOs that nobody
-//! reads, mutexes without a record, records too old to keep. Nothing waits for it, and no lock depends on it.
+//! reads, mutexes without a record, records too old to keep. Nothing waits for it, and no lock depends on it. What has
+//! another name than dlock gives its files, or another type, is somebody else's and stays.
 
 use crate::law::HISTORY_KEPT;
-use crate::store::file::directory::{Kind, remove};
+use crate::store::file::directory::{FileName, Kind, SWEPT, kind_of};
 use crate::store::file::mutex::Mutex;
-use crate::store::file::record::{Kept, load};
+use crate::store::file::record::{Access, Kept, load};
 use crate::store::file::{FileStore, life};
-use std::path::{Path, PathBuf};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 /// How often abandoned files are looked for on behalf of a lock that is used.
@@ -15,60 +17,95 @@ pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(60 * 60);
 impl FileStore {
     /// Sweeps if nobody did for a while.
     pub(super) fn sweep_now_and_then(&self) {
-        let path = self.directory.swept();
-        let swept = std::fs::metadata(&path).and_then(|meta| meta.modified());
-        if swept.is_ok_and(|time| age(time) < SWEEP_EVERY) {
-            return;
-        }
-        // First, so that of many that find it old few sweep. Made anew, for it may be another user's.
-        if remove(&path).is_ok() && std::fs::write(&path, b"").is_ok() {
+        if self.is_time_to_sweep() {
             self.sweep();
+        }
+    }
+
+    /// Whether nobody did for a while; from now on somebody has, so that of many that find it old few sweep.
+    fn is_time_to_sweep(&self) -> bool {
+        let stat = statat(&*self.directory, SWEPT, AtFlags::SYMLINK_NOFOLLOW);
+        if stat.as_ref().is_ok_and(|stat| age(stat) < SWEEP_EVERY) {
+            return false;
+        }
+        match self.directory.open_file(SWEPT, OFlags::WRONLY, "sweep") {
+            Ok(None) => self.directory.create_file(SWEPT, OFlags::WRONLY).is_ok(),
+            Ok(Some((file, _))) => {
+                let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+                futimens(&file, &Timestamps { last_access: now, last_modification: now }).is_ok()
+            }
+            Err(_) => false,
         }
     }
 
     /// Removes what the dead have left, and records too old to keep. What cannot be removed now is met again.
     pub(super) fn sweep(&self) {
-        let Ok(entries) = std::fs::read_dir(self.directory.path()) else { return };
-        for entry in entries.flatten() {
-            let path = entry.path();
-            let is = |kind: Kind| entry.file_name().as_encoded_bytes().ends_with(kind.suffix().as_bytes());
-            let is_older_than = |span: Duration| {
-                let modified = entry.metadata().and_then(|meta| meta.modified());
-                modified.is_ok_and(|time| age(time) > span)
-            };
-            // One that was never opened may be about to be.
-            let is_life = is(Kind::Life) || is(Kind::Unborn) && is_older_than(SWEEP_EVERY);
-            if is_life && life::is_abandoned(&path) {
-                remove(&path).ok();
-            } else if is(Kind::Record) && is_older_than(HISTORY_KEPT) {
-                self.remove_history(&path);
-            } else if is(Kind::Mutex) && !with(&path, Kind::Record).exists() {
-                self.remove_history(&with(&path, Kind::Record));
+        let directory = &*self.directory;
+        let Ok(files) = directory.names() else { return };
+        let mut dead: Vec<FileName> = Vec::new();
+        for (file, kind) in &files {
+            let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+            let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
+            match kind {
+                Kind::Life if life::is_abandoned(directory, file) => dead.push(file.clone()),
+                // One that was never opened may be about to be.
+                Kind::Unborn if is_old(SWEEP_EVERY) && life::is_abandoned(directory, file) => {
+                    directory.remove(file).ok();
+                }
+                Kind::Draft if is_old(SWEEP_EVERY) && is_regular(stat.as_ref().ok()) => {
+                    directory.remove(file).ok();
+                }
+                Kind::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
+                Kind::Mutex if is_regular(stat.as_ref().ok()) => {
+                    let record = file.with(Kind::Record);
+                    if !files.iter().any(|(file, _)| *file == record) {
+                        self.remove_history(&record);
+                    }
+                }
+                _ => {}
             }
+        }
+        if dead.is_empty() {
+            return;
+        }
+        // As long as a record names it, the file is what shows that its owner is dead. One that is dead is not named anew
+        // by a record that did not name it.
+        let Some(named) = self.named() else { return };
+        for file in dead.iter().filter(|file| !named.contains(*file)) {
+            directory.remove(file).ok();
         }
     }
 
-    /// Removes the record at `path` with all that belongs to it, if it says nothing.
-    fn remove_history(&self, path: &Path) {
-        let Some(mutex) = Mutex::take_idle(&with(path, Kind::Mutex)) else { return };
-        let is_empty = match load(&self.directory, path) {
+    /// The lives of which a record knows; nothing if one cannot be read.
+    fn named(&self) -> Option<BTreeSet<FileName>> {
+        let records = self.records().ok()?;
+        let tokens = records.iter().flat_map(|kept| kept.lives.keys());
+        Some(tokens.map(|token| FileName::of(token.secret(), Kind::Life)).collect())
+    }
+
+    /// Removes the record of that name with all that belongs to it, if it says nothing.
+    fn remove_history(&self, record: &FileName) {
+        let directory = &*self.directory;
+        let Some(mutex) = Mutex::take_idle(directory, &record.with(Kind::Mutex)) else { return };
+        let is_empty = match load(directory, record, Access::Look) {
             Ok(None) => true,
-            Ok(Some(bytes)) => Kept::parse(&self.directory, path, Some(&bytes), None, &self.boot)
+            Ok(Some(content)) => Kept::parse(directory, record, Some(&content), None, &self.boot)
                 .is_ok_and(|kept| kept.is_empty()),
             Err(_) => false,
         };
-        if is_empty && remove(path).is_ok() && remove(&with(path, Kind::Draft)).is_ok() {
-            mutex.remove().ok();
+        let draft = record.with(Kind::Draft);
+        if is_empty && directory.remove(record).is_ok() && directory.remove(&draft).is_ok() {
+            mutex.remove(directory).ok();
         }
     }
 }
 
-/// The file that belongs to the same lock.
-fn with(path: &Path, kind: Kind) -> PathBuf {
-    path.with_extension(&kind.suffix()[1..])
+fn is_regular(stat: Option<&Stat>) -> bool {
+    stat.is_some_and(|stat| kind_of(stat) == FileType::RegularFile)
 }
 
-/// How long ago that was; nothing for the future, where a clock that stepped may have put it.
-fn age(time: SystemTime) -> Duration {
-    time.elapsed().unwrap_or_default()
+/// How long ago it was changed; nothing for the future, where a clock that stepped may have put it.
+fn age(stat: &Stat) -> Duration {
+    let changed = u64::try_from(stat.st_mtime).unwrap_or(0);
+    (SystemTime::UNIX_EPOCH + Duration::from_secs(changed)).elapsed().unwrap_or_default()
 }

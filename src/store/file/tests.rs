@@ -10,13 +10,16 @@ use anyhow::{Context as _, Result, ensure};
 use proptest::prelude::*;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Mutex as Shared;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::SystemTime;
 
 mod crashes;
+mod lives;
 mod several;
+mod strangers;
 
 const TTL: Duration = Duration::from_secs(30);
 /// Longer than any test may take to be woken, shorter than what ends by time.
@@ -62,7 +65,27 @@ impl Place {
     }
 
     fn path_of(&self, key: &str, kind: Kind) -> Result<PathBuf> {
-        Ok(Directory::open(self.directory.path(), "file:/locks")?.file(named(key)?.as_str(), kind))
+        Ok(self.directory.path().join(FileName::of(named(key)?.as_str(), kind).as_str()))
+    }
+
+    /// The file of a token.
+    fn life_of(&self, process: &Process) -> PathBuf {
+        self.directory.path().join(FileName::of(process.token.secret(), Kind::Life).as_str())
+    }
+
+    /// Whose record cannot be written, as on a full disk.
+    fn fill_up(process: &Process, key: Option<&str>) -> Result<()> {
+        let file = key.map(|key| Ok::<_, anyhow::Error>(FileName::of(named(key)?.as_str(), Kind::Record)));
+        let mut full = process.store.directory.full_for.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
+        *full = file.transpose()?;
+        Ok(())
+    }
+
+    /// The length of the record itself: its file has room for another one.
+    fn length(&self) -> Result<usize> {
+        let content =
+            load(&self.store()?.directory, &FileName::of(name()?.as_str(), Kind::Record), Access::Look)?;
+        Ok(content.context("no record")?.bytes.len())
     }
 
     fn view(&self, key: &str) -> Result<View> {
@@ -400,7 +423,8 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         (b"\0\0\0\0", true),
         (b"hello", true),
         (b"{\"format\":1,\"anything\":[]}", false),
-        (b"{\"format\":3,\"anything\":[]}", false),
+        (b"{\"format\":2,\"anything\":[]}", false),
+        (b"{\"format\":4,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
         std::fs::write(place.path(Kind::Record)?, bytes)?;
@@ -420,26 +444,31 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
 }
 
 /// As the first builds of dlock wrote it.
-fn former(lock: &str, hold: &str, waiters: &str) -> Result<String> {
+fn former(format: u32, lock: &str, hold: &str, waiters: &str) -> Result<String> {
     let (name, token) = (name()?, "0123456789abcdef0123456789abcdef");
     let end = r#"{"outcome":"released","owner":{},"fence":8,"since":1,"ended":2,"waited":0}"#;
     Ok(format!(
-        r#"{{"format":1,"name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
+        r#"{{"format":{format},"name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
         name.as_str()
     ))
 }
 
 #[test]
 fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
-    let place = Place::new()?;
-    std::fs::write(place.path(Kind::Record)?, former("\"Free\"", "null", "{}")?)?;
-    let seen = place.store()?.inspect(&name()?, by())?;
-    assert_eq!((seen.state, seen.fence.map(|fence| fence.0)), (State::Free, Some(9_000_000_000_000_001)));
-    assert_eq!(place.store()?.list("dlock:")?.len(), 1);
-    let mut process = place.process()?;
-    assert_eq!(process.granted()?, 9_000_000_000_000_002);
-    process.leave()?;
-    assert!(std::fs::read_to_string(place.path(Kind::Record)?)?.contains("\"fence\":8"), "its log is kept");
+    for format in [1, 2] {
+        let place = Place::new()?;
+        std::fs::write(place.path(Kind::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
+        let seen = place.store()?.inspect(&name()?, by())?;
+        assert_eq!((seen.state, seen.fence.map(|fence| fence.0)), (State::Free, Some(9_000_000_000_000_001)));
+        assert_eq!(place.store()?.list("dlock:")?.len(), 1);
+        let mut process = place.process()?;
+        assert_eq!(process.granted()?, 9_000_000_000_000_002);
+        process.leave()?;
+        assert!(
+            std::fs::read_to_string(place.path(Kind::Record)?)?.contains("\"fence\":8"),
+            "its log is kept"
+        );
+    }
     Ok(())
 }
 
@@ -452,7 +481,7 @@ fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
         (r#""Free""#, "null", r#"{"0123456789abcdef0123456789abcdef":{}}"#),
     ] {
         let place = Place::new()?;
-        let bytes = former(lock, hold, waiters)?;
+        let bytes = former(1, lock, hold, waiters)?;
         std::fs::write(place.path(Kind::Record)?, &bytes)?;
         let mut process = place.process()?;
         let answer = process.acquire(Patience::None);
@@ -468,7 +497,7 @@ fn the_record_of_another_lock_is_not_taken_for_ones_own() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     process.granted()?;
-    let other = place.store()?.directory.file(named("other")?.as_str(), Kind::Record);
+    let other = place.path_of("other", Kind::Record)?;
     std::fs::copy(place.path(Kind::Record)?, other)?;
     let error = process.store.inspect(&named("other")?, by()).err().context("taken")?;
     assert!(matches!(error, Error::Garbled(_)), "{error}");
@@ -481,10 +510,10 @@ fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
     let before = std::fs::read(place.path(Kind::Record)?)?;
-    std::fs::create_dir(place.path(Kind::Draft)?)?;
+    Place::fill_up(&holder, Some("nightly"))?;
     assert!(holder.leave().is_err());
     assert_eq!(std::fs::read(place.path(Kind::Record)?)?, before);
-    std::fs::remove_dir(place.path(Kind::Draft)?)?;
+    Place::fill_up(&holder, None)?;
     assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
     assert!(matches!(holder.leave()?, Left::Released { .. }));
     Ok(())
@@ -498,6 +527,9 @@ fn what_a_killed_writer_left_is_in_nobodys_way() -> Result<()> {
     let fence = process.granted()?;
     std::fs::write(place.path(Kind::Draft)?, "{\"form")?;
     assert_eq!(process.granted()?, fence);
+    let long_ago = SystemTime::now() - SWEEP_EVERY * 2;
+    File::options().write(true).open(place.path(Kind::Draft)?)?.set_modified(long_ago)?;
+    place.store()?.list("dlock:")?;
     assert!(!place.path(Kind::Draft)?.exists());
     Ok(())
 }
@@ -513,7 +545,7 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
     }
     let directory = tempfile::tempdir()?;
     let mut mount = std::process::Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", "size=64k", "dlock-test"]).arg(directory.path());
+    mount.args(["-t", "tmpfs", "-o", "size=64k,mode=700", "dlock-test"]).arg(directory.path());
     if !mount.output().is_ok_and(|output| output.status.success()) {
         return Ok(());
     }
@@ -524,10 +556,15 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
     let fence = process.granted()?;
     let filler = mounted.0.path().join("filler");
     std::fs::write(&filler, vec![b'x'; 1 << 20]).err().context("the disk did not fill up")?;
-    let error = process.store.renew(&name()?.into(), &process.token, TTL, by()).err().context("no error")?;
-    assert!(matches!(error, Error::Unavailable(_)) && error.to_string().contains("make room"), "{error}");
+    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::Renewed);
+    let mut other = Process::of(FileStore::open(mounted.0.path(), "file:/locks")?, Token::random()?)?;
+    other.names = named("other")?.into();
+    let error = other.acquire(Patience::None).err().context("no error")?.to_string();
+    assert!(error.contains("make room"), "{error}");
+    assert!(matches!(process.leave()?, Left::Released { .. }), "what it has room for is written in place");
     std::fs::remove_file(filler)?;
-    assert_eq!(process.granted()?, fence);
+    other.names = name()?.into();
+    assert!(other.granted()? > fence);
     Ok(())
 }
 
@@ -538,14 +575,16 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     process.granted()?;
     let mutex = File::open(place.path(Kind::Mutex)?)?;
     flock(&mutex, FlockOperation::LockExclusive)?;
+    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::Renewed);
+    let mut other = place.process()?;
     let by = Moment::now().after(Duration::from_millis(200));
-    let error =
-        process.store.renew(&name()?.into(), &process.token, TTL, by).err().context("it was renewed")?;
+    let error = other.store.acquire(&other.names, &other.ask(Patience::None), by).err().context("taken")?;
     assert!(by.passed() && by.after(Duration::from_secs(5)) > Moment::now());
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
     assert!(process.store.inspect(&name()?, by).is_ok(), "reading needs no mutex");
     drop(mutex);
-    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, self::by())?, Renewal::Renewed);
+    assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
     Ok(())
 }
 
@@ -560,7 +599,7 @@ fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
             ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
             thread::yield_now();
             inside.fetch_sub(1, Ordering::SeqCst);
-            mutex.remove()?;
+            mutex.remove(&store.directory)?;
         }
         Ok(())
     };
@@ -613,7 +652,7 @@ fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
         let mut process = place.process()?;
         process.granted()?;
         process.leave()?;
-        sizes.push(std::fs::metadata(place.path(Kind::Record)?)?.len());
+        sizes.push(place.length()?);
     }
     assert!(sizes[99] < sizes[70] + 100, "{sizes:?}");
     let view = place.store()?.inspect(&name()?, by())?;

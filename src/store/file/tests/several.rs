@@ -296,13 +296,14 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     old.granted()?;
     let mut waiter = place.wants(&["a"], Mode::Exclusive)?;
     waiter.waits()?;
-    let path = place.path_of("a", Kind::Record)?;
+    let file = FileName::of(named("a")?.as_str(), Kind::Record);
     let (directory, boot) = (Directory::open(place.directory.path(), "file:/locks")?, Boot::current()?);
-    let mut kept = Kept::parse(&directory, &path, load(&directory, &path)?.as_deref(), None, &boot)?;
+    let read = || load(&directory, &file, Access::Change)?.context("no record");
+    let mut kept = Kept::parse(&directory, &file, Some(&read()?), None, &boot)?;
     let an_hour = 3_600_000_000;
     // As if all of it had happened with a clock that was an hour behind.
-    let mut behind: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-    behind["offset"] = (kept.offset - an_hour).into();
+    let mut behind = Kept::parse(&directory, &file, Some(&read()?), None, &boot)?;
+    behind.offset -= an_hour;
     let now = kept.now(&boot);
     let before = kept.record.inspect(now);
     kept.offset -= an_hour;
@@ -313,7 +314,7 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     );
 
     // Every time in it is an hour ahead of its clock now; lifted by another record, they stay that.
-    std::fs::write(&path, serde_json::to_vec(&behind)?)?;
+    behind.write(&directory, now, read()?.into_slot())?.place(&directory)?;
     let left = place.view("a")?.left.context("held")?;
     assert!(left > Duration::from_secs(3600));
     let mut new = place.wants(&["b"], Mode::Exclusive)?;

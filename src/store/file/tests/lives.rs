@@ -1,0 +1,162 @@
+//! Does a holder keep its lease, and a waiter its place, by what they say in their own files alone? And what if somebody
+//! removes those?
+
+use super::*;
+
+const STEP: Duration = Duration::from_secs(7);
+
+fn record(place: &Place) -> Result<Vec<u8>> {
+    Ok(std::fs::read(place.path(Kind::Record)?)?)
+}
+
+#[test]
+fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let before = record(&place)?;
+    for step in 1..10u32 {
+        holder.store.boot.ahead = STEP * step;
+        assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+        let mut store = place.store()?;
+        store.boot.ahead = STEP * step;
+        let view = store.inspect(&name()?, by())?;
+        assert!(view.holders[0].lease > TTL - Duration::from_secs(1), "{view:?}");
+        let proof = store.prove(&holder.names, &holder.token, by())?.context("it holds it")?;
+        assert!(proof.lease > TTL - Duration::from_secs(1));
+    }
+    assert_eq!(record(&place)?, before);
+    let mut other = place.process()?;
+    other.store.boot.ahead = STEP * 10;
+    assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)), "twice its lease after the grant");
+    other = place.process()?;
+    other.store.boot.ahead = STEP * 9 + TTL;
+    other.granted()?;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
+    Ok(())
+}
+
+/// The lease was over, and nobody else had come: the record decides.
+#[test]
+fn a_renewal_that_comes_too_late_is_no_renewal_of_ones_own() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut other) = (place.process()?, place.process()?);
+    holder.granted()?;
+    holder.store.boot.ahead = TTL;
+    other.store.boot.ahead = TTL;
+    other.granted()?;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(other.store.renew(&other.names, &other.token, TTL, by())?, Renewal::Renewed);
+    Ok(())
+}
+
+#[test]
+fn a_renewal_hears_what_an_operator_wants() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    let fence = holder.granted()?;
+    place.store()?.request(&name()?, Fence(fence), &Owner::default(), by())?;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Asked);
+    holder.store.boot.ahead = STEP * 2;
+    holder.store.renew(&holder.names, &holder.token, TTL, by())?;
+    let revoke = Revoke { when: When::Safe, by: Owner::default() };
+    place.store()?.revoke(&name()?, &revoke, by())?;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Revoked);
+    let mut next = place.process()?;
+    next.store.boot.ahead = TTL;
+    assert!(matches!(next.acquire(Patience::None)?, Acquired::Busy(_)), "the old lease was renewed since");
+    let mut next = place.process()?;
+    next.store.boot.ahead = STEP * 2 + TTL + Duration::from_secs(1);
+    next.granted()?;
+    Ok(())
+}
+
+#[test]
+fn a_heartbeat_changes_no_record_and_keeps_the_place() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut first, mut second) = (place.process()?, place.process()?, place.process()?);
+    holder.granted()?;
+    first.waits()?;
+    second.waits()?;
+    let before = record(&place)?;
+    for beat in 1..8u32 {
+        for waiter in [&mut first, &mut second] {
+            waiter.store.boot.ahead = Duration::from_millis(1600) * beat;
+            waiter.waits()?;
+        }
+    }
+    assert_eq!(record(&place)?, before);
+    assert_eq!(second.waits()?, 1, "nobody was passed over");
+    let mut third = place.process()?;
+    third.store.boot.ahead = Duration::from_secs(12);
+    assert_eq!(third.waits()?, 2);
+    third.store.boot.ahead = Duration::from_secs(20);
+    first.store.boot.ahead = Duration::from_secs(20);
+    second.store.boot.ahead = Duration::from_secs(20);
+    first.waits()?;
+    third.waits()?;
+    assert_eq!(third.waits()?, 1, "the silent one was");
+    assert_eq!(second.waits()?, 1, "and is back in its place");
+    Ok(())
+}
+
+/// As what cleans up temporary files does.
+#[test]
+fn a_removed_life_is_no_death() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    for step in [STEP, STEP * 2] {
+        holder.store.boot.ahead = step;
+        assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+    }
+    std::fs::remove_file(place.life_of(&holder))?;
+    std::fs::remove_file(place.life_of(&waiter))?;
+    assert_eq!(waiter.waits()?, 0);
+    // The record says that the lease is over; the holder has said more, where nobody can read it any more.
+    waiter.store.boot.ahead = TTL + Duration::from_secs(1);
+    assert_eq!(waiter.waits()?, 0);
+    holder.store.boot.ahead = STEP * 3;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+    waiter.store.boot.ahead = STEP * 3 + TTL - Duration::from_secs(1);
+    assert_eq!(waiter.waits()?, 0);
+    // Of one that can no longer be felt the lease alone tells.
+    holder.die();
+    waiter.store.boot.ahead = STEP * 3 + TTL * 3;
+    waiter.granted()?;
+    Ok(())
+}
+
+/// A token that is handed over has no life, and a script asks with it no more.
+#[test]
+fn what_scripts_gave_back_is_not_remembered_without_end() -> Result<()> {
+    let place = Place::new()?;
+    let mut sizes = Vec::new();
+    for _ in 0..150 {
+        let mut process = place.process()?;
+        process.granted()?;
+        process.store.hand_over(&process.names, &process.token, by())?;
+        process.leave()?;
+        sizes.push(place.length()?);
+    }
+    assert!(sizes[149] < sizes[100] + 200, "{sizes:?}");
+    Ok(())
+}
+
+/// A dead one that held several is dead at each of them, whoever finds it first, also after somebody cleaned up.
+#[test]
+fn a_dead_one_leaves_its_file_until_all_its_locks_have_buried_it() -> Result<()> {
+    let place = Place::new()?;
+    let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
+    both.granted()?;
+    let life = place.life_of(&both);
+    both.die();
+    place.wants(&["a"], Mode::Exclusive)?.granted()?;
+    place.store()?.list("dlock:")?;
+    assert!(life.exists());
+    place.wants(&["b"], Mode::Exclusive)?.granted()?;
+    place.store()?.list("dlock:")?;
+    assert!(!life.exists());
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What can somebody do who may write the directory, or has put something there? Nothing to files elsewhere, and nothing
+//! to locks but those whose files it is.
+
+use super::*;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+const STORE_FILES: [Kind; 2] = [Kind::Record, Kind::Mutex];
+
+fn fifo(path: &Path) -> Result<()> {
+    ensure!(std::process::Command::new("mkfifo").arg(path).status()?.success());
+    Ok(())
+}
+
+/// Makes something at a path that is no file of dlock's.
+type Put = fn(&Path) -> Result<()>;
+
+const STRANGE: [(&str, Put); 5] = [
+    ("is a FIFO", fifo),
+    ("is a directory", |path| Ok(std::fs::create_dir(path)?)),
+    ("is a symbolic link", |path| Ok(symlink("/dev/null", path)?)),
+    ("is a socket", |path| std::os::unix::net::UnixListener::bind(path).map(drop).map_err(Into::into)),
+    ("hard links", |path| {
+        let victim = path.with_extension("victim");
+        std::fs::write(&victim, "")?;
+        Ok(std::fs::hard_link(victim, path)?)
+    }),
+];
+
+#[test]
+fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
+    for (what, put) in STRANGE {
+        for kind in STORE_FILES {
+            let place = Place::new()?;
+            put(&place.path(kind)?)?;
+            let mut process = place.process()?;
+            let error = process.acquire(Patience::None).err().context(what)?.to_string();
+            let file = FileName::of(name()?.as_str(), kind);
+            assert!(error.starts_with("file:/locks: ") && error.contains(what), "{error}");
+            assert!(error.contains(file.as_str()), "{error}");
+            if kind == Kind::Record {
+                assert!(process.store.inspect(&name()?, by()).is_err());
+            }
+            let mut other = place.wants(&["other"], Mode::Exclusive)?;
+            other.granted()?;
+            assert_eq!(place.store()?.list("dlock:")?, [named("other")?]);
+            assert!(place.path(kind)?.symlink_metadata().is_ok(), "it was left as it is");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_record_that_never_ends_is_not_read() -> Result<()> {
+    let place = Place::new()?;
+    File::create(place.path(Kind::Record)?)?.set_len(2 << 30)?;
+    let mut process = place.process()?;
+    let error = process.acquire(Patience::None).err().context("taken")?.to_string();
+    assert!(error.contains("bytes"), "{error}");
+    assert!(place.store()?.list("dlock:")?.is_empty());
+    Ok(())
+}
+
+/// Whatever is put where dlock is going to write, nothing outside of the directory is changed or made.
+#[test]
+fn nobody_is_led_elsewhere() -> Result<()> {
+    let elsewhere = tempfile::tempdir()?;
+    let (victim, unmade) = (elsewhere.path().join("victim"), elsewhere.path().join("unmade"));
+    std::fs::write(&victim, "precious")?;
+    let life = Token::random()?;
+    let mut files = vec!["swept".to_owned()];
+    for kind in [Kind::Mutex, Kind::Record, Kind::Draft] {
+        files.push(FileName::of(name()?.as_str(), kind).as_str().into());
+    }
+    for kind in [Kind::Life, Kind::Unborn] {
+        files.push(FileName::of(life.secret(), kind).as_str().into());
+    }
+    for target in [&victim, &unmade] {
+        for file in &files {
+            let place = Place::new()?;
+            let path = place.directory.path().join(file);
+            symlink(target, &path)?;
+            let mut store = place.store()?;
+            store.prepare(&life).ok();
+            let mut process = Process::of(store, life.clone())?;
+            process.acquire(Patience::None).ok();
+            process.leave().ok();
+            place.store()?.list("dlock:").ok();
+            assert_eq!(std::fs::read_to_string(&victim)?, "precious", "{path:?}");
+            assert!(!unmade.exists(), "{path:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hard_link_is_not_written_to() -> Result<()> {
+    for kind in STORE_FILES {
+        let place = Place::new()?;
+        let victim = place.directory.path().join("victim");
+        std::fs::write(&victim, "")?;
+        std::fs::hard_link(&victim, place.path(kind)?)?;
+        assert!(place.process()?.acquire(Patience::None).is_err());
+        assert_eq!(std::fs::metadata(&victim)?.len(), 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_has_another_name_is_somebody_elses() -> Result<()> {
+    let place = Place::new()?;
+    let at = |name: &str| place.directory.path().join(name);
+    let hash = FileName::of("x", Kind::Mutex).as_str().replace(".mutex", "");
+    let foreign = ["notes.mutex", "a.tmp", "b.json", "c.new", &format!("{hash}.mutex.bak")];
+    for name in foreign {
+        std::fs::write(at(name), "")?;
+    }
+    fifo(&at("d.life"))?;
+    std::fs::create_dir(at(&format!("{hash}.mutex")))?;
+    let mut process = place.process()?;
+    process.granted()?;
+    process.leave()?;
+    assert_eq!(place.store()?.list("dlock:")?, [name()?]);
+    for name in foreign.into_iter().chain(["d.life", &format!("{hash}.mutex")]) {
+        assert!(at(name).exists(), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_directory_that_all_may_write_is_refused() -> Result<()> {
+    for (mode, is_fit) in [(0o777, false), (0o1777, false), (0o770, true), (0o3770, true), (0o755, true)] {
+        let place = Place::new()?;
+        std::fs::set_permissions(place.directory.path(), std::fs::Permissions::from_mode(mode))?;
+        let opened = place.store();
+        assert_eq!(opened.is_ok(), is_fit, "{mode:o}");
+        if let Err(error) = opened {
+            let text = error.to_string();
+            assert!(text.contains("not safe") && text.contains("chmod 2770"), "{text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn files_are_as_open_as_the_directory() -> Result<()> {
+    for (directory, file) in [(0o700, 0o600), (0o755, 0o600), (0o2770, 0o660), (0o3770, 0o660)] {
+        let place = Place::new()?;
+        std::fs::set_permissions(place.directory.path(), std::fs::Permissions::from_mode(directory))?;
+        let mut process = place.process()?;
+        process.granted()?;
+        for path in [place.path(Kind::Record)?, place.path(Kind::Mutex)?, place.life_of(&process)] {
+            let mode = std::fs::metadata(&path)?.permissions().mode() & 0o7777;
+            assert_eq!(mode, file, "{path:?} in {directory:o}");
+        }
+    }
+    Ok(())
+}
+
+/// Everything in a record has a bound.
+#[test]
+fn a_forged_record_does_no_more_than_be_refused() -> Result<()> {
+    let forge = |change: fn(&mut Kept)| -> Result<(Place, Result<View>)> {
+        let place = Place::new()?;
+        let (mut holder, mut waiter) = (place.process()?, place.process()?);
+        holder.granted()?;
+        waiter.waits()?;
+        let (directory, boot) = (Arc::clone(&holder.store.directory), Boot::current()?);
+        let file = FileName::of(name()?.as_str(), Kind::Record);
+        let content = load(&directory, &file, Access::Change)?.context("no record")?;
+        let mut kept = Kept::parse(&directory, &file, Some(&content), None, &boot)?;
+        change(&mut kept);
+        kept.write(&directory, kept.now(&boot), content.into_slot())?.place(&directory)?;
+        let view = place.view("nightly");
+        Ok((place, view))
+    };
+    let forged: [fn(&mut Kept); 7] = [
+        |kept| kept.record.holds.values_mut().for_each(|hold| hold.owner.command = "ü".repeat(1 << 20)),
+        |kept| kept.record.fence = u64::MAX,
+        |kept| kept.offset = u64::MAX,
+        |kept| kept.record.waiters.values_mut().for_each(|waiter| waiter.ticket = u64::MAX),
+        |kept| kept.record.waiters.values_mut().for_each(|waiter| waiter.mode = Mode::Slots(u32::MAX)),
+        |kept| kept.record.waiters.values_mut().for_each(|waiter| waiter.names = vec!["x".into()]),
+        |kept| kept.record.holds.values_mut().for_each(|hold| hold.until.0 = u64::MAX),
+    ];
+    for (number, change) in forged.into_iter().enumerate() {
+        let (place, view) = forge(change)?;
+        assert!(view.is_err(), "{number}");
+        assert!(place.process()?.acquire(Patience::Queue).is_err(), "{number}");
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The store that is a directory, used as people use it: with other users, with limits, with somebody stopped at the
+//! wrong moment, and by many at once.
+
+use crate::support::dlock::BINARY;
+use crate::support::proc;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use rustix::process::{Signal, geteuid};
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+
+const NOBODY: u32 = 65534;
+const AS_NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+
+fn locks(world: &World, owner: u32, mode: u32) {
+    let path = world.path("locks");
+    chown(&path, Some(owner), Some(NOBODY)).expect("root may");
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("permissions");
+}
+
+/// Whether there is another user to be.
+fn is_root(world: &World) -> bool {
+    world.open_to_all();
+    let may = geteuid().is_root()
+        && world
+            .dlock(["--version"])
+            .under(&AS_NOBODY)
+            .any_stdout()
+            .any_stderr()
+            .spawn()
+            .output()
+            .status
+            .success();
+    if !may {
+        println!("skipped: this user cannot become another one");
+    }
+    may
+}
+
+/// What was root's after root had looked in, nobody could use any more.
+#[test]
+fn a_record_stays_whose_it_was() {
+    let world = World::new(Backend::File);
+    if !is_root(&world) {
+        return;
+    }
+    for mode in [0o2770, 0o3770] {
+        locks(&world, 0, mode);
+        let key = format!("k{mode:o}");
+        let theirs =
+            world.run(&key, &[], "echo up >> log; sleep 1000").under(&AS_NOBODY).any_stderr().spawn();
+        wait_until("the job runs", || world.state(&key) == "held");
+        world.run(&key, &[], "true").status(75).any_stderr().run();
+        let owners: Vec<u32> = fs::read_dir(world.path("locks"))
+            .expect("a directory")
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().ends_with(".json"))
+            .map(|entry| entry.metadata().expect("a file").uid())
+            .collect();
+        assert!(owners.iter().all(|owner| *owner == NOBODY), "{owners:?}");
+        world.run(&key, &[], "true").under(&AS_NOBODY).status(75).any_stderr().run();
+        theirs.signal(Signal::TERM);
+        theirs.output();
+        world.run(&key, &[], "true").run();
+        world.run(&key, &[], "true").under(&AS_NOBODY).run();
+    }
+}
+
+#[test]
+fn a_directory_of_strangers_is_refused_by_name() {
+    let world = World::new(Backend::File);
+    if !is_root(&world) {
+        return;
+    }
+    for (owner, mode, says) in
+        [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o777, "every user"), (0, 0o1777, "every user")]
+    {
+        locks(&world, owner, mode);
+        let output = world.run("k", &[], "true").status(78).any_stderr().run();
+        let named = output.stderr.contains(&world.url()) && output.stderr.contains(says);
+        assert!(named, "{mode:o}: {}", output.stderr);
+        let output = world.dlock(["status"]).status(78).any_stderr().run();
+        assert!(output.stderr.contains(says), "{}", output.stderr);
+    }
+}
+
+/// The attack of the issue: `swept` is a link when root comes along.
+#[test]
+fn root_is_not_led_to_another_file() {
+    let world = World::new(Backend::File);
+    if !is_root(&world) {
+        return;
+    }
+    locks(&world, 0, 0o2770);
+    world.write("precious", "precious");
+    symlink(world.path("precious"), world.path("locks/swept")).expect("a link");
+    world.run("k", &[], "true").run();
+    assert_eq!(world.read("precious"), "precious");
+}
+
+#[test]
+fn a_limit_on_files_is_said_and_kills_nobody() {
+    let world = World::new(Backend::File);
+    let mut shell = world.command("sh");
+    shell.args(["-c", "ulimit -f 0; \"$0\" run -k k -- true 2>&1 | cat", BINARY]);
+    let output = shell.env("DLOCK_STORE", world.url()).output().expect("sh");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("(ulimit -f)"), "{said}");
+    world.run("k", &[], "true").run();
+}
+
+/// A FIFO in place of one lock's files: an error for that one, at once, and the others go on.
+#[test]
+fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
+    let world = World::new(Backend::File);
+    world.run("k", &[], "true").run();
+    for file in fs::read_dir(world.path("locks")).expect("a directory").flatten() {
+        let path = file.path();
+        if path.extension().is_some() {
+            fs::remove_file(&path).expect("a file");
+            assert!(world.command("mkfifo").arg(&path).status().is_ok_and(|status| status.success()));
+        }
+    }
+    let output = world.run("k", &[], "true").status(69).any_stderr().run();
+    assert!(output.stderr.contains("is a FIFO"), "{}", output.stderr);
+    world.run("other", &[], "true").run();
+    world.dlock(["status"]).any_stdout().run();
+}
+
+/// Who is stopped with the mutex keeps others from the lock, and says so; the holder's job goes on.
+#[test]
+fn a_stopped_process_with_the_mutex_kills_no_job() {
+    let world = World::new(Backend::File);
+    let holder =
+        world.run("k", &["-t", "3s"], "echo up >> log; while ! [ -e end ]; do sleep 0.05; done").spawn();
+    world.wait_for_log("up");
+    let mutex = fs::read_dir(world.path("locks")).expect("a directory").flatten();
+    let mutex = mutex.map(|file| file.path()).find(|path| path.extension().is_some_and(|end| end == "mutex"));
+    let script = "echo $$ > stopped.tmp; mv stopped.tmp stopped.pid; exec sleep 1000";
+    let mut stopped = world.command("flock");
+    stopped.arg(mutex.expect("a mutex")).args(["sh", "-c", script]);
+    let mut stopped = stopped.spawn().expect("flock");
+    let pid = world.wait_for_pid("stopped.pid");
+    proc::signal(i32::try_from(stopped.id()).expect("a process id"), Signal::STOP);
+    let output = world
+        .run("k", &["--connect-timeout", "2s", "--op-timeout", "2s"], "true")
+        .status(69)
+        .any_stderr()
+        .run();
+    assert!(output.stderr.contains(&format!("process {}", stopped.id())), "{}", output.stderr);
+    proc::signal(pid, Signal::KILL);
+    proc::signal(i32::try_from(stopped.id()).expect("a process id"), Signal::KILL);
+    stopped.wait().expect("it is our child");
+    world.write("end", "");
+    holder.finish();
+}
