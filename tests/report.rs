@@ -336,6 +336,47 @@ fn the_file_is_replaced_by_a_rename() {
     assert_eq!(names, 1, "no temporary file is left");
 }
 
+/// Root's dlock in a directory where others may make links. The kernel's own setting (protected_symlinks) looks at sticky
+/// directories only, and never at a readlink.
+#[test]
+fn no_link_of_somebody_else_is_followed() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let world = World::without_redis();
+    fs::create_dir(world.path("private")).expect("a directory");
+    fs::create_dir(world.path("open")).expect("a directory");
+    world.write("private/file", "kept");
+    let is_theirs = |name: &str, target: &Path| {
+        symlink(target, world.path(name)).expect("a link");
+        std::os::unix::fs::lchown(world.path(name), Some(65534), None).expect("we are root");
+    };
+    is_theirs("open/r.json", &world.path("private/file"));
+    is_theirs("open/new.json", &world.path("private/new"));
+    is_theirs("open/directory", &world.path("private"));
+    symlink("open/r.json", world.path("mine")).expect("a link");
+    for path in
+        ["open/r.json", "open/new.json", "open/directory/file", "open/directory/../private/file", "mine"]
+    {
+        let call = world.run("k", &["--report", path], "touch ran").status(78);
+        call.stderr_like("dlock: no report .*is a link that belongs to somebody else.*\n").run();
+    }
+    assert!(!world.path("ran").exists());
+    // Nor is one that is put there while the job runs.
+    symlink(world.path("private"), world.path("later")).expect("a link");
+    let swap = "rm later; ln -s $PWD/private later; chown -h 65534 later";
+    world.run("k", &["--report", "later/file"], swap).stderr_like("dlock: the report .*not followed\n").run();
+    let swap = "ln -s ../private/file open/late.json; chown -h 65534 open/late.json";
+    let run = world.run("k", &["--report", "open/late.json"], swap);
+    run.stderr_like("dlock: the report .*not followed\n").run();
+    assert_eq!(world.read("private/file"), "kept");
+    assert_eq!(fs::read_dir(world.path("private")).expect("a directory").count(), 1);
+    // Root's own links lead where they did.
+    symlink("../private/file", world.path("open/own.json")).expect("a link");
+    world.run("k", &["--report", "open/own.json"], "exit 3").status(3).run();
+    assert!(world.read("private/file").contains("\"status\":3"));
+}
+
 /// While the job runs there is no report yet, and the last one stays.
 #[test]
 fn a_killed_dlock_leaves_the_last_report() {
