@@ -203,12 +203,41 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__check)
-            opts="-q -v -h --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --token-file --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --token-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -427,12 +456,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__history)
-            opts="-q -v -h --json --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --json --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -499,12 +542,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__metrics)
-            opts="-q -v -h --max-keys --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --max-keys --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --max-keys)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -575,12 +632,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__release)
-            opts="-y -q -v -h --token-file --force --now --yes --slot --timeout --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -y -q -v -h --key --token-file --force --now --yes --slot --timeout --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --token-file)
                     local oldifs
                     if [ -n "${IFS+x}" ]; then
@@ -670,12 +741,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__renew)
-            opts="-t -q -v -h --ttl --token-file --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -t -q -v -h --key --ttl --token-file --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -765,7 +850,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -s -x -n -w -t -E -c -q -v -h --key --shared --exclusive --slots --wait --min-hold --max-run --ttl --max-lease --grace --on-lost --busy-exit-code --tree --report --replicas --reason --label --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --timeout --help"
+            opts="-k -s -x -n -w -t -E -c -q -v -h --key --shared --exclusive --slots --wait --min-hold --max-run --ttl --max-lease --grace --on-lost --busy-exit-code --tree --report --replicas --reason --label --command --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --nonblock --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -930,10 +1015,6 @@ _dlock() {
                     COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
-                --timeout)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -942,12 +1023,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__status)
-            opts="-q -v -h --json --watch --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --json --watch --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --watch)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1018,12 +1113,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__wait)
-            opts="-w -q -v -h --wait --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -w -q -v -h --key --wait --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1098,12 +1207,26 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__watch)
-            opts="-q -v -h --json --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --json --store --prefix --config --username --password-file --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --key)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0

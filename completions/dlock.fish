@@ -66,7 +66,6 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'An ambiguous word' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
@@ -74,6 +73,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do no
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with those who wait under each lock, until q or ^C [default: every second]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -91,6 +91,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a 
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -134,6 +135,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s t -l ttl -d 'The length of the lease from now on, 500ms to 24h' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token-file -d 'Renew the hold whose token is in FILE (`-`: standard input)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -151,6 +153,8 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s k -l key -d 'The same as KEY' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l token-file -d 'Ask about the hold whose token is in FILE (`-`: standard input)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -166,6 +170,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s w -l wait -d 'Wait at most this long; 0: only look [default: for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -182,6 +187,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token-file -d 'Give back the hold whose token is in FILE (`-`: standard input)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l slot -d 'Of a lock with slots, ask only the holder of slot N to stop' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l timeout -d 'How long to wait for the job to end; the holder stays asked [default: for ever]' -r
@@ -203,6 +209,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -219,6 +226,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Give time series of their own to at most N locks, the first by name' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -275,11 +283,19 @@ end
 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s k -l key -r -f -a "(__dlock_keys)"

@@ -13,6 +13,8 @@ pub mod complete;
 pub mod doctor;
 pub mod duration;
 pub mod history;
+pub mod key;
+mod leading;
 pub mod metrics;
 pub mod release;
 pub mod renew;
@@ -42,8 +44,9 @@ pub use status::Status;
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\
-        DLOCK_STORE or a configuration file names another one. 'dlock run --help'\n\
-        explains the rest.",
+        DLOCK_STORE or a configuration file names another one. The options that every\n\
+        command takes may stand before the command: dlock --store URL status.\n\
+        'dlock run --help' explains the rest.",
     disable_help_subcommand = true,
     args_override_self = true,
     max_term_width = 100
@@ -114,8 +117,8 @@ impl Command {
                 [key] => Some(key),
                 _ => None,
             },
-            Self::Release(release) => Some(&release.key),
-            Self::History(history) => Some(&history.key),
+            Self::Release(release) => Some(&release.key.0),
+            Self::History(history) => Some(&history.key.0),
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
                 None
             }

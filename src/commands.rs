@@ -3,7 +3,7 @@
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
 use crate::clock::Moment;
-use crate::config::{Settings, Surroundings};
+use crate::config::{Settings, Source, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
@@ -12,7 +12,7 @@ use crate::lock::{Key, Name, Names, Owner};
 use crate::output::busy::listed;
 use crate::output::{self, Kind, Printer};
 use crate::store::{self, Store};
-use held::{Held, Holds};
+use held::{Held, Holds, Scope};
 use std::process::ExitCode;
 use stores::open;
 
@@ -127,6 +127,18 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
     Ok((settings, printer))
 }
 
+/// Says that nobody named the store in which something is about to be locked.
+fn say_default(settings: &Settings, printer: &Printer) {
+    if settings.store.source == Source::Default {
+        let text = format!(
+            "nothing names a store, so it is {}, which on another machine is another server; --store, DLOCK_STORE or \
+             store = \"URL\" in /etc/dlock.toml names one, also this one",
+            settings.store
+        );
+        printer.say(Kind::Warning, &text);
+    }
+}
+
 /// An error of the store, with where the store was set.
 fn located(settings: &Settings, error: store::Error) -> Error {
     error.map(|text| format!("{text} ({})", settings.store.origin())).into()
@@ -159,18 +171,19 @@ fn prove(settings: &Settings, store: &mut dyn Store, held: &Held) -> Result<Opti
 }
 
 /// DLOCK_HELD knows no such hold.
-fn no_hold(settings: &Settings, holds: &Holds, key: Option<&Key>) -> Error {
+fn no_hold(settings: &Settings, scope: Scope<'_>, holds: &Holds, key: Option<&Key>) -> Error {
     let of = key.map(|key| format!(" of {key}")).unwrap_or_default();
     let others: Vec<String> =
         holds.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
     let next = if others.is_empty() {
         "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
-    } else if holds.here(settings).next().is_some() {
+    } else if scope.is_open() || holds.here(settings).next().is_some() {
         format!("it holds {}", others.join(", "))
     } else {
         format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
     };
-    Error::NotHeld(format!("this process runs under no lock{of} in {}: {next}", settings.store))
+    let place = if scope.is_open() { String::new() } else { format!(" in {}", settings.store) };
+    Error::NotHeld(format!("this process runs under no lock{of}{place}: {next}"))
 }
 
 /// This process, as others see it in the store.

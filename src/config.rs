@@ -8,6 +8,7 @@ use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
 use clap::ValueEnum;
 use file::{File, Value};
+use reach::{Access, Beside, PasswordAt, absolute};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use url::{Place, Secret};
 
 pub mod file;
+pub mod reach;
 pub mod run;
 pub mod url;
 
@@ -135,6 +137,8 @@ pub struct Store {
     pub sentinel_credentials: Option<Credentials>,
     /// Who named it.
     pub source: Source,
+    /// How it is reached, without a secret.
+    pub access: Access,
 }
 
 impl Store {
@@ -201,6 +205,9 @@ pub struct Settings {
     pub exposed: Vec<&'static str>,
     /// What the configuration files say.
     file: File,
+    /// DLOCK_PASSWORD.
+    password_variable: Option<Secret>,
+    beside: Beside,
     /// The program that runs `-c STRING`.
     shell: OsString,
 }
@@ -208,7 +215,7 @@ pub struct Settings {
 impl Settings {
     /// Resolves the options that every command takes. Reads the configuration files and the password file.
     pub fn resolve(flags: &Common, around: &Surroundings) -> Result<Self, Error> {
-        let variables = own_variables(around)?;
+        let variables = own_variables(flags, around)?;
         let layers = Layers { variables: &variables };
         let mut warnings = Vec::new();
         let mut remarks = Vec::new();
@@ -223,25 +230,25 @@ impl Settings {
                     .into(),
             );
         }
-        let credentials = match url.value.place {
-            Place::File { .. } => None,
+        let login = match url.value.place {
+            Place::File { .. } => Login::default(),
             Place::Tcp { .. }
             | Place::Unix { .. }
             | Place::Sentinel { .. }
             | Place::Cluster { .. }
             | Place::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
         };
-        let sentinel_credentials = match &url.value.sentinel {
-            None => None,
-            Some(login) => Some(Credentials {
-                username: login.username.clone(),
-                password: password_in(&login.password_file)
-                    .map(Secret::new)
-                    .map_err(|why| invalid(&url.source, &why))?,
-            }),
-        };
+        let sentinel_credentials =
+            url.value.sentinel_credentials().map_err(|why| invalid(&url.source, &why))?;
+        let beside = layers.beside(flags, &login);
+        let credentials = login.credentials;
         let sensitive = layers.sensitive_files(flags, &file, &files, &url);
         let exposed = layers.exposed();
+        let access = Access {
+            url: url.value.text,
+            username: credentials.as_ref().and_then(|login| login.username.clone()),
+            password: login.password_at,
+        };
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
@@ -274,13 +281,21 @@ impl Settings {
             verbosity: verbosity(flags, &file)?,
             log_format: log_format.or_else(|| file.choice("log-format")).unwrap_or(LogFormat::Text),
             color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
-            store: Store { place: url.value.place, credentials, sentinel_credentials, source: url.source },
+            store: Store {
+                place: url.value.place,
+                credentials,
+                sentinel_credentials,
+                source: url.source,
+                access,
+            },
             prefix: prefix.value,
             files: sensitive,
             exposed,
             warnings,
             remarks,
             file,
+            password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),
+            beside,
             shell: around.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
     }
@@ -309,14 +324,18 @@ fn invalid(source: &Source, why: &str) -> Error {
     Error::Config(format!("{source}: {why}"))
 }
 
-/// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8.
-fn own_variables(around: &Surroundings) -> Result<BTreeMap<&'static str, String>, Error> {
+/// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8. A
+/// DLOCK_STORE that is empty is none where a flag names the store.
+fn own_variables(flags: &Common, around: &Surroundings) -> Result<BTreeMap<&'static str, String>, Error> {
     let mut read = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = around.variables.get(name) else { continue };
         let Some(text) = value.to_str() else {
             return Err(Error::Config(format!("{name} is not valid UTF-8")));
         };
+        if text.is_empty() && name == "DLOCK_STORE" && !flags.store.is_empty() {
+            continue;
+        }
         if text.is_empty() && name != "DLOCK_PREFIX" {
             return Err(Error::Config(format!("{name} is set but empty; give it a value or unset it")));
         }
@@ -384,7 +403,7 @@ impl Layers<'_> {
         file: &File,
         files: &[File],
         url: &Set<url::Url>,
-    ) -> Result<Option<Credentials>, Error> {
+    ) -> Result<Login, Error> {
         let rank = |source: &Source| match source {
             Source::Flag(_) => usize::MAX,
             Source::Variable(_) => usize::MAX - 1,
@@ -398,9 +417,15 @@ impl Layers<'_> {
             self.text(flags.username.as_deref(), "--username", "DLOCK_USERNAME", "username", file)?;
         let username = highest("users", &rank, [separate, in_url(&url.value.username)])?;
 
+        let below = self.urls_below(file_urls(files), url);
+        let secret_of = |below: Set<url::Url>| {
+            let of_user = below.value.is_of(username.as_ref().map(|set| &set.value));
+            let secret = below.value.password.filter(|_| of_user)?;
+            Some(Password::Is(Set { value: secret.expose().to_owned(), source: below.source }))
+        };
         let secret = url.value.password.as_ref().map(|secret| secret.expose().to_owned());
         let flag = flags.password_file.as_deref().map(|path| of_flag(path, "--password-file")).transpose()?;
-        let candidates = [
+        let mut candidates = vec![
             flag.map(Password::In),
             self.variable("DLOCK_PASSWORD").map(Password::Is),
             self.variable("DLOCK_PASSWORD_FILE").map(Password::In),
@@ -408,23 +433,83 @@ impl Layers<'_> {
             file.text("password").map(Password::Is),
             file.text("password-file").map(Password::In),
         ];
+        candidates.extend(below.into_iter().map(secret_of));
         let top = candidates.iter().flatten().map(|password| rank(password.source())).max().unwrap_or(0);
         let mut read = Vec::new();
+        let mut file = None;
         for password in candidates.into_iter().flatten().filter(|password| rank(password.source()) == top) {
+            file = file.or_else(|| password.file());
             read.push(Some(password.read()?));
         }
         match (username, highest("passwords", &rank, read)?) {
-            (username, Some(password)) => Ok(Some(Credentials {
-                username: username.map(|set| set.value),
-                password: Secret::new(password.value),
-            })),
+            (username, Some(password)) => Ok(Login {
+                password_at: file.map_or(PasswordAt::Elsewhere, |path| PasswordAt::File(absolute(&path))),
+                credentials: Some(Credentials {
+                    username: username.map(|set| set.value),
+                    password: Secret::new(password.value),
+                }),
+                password_source: Some(password.source),
+            }),
             (Some(username), None) => Err(invalid(
                 &username.source,
                 "a user is named and no password; DLOCK_PASSWORD or --password-file gives it",
             )),
-            (None, None) => Ok(None),
+            (None, None) => Ok(Login::default()),
         }
     }
+
+    /// The URLs on lower layers that name the place that is in force. A job gets DLOCK_STORE without the password in it:
+    /// whoever could read that where it stands still can.
+    fn urls_below(&self, files: Vec<Set<String>>, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
+        let texts = self.variable("DLOCK_STORE").into_iter().chain(files);
+        let others = texts.filter(|text| text.source != url.source);
+        let parsed =
+            others.filter_map(|text| Some(Set { value: url::parse(&text.value).ok()?, source: text.source }));
+        parsed.filter(|other| other.value.place == url.value.place).collect()
+    }
+
+    /// What a dlock inside of a job has to find beside the store and the user.
+    fn beside(&self, flags: &Common, login: &Login) -> Beside {
+        let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
+        let secret = login.credentials.as_ref().map(|login| login.password.expose());
+        let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
+        let store = self.variable("DLOCK_STORE").filter(|_| in_store);
+        let store = store.and_then(|store| url::parse(&store.value).ok());
+        let variable = self.variables.get("DLOCK_PASSWORD").map(String::as_str);
+        let in_file = match &login.password_source {
+            Some(Source::File { path, .. }) if login.password_at == PasswordAt::Elsewhere => Some(path),
+            _ => None,
+        };
+        let named = in_file.filter(|_| flags.config.is_some());
+        let relative = || {
+            let path = self.variables.get("DLOCK_CONFIG").map(Path::new)?;
+            path.is_relative().then_some(path)
+        };
+        Beside {
+            store_has_it: store.is_some_and(|store| store.is_of(user)),
+            variable_differs: matches!(login.password_at, PasswordAt::File(_))
+                && variable.is_some_and(|variable| Some(variable) != secret),
+            config: named.map(PathBuf::as_path).or_else(relative).map(absolute),
+        }
+    }
+}
+
+/// What to log in with, and where that was found.
+struct Login {
+    credentials: Option<Credentials>,
+    password_at: PasswordAt,
+    password_source: Option<Source>,
+}
+
+impl Default for Login {
+    fn default() -> Self {
+        Self { credentials: None, password_at: PasswordAt::Nowhere, password_source: None }
+    }
+}
+
+/// The stores that the files name.
+fn file_urls(files: &[File]) -> Vec<Set<String>> {
+    files.iter().filter_map(|file| file.text("store")).collect()
 }
 
 impl Layers<'_> {
@@ -438,9 +523,12 @@ impl Layers<'_> {
         url: &Set<url::Url>,
     ) -> Vec<(PathBuf, Sensitivity)> {
         use Sensitivity::{Secret, Trusted};
-        let of_url = |path: &Path| match &url.source {
-            Source::File { path: named, .. } => named == path && url.value.password.is_some(),
-            _ => false,
+        let below = self.urls_below(file_urls(files), url);
+        let of_url = |path: &Path| {
+            below.iter().chain([url]).any(|url| match &url.source {
+                Source::File { path: named, .. } => named == path && url.value.password.is_some(),
+                _ => false,
+            })
         };
         let mut found: BTreeMap<PathBuf, Sensitivity> = BTreeMap::new();
         for file in files {
@@ -490,6 +578,13 @@ impl Password {
     fn source(&self) -> &Source {
         match self {
             Self::Is(set) | Self::In(set) => &set.source,
+        }
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        match self {
+            Self::Is(_) => None,
+            Self::In(set) => Some(password_path(set)),
         }
     }
 

@@ -344,4 +344,14 @@ impl Wait {
             Self::Until(_) | Self::Forever => Patience::Queue,
         }
     }
+
+    /// Whether the time to wait has passed.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Until(end) if end.passed())
+    }
+
+    /// Whether a store that has never answered is waited for after this failure.
+    pub fn rides_out(self, error: &Error) -> bool {
+        self != Self::No && error.is_outage()
+    }
 }

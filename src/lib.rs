@@ -14,9 +14,10 @@
 //! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time |
 //! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |
 //! | [`output`] | every line that a person or a program reads |
+//! | [`shell`] | how a text stands in a line for a shell |
 //! | `sys` | the only unsafe code |
 //!
-//! `cli`, `lock`, `law` and `exit` know nothing below them. `store` and `lease` know those; neither knows that children
+//! `cli`, `lock`, `law`, `exit` and `shell` know nothing below them. `store` and `lease` know those; neither knows that children
 //! exist. `job` does not know that locks exist. Only `commands` joins them. `law` reads no clock and does no I/O.
 //! A test (`tests/walls.rs`) holds these walls. There are two threads: the main one supervises the job, the other one
 //! talks to the store. What may hang without a deadline (a name service, a sentinel that does not answer) is asked on
@@ -33,5 +34,6 @@ pub mod law;
 pub mod lease;
 pub mod lock;
 pub mod output;
+pub mod shell;
 pub mod store;
 mod sys;

@@ -26,7 +26,6 @@ pub mod question;
 pub mod record;
 pub mod report;
 pub mod screen;
-pub mod shell;
 pub mod sight;
 pub mod table;
 pub mod time;
@@ -44,6 +43,8 @@ pub enum Kind {
     Warning,
     /// Busy, waiting, lost: silenced by `--quiet`.
     Note,
+    /// What went as it should, for a person who looks on: said where standard output is a terminal, or with `--verbose`.
+    Done,
     /// What goes as it should: said with `--verbose`.
     Detail,
 }
@@ -84,6 +85,8 @@ impl Printer {
         match kind {
             Kind::Error | Kind::Warning => true,
             Kind::Note => self.verbosity >= Verbosity::Normal,
+            Kind::Done if rustix::termios::isatty(stdout()) => self.verbosity >= Verbosity::Normal,
+            Kind::Done => self.verbosity >= Verbosity::Verbose,
             Kind::Detail => self.verbosity >= Verbosity::Verbose,
         }
     }
@@ -107,7 +110,7 @@ impl Printer {
         let level = match kind {
             Kind::Error => "error",
             Kind::Warning => "warning",
-            Kind::Note => "info",
+            Kind::Note | Kind::Done => "info",
             Kind::Detail => "debug",
         };
         let line = match self.format {

@@ -180,6 +180,9 @@ impl View {
 pub enum Error {
     /// No connection, no answer in time, or the connection broke.
     Unreachable(String),
+    /// No host has that name, or what answers there is something else than was named: it speaks no TLS, or has a
+    /// certificate that is not trusted.
+    Misnamed(String),
     /// It answered, and cannot serve now: loading, read-only, out of memory, cannot persist.
     Unavailable(String),
     /// It did what was asked, and too few of its replicas acknowledged that in time.
@@ -197,17 +200,25 @@ impl Error {
     /// rides them out; the others end it at once.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) | Self::Unacknowledged(_) => true,
+            Self::Unreachable(_) | Self::Misnamed(_) | Self::Unavailable(_) | Self::Unacknowledged(_) => true,
             Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
         }
+    }
+
+    /// Whether waiting may mend it although nothing has been heard of this store yet. A name that does not exist is
+    /// mostly a name that was misspelt; once it was known, its absence is an outage like any other.
+    pub fn is_outage(&self) -> bool {
+        self.is_transient() && !matches!(self, Self::Misnamed(_))
     }
 
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable(_) | Self::Unavailable(_) | Self::Unacknowledged(_) | Self::Garbled(_) => {
-                Exit::Unavailable
-            }
+            Self::Unreachable(_)
+            | Self::Misnamed(_)
+            | Self::Unavailable(_)
+            | Self::Unacknowledged(_)
+            | Self::Garbled(_) => Exit::Unavailable,
             Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
         }
@@ -217,6 +228,7 @@ impl Error {
     pub fn map(self, change: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Unreachable(text) => Self::Unreachable(change(text)),
+            Self::Misnamed(text) => Self::Misnamed(change(text)),
             Self::Unavailable(text) => Self::Unavailable(change(text)),
             Self::Unacknowledged(text) => Self::Unacknowledged(change(text)),
             Self::Denied(text) => Self::Denied(change(text)),
@@ -230,6 +242,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(text)
+            | Self::Misnamed(text)
             | Self::Unavailable(text)
             | Self::Unacknowledged(text)
             | Self::Denied(text)

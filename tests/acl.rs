@@ -66,7 +66,7 @@ fn the_documented_line_is_enough() {
     run("list", &[], "true").status(75).any_stderr().run();
     let table = dlock(&["status"]).run().stdout;
     assert!(table.contains("foreign") && table.contains("tick"), "{table}");
-    dlock(&["release", "foreign", "--force", "--now"]).run();
+    dlock(&["release", "foreign", "--force", "--now", "-y"]).run();
 
     // Taken away, given back by token, given back by the guard.
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
@@ -186,7 +186,7 @@ fn a_command_that_is_missing_is_named() {
             &["run", "-k", "slots", "-n", "2", "--", "true"],
             // First in one queue and behind somebody in the other.
             &["run", "-k", "other", "-k", "k", "-w", "200ms", "--", "true"],
-            &["release", "k", "--force", "--now"],
+            &["release", "k", "--force", "--now", "-y"],
         ];
         let mut named = false;
         for words in attempts {

@@ -44,6 +44,7 @@ fn documented<'w>(world: &'w World, shell: &str) -> Dlock<'w> {
     for step in ["fetch", "load"] {
         world.script(step, &format!("#!/bin/sh\necho {step} >> log\n"));
     }
+    world.write("config/dlock.toml", "verbose = true\n");
     world.script("transform", "#!/bin/sh\necho transform >> log\nuntil [ -e go ]; do sleep 0.02; done\n");
     world.write("documented", text);
     script(world, shell, "").under(&[shell, "./documented"]).any_stderr()
@@ -83,7 +84,7 @@ fn the_documented_script_stops_when_it_has_no_lock(backend: Backend) {
         // Taken away between two steps, it stops before the one that must not be done twice.
         let running = documented(&world, shell).status(79).spawn();
         world.wait_for_log("transform");
-        world.dlock(["release", "import", "--force", "--now"]).any_stderr().run();
+        world.dlock(["release", "import", "--force", "--now", "-y"]).any_stderr().run();
         world.write("go", "");
         running.finish();
         assert_eq!(world.lines("load"), 0, "{shell}");
@@ -117,7 +118,7 @@ fn an_eval_stops_a_script_that_does_not_get_the_lock(backend: Backend) {
             let text = format!("v=$(dlock acquire --export {options}) || exit; eval \"$v\"; echo on");
             script(&world, shell, &text).status(status).any_stderr().run();
         }
-        for wrong in ["-q acquire --export -k k", "acquier --export -k k", "acquire --export=yes -k k"] {
+        for wrong in ["-x acquire --export -k k", "acquier --export -k k", "acquire --export=yes -k k"] {
             let text = format!("set -e; eval \"$(dlock {wrong})\"; echo on");
             script(&world, shell, &text).status(64).any_stderr().run();
         }
@@ -159,7 +160,7 @@ fn a_run_in_the_script_has_its_lock(backend: Backend) {
 
 fn a_token_is_printed_and_proves_the_hold(backend: Backend) {
     let world = World::new(backend);
-    let output = world.dlock(["acquire", "-k", "k", "-t", "10m"]).stdout_like("[0-9a-f]{32}\n");
+    let output = world.dlock(["acquire", "-v", "-k", "k", "-t", "10m"]).stdout_like("[0-9a-f]{32}\n");
     let output =
         output.stderr_like("dlock: k in .* is acquired until .*, for 10m: .*--token-file FILE.*\n").run();
     let status = world.status("k");
@@ -331,7 +332,7 @@ fn what_cannot_be_printed_is_given_back(backend: Backend) {
 
 fn a_min_hold_outlasts_the_release(backend: Backend) {
     let world = World::new(backend);
-    let text = "eval \"$(dlock acquire -q --export -k k --min-hold 1h)\"; dlock release k";
+    let text = "eval \"$(dlock acquire -q --export -k k --min-hold 1h)\"; dlock release -v k";
     script(&world, "sh", text).stderr_like("dlock: .*--min-hold keeps it.*\n").run();
     assert_eq!(world.state("k"), "cooling");
 }

@@ -9,6 +9,7 @@ on_every_store!(
     once_it_is_gone_it_says_so,
     the_innermost_is_meant_unless_one_is_named,
     a_store_that_cannot_be_reached_is_no_answer,
+    a_token_in_a_file_proves_it,
 );
 
 fn inside_of_a_job_it_is_held(backend: Backend) {
@@ -32,7 +33,7 @@ fn outside_of_a_job_it_is_not(backend: Backend) {
     let run =
         world.run("k", &[], "$D check --prefix other:; echo $?; $D check other; echo $?").env("D", BINARY);
     let like = "dlock: this process runs under no lock in .*it holds k in .*; --store and --prefix .*\n\
-                dlock: this process runs under no lock of other in .*: it holds k in [^;]*\n";
+                dlock: this process runs under no lock of other: it holds k in [^;]*\n";
     let run = run.stdout("79\n79\n").stderr_like(like);
     run.run();
 }
@@ -47,7 +48,7 @@ fn once_it_is_gone_it_says_so(backend: Backend) {
 
 fn the_innermost_is_meant_unless_one_is_named(backend: Backend) {
     let world = World::new(backend);
-    let job = "$D release -q inner --force --now; $D check; echo $?; $D check inner; echo $?; $D check outer; echo $?
+    let job = "$D release -qy inner --force --now; $D check; echo $?; $D check inner; echo $?; $D check outer; echo $?
         $D run -k outer -c '$D check; echo $?'";
     world.write("job", job);
     let run = world.run("outer", &[], "$D run -k inner --on-lost warn -q -- sh job").env("D", BINARY);
@@ -63,4 +64,20 @@ fn a_store_that_cannot_be_reached_is_no_answer(backend: Backend) {
     let check = world.dlock(["check", "--store", elsewhere, "--connect-timeout", "0.2"]);
     let like = "dlock: .*127.0.0.1:1.*; whether k is still held is not known\n";
     check.env("DLOCK_HELD", held).status(69).stderr_like(like).run();
+}
+
+fn a_token_in_a_file_proves_it(backend: Backend) {
+    let world = World::new(backend);
+    let token = world.dlock(["acquire", "-k", "k", "-t", "1h"]).any_stdout().run().stdout;
+    world.write("token", &token);
+    world.dlock(["check", "k", "--token-file", "token"]).run();
+    let check = world.dlock(["check", "-v", "-k", "k", "--token-file", "-"]).stdin(&token);
+    check
+        .stderr_like("dlock: k in .* is held, for 1h.* more\n|dlock: k in .* is held, for 59m.* more\n")
+        .run();
+    let like = "dlock: . in .* is not held any more.*\n";
+    world.dlock(["check", "l", "--token-file", "token"]).status(79).stderr_like(like).run();
+    world.dlock(["release", "k", "--token-file", "token"]).run();
+    world.dlock(["check", "k", "--token-file", "token"]).status(79).stderr_like(like).run();
+    world.dlock(["check", "k", "--token-file", "absent"]).status(78).any_stderr().run();
 }

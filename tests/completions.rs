@@ -69,6 +69,7 @@ fn bash_completes_keys() {
         completes(&mut terminal, "dlock status 'two w", &["status", "two words"]);
         completes(&mut terminal, "dlock status --js", &["status", "--json"]);
         completes(&mut terminal, "dlock hist", &["history"]);
+        completes(&mut terminal, "dlock -q status nightly-r", &["-q", "status", "nightly-report"]);
         completes(&mut terminal, "dlock run -k x -- cat _dl", &["run", "-k", "x", "--", "cat", "_dlock"]);
         // No key is known there: no file is offered in its place.
         completes(&mut terminal, "dlock run -k _dl", &["run", "-k", "_dl"]);

@@ -80,6 +80,27 @@ fn completions_are_fresh() -> Outcome {
     fresh("completions", &scripts.collect::<Result<_, dlock::error::Error>>()?)
 }
 
+/// A script offers nothing that is refused (`run` has no --timeout; `release` has).
+#[test]
+fn completions_offer_what_is_understood() -> Outcome {
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let script = script(shell)?;
+        let run = match shell {
+            Shell::Bash => {
+                script.split("dlock__subcmd__run)").last().and_then(|text| text.split(";;").next())
+            }
+            Shell::Zsh => script.split("(run)").nth(1).and_then(|text| text.split(";;").next()),
+            Shell::Fish => None,
+        };
+        let run = run.map(str::to_owned).unwrap_or_else(|| {
+            script.lines().filter(|line| line.contains("using_subcommand run")).collect::<Vec<_>>().join("\n")
+        });
+        assert!(run.contains("max-run"), "{run}");
+        assert!(!run.contains("--timeout") && !run.contains("-l timeout"), "{run}");
+    }
+    Ok(())
+}
+
 /// Compares a directory with what it should hold, or makes it so.
 fn fresh(directory: &str, files: &BTreeMap<String, String>) -> Outcome {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);

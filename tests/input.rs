@@ -55,7 +55,8 @@ fn usage_is_64() {
         // What to run.
         (&["run", "-k", "k"], &["--"]),
         (&["run", "-k", "k", "--"], &[]),
-        (&["run", "-k", "k", "touch", "ran"], &["--"]),
+        (&["run", "-k", "k", "-w", "touch", "ran"], &["-w -- touch ran"]),
+        (&["run", "-k", "k", "-t", "PT5M", "touch", "ran"], &["1h30m"]),
         (&["run", "-k", "k", "-c", "touch ran", "--", "touch", "ran"], &[]),
         (&["run", "k", "--", "touch", "ran"], &["-k"]),
         // Durations.
@@ -99,6 +100,12 @@ fn usage_is_64() {
         (&["acquire", "-k", "k", "-E", "0"], &["without the lock"]),
         (&["acquire", "-k", "k", "--min-hold", "1", "-w"], &["--min-hold"]),
         (&["renew", "--token-file", "-"], &["KEY"]),
+        (&["check", "--token-file", "-"], &["KEY"]),
+        (&["release", "k", "-k", "l"], &["one KEY"]),
+        (&["history"], &["KEY"]),
+        (&["metrics", "--max-keys", "x"], &["such as 1000"]),
+        (&["-k", "k", "run", "touch", "ran"], &["that every command takes"]),
+        (&["--store", "redis://127.0.0.1:1"], &["which command"]),
         (&["wait", "-w", "1"], &["KEY"]),
         (&["release"], &[]),
         (&["release", "k", "--slot", "x"], &["a slot is a number"]),
@@ -116,6 +123,15 @@ fn usage_is_64() {
     faults.are_none(&world);
     // The same key twice is one.
     world.dlock(["run", "-k", "k", "-k", "k", "--", "true"]).run();
+    // What every command takes may stand before it, and the separator may be left out.
+    let words = ["--prefix", "p:", "-q", "run", "-k", "k", "echo", "-n", "--", "-k", "l"];
+    world.dlock(words).stdout("-- -k l").run();
+    for words in [
+        &["--prefix", "p:", "status", "--json", "-k", "k"][..],
+        &["--prefix=p:", "history", "-k", "k", "--json"],
+    ] {
+        world.dlock(words).stdout_like("(?s).*\"fence\": 1.*").run();
+    }
 }
 
 /// Whatever is in force comes from somewhere that is named.

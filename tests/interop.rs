@@ -22,7 +22,7 @@ fn a_librarys_lock_excludes_dlock() {
     world.dlock(["release", "job", "--prefix", "", "--force"]).any_stdout().any_stderr().spawn().output();
     assert_eq!(redis.get("job").as_deref(), Some("their-token"), "it is not deleted");
     assert!(!world.path("ran").exists());
-    world.dlock(["release", "job", "--prefix", "", "--force", "--now"]).any_stdout().any_stderr().run();
+    world.dlock(["release", "job", "--prefix", "", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     assert_eq!(redis.get("job"), None);
     call(&[]).run();
 }

@@ -384,7 +384,7 @@ fn a_forced_release_stops_the_job_and_spares_the_next_holder(backend: Backend) {
     let job = "trap '' TERM; echo old >> log; sleep 1000";
     let old = world.run("k", &["-t", "4s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("old");
-    let forced = world.dlock(["release", "k", "--force", "--now"]).any_stdout().any_stderr().run();
+    let forced = world.dlock(["release", "k", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     assert!((forced.stdout + &forced.stderr).contains("may run"), "it says that both may run");
     let job = "echo new >> log; while [ ! -e go ]; do sleep 0.05; done; exit 6";
     let new = world.run("k", &["-t", "4s"], job).status(6).spawn();

@@ -10,12 +10,14 @@
 //! - waiting_line: what one who waits sees there
 //! - shared, slots, several: the modes, and several locks at once
 //! - nesting: a run inside of a job that holds what it asks for
+//! - inside: what runs inside a job reaches the same place
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
 //! - oversell: why there are locks
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
+//! - first_contact: waiting for a store that is not there yet
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
 //! - quorum: several masters hold one lock, and some of them are lost
@@ -50,11 +52,13 @@ mod config;
 mod contention;
 mod doctor;
 mod file_store;
+mod first_contact;
 mod forged;
 mod generated;
 mod guard;
 mod history;
 mod input;
+mod inside;
 mod interop;
 mod lease;
 mod lost_replies;

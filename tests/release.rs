@@ -22,6 +22,9 @@ on_every_store!(
     a_script_is_waited_for_until_its_lease_ends,
     where_nobody_holds_it_there_is_nothing_to_ask,
     force_says_what_it_did,
+    force_asks_the_person_at_the_terminal,
+    both_jobs_may_run_only_after_a_yes,
+    what_goes_as_it_should_is_told_to_a_terminal_only,
     force_takes_a_lock_from_several,
 );
 
@@ -37,7 +40,7 @@ fn endless(world: &World, key: &str, options: &[&str]) -> Running {
 
 fn a_free_lock_is_released_already(backend: Backend) {
     let world = World::new(backend);
-    for options in [&[][..], &["-y"], &["--force"], &["--force", "--now"]] {
+    for options in [&[][..], &["-y"], &["--force"], &["--force", "--now", "-y"]] {
         let like = "dlock: k in .* is free; nothing to release\n";
         world.dlock(["release", "k"]).args(options).stderr_like(like).run();
         world.dlock(["release", "k", "-q"]).args(options).run();
@@ -66,12 +69,12 @@ fn a_token_gives_back_its_own_hold_only(backend: Backend) {
 
 fn what_a_script_acquired_is_given_back(backend: Backend) {
     let world = World::new(backend);
-    let job = "eval \"$($D acquire -q --export -k k -k l)\"; $D release k; $D release l; $D release k -q";
+    let job = "eval \"$($D acquire -q --export -k k -k l)\"; $D release k -v; $D release l -v; $D release k";
     let sh = world.dlock([""; 0]).under(&["sh", "-c", job]).env("D", BINARY);
     sh.stderr_like("dlock: k and l in .* is given back\ndlock: k and l in .* was given back before\n").run();
     assert_eq!((world.state("k").as_str(), world.state("l").as_str()), ("free", "free"));
     // Inside of a run of another key, and of the same one shared.
-    let job = "eval \"$($D acquire -q --export -k k -s)\"; $D release -q k; $D release k; echo $?";
+    let job = "eval \"$($D acquire -q --export -k k -s)\"; $D release -q k; $D release -v k; echo $?";
     let run = world.run("k", &["-s"], job).env("D", BINARY).stdout("0\n");
     run.stderr_like("dlock: k in .* was given back before\n").run();
 }
@@ -122,7 +125,7 @@ fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
     wait_until("it has held for more than a second", || {
         world.status("k")["holders"][0]["held_ms"].as_u64().is_some_and(|held| held > 1000)
     });
-    let release = world.dlock(["release", "k", "-y"]).any_stderr().run();
+    let release = world.dlock(["release", "k", "-y", "-v"]).any_stderr().run();
     assert_eq!(world.state("k"), "free", "it returns when that hold has ended");
     let steps = ["asked", "gave it back; its job died of signal 15"];
     assert!(steps.iter().all(|step| release.stderr.contains(step)), "{}", release.stderr);
@@ -222,13 +225,14 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
     let held = |count: usize| world.status("k")["holders"].as_array().map(Vec::len) == Some(count);
     assert!(held(3));
     world.dlock(["release", "k", "-y", "--slot", "7"]).stderr_like("dlock: k in .* slot 7; .*\n").run();
-    world.dlock(["release", "k", "-y", "--slot", "1"]).any_stderr().run();
+    // Nothing is wrong, and nobody looks on.
+    world.dlock(["release", "k", "-y", "--slot", "1"]).run();
     assert!(held(2));
     let slots = world.status("k")["holders"].to_string();
     assert!(!slots.contains("\"slot\":1") && slots.contains("\"slot\":2"), "{slots}");
     let refused = world.dlock(["release", "k"]).status(64).any_stderr().run().stderr;
     assert_eq!(refused.matches("sleep 1000").count(), 2, "all are shown: {refused}");
-    let said = world.dlock(["release", "k", "-y"]).any_stderr().run().stderr;
+    let said = world.dlock(["release", "k", "-yv"]).any_stderr().run().stderr;
     assert_eq!(said.matches("gave it back").count(), 2, "{said}");
     assert_eq!(world.state("k"), "free");
     holders.into_iter().for_each(|holder| drop(holder.finish()));
@@ -241,7 +245,7 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
 fn a_script_is_waited_for_until_its_lease_ends(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["acquire", "-q", "-k", "k", "-t", "1s"]).any_stdout().run();
-    let said = world.dlock(["release", "k", "-y"]).any_stderr().run().stderr;
+    let said = world.dlock(["release", "k", "-yv"]).any_stderr().run().stderr;
     for part in ["acquired by a script", "--force", "let its lease end"] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -293,6 +297,69 @@ fn force_takes_a_lock_from_several(backend: Backend) {
     world.dlock(["acquire", "-q", "-k", "k", "-t", "1h"]).any_stdout().run();
     let said = world.dlock(["release", "k", "--force"]).any_stderr().run().stderr;
     assert!(said.contains("no dlock stops what a script does"), "{said}");
-    world.dlock(["release", "k", "--force", "--now", "-q"]).run();
+    world.dlock(["release", "k", "--force", "--now", "-y", "-q"]).run();
     assert_eq!(world.state("k"), "free");
+}
+
+fn force_asks_the_person_at_the_terminal(backend: Backend) {
+    let world = World::new(backend);
+    let holder = endless(&world, "k", &["-t", "2s"]);
+    let mut terminal = Terminal::open(&world);
+    for (options, question) in
+        [("--force", "take it away? [y/N] "), ("--force --now", "may still run? [y/N] ")]
+    {
+        terminal.type_line(&format!("dlock release k {options}; echo STATUS $?"));
+        let shown = terminal.expect(question);
+        assert!(shown.contains(&format!("pid {}", holder.pid())) && shown.contains("sleep 1000"), "{shown}");
+        terminal.press("n\n");
+        terminal.expect("nothing is taken away");
+        terminal.expect("STATUS 75");
+        assert_eq!(world.state("k"), "held");
+    }
+    terminal.type_line("dlock release k --force; echo STATUS $?");
+    terminal.expect("[y/N] ");
+    terminal.press("y\n");
+    terminal.expect("is taken away from");
+    terminal.expect("STATUS 0");
+    holder.finish();
+    world.wait_for_state("k", "free");
+    // Nothing to ask of a free one, and no question with -y.
+    terminal.type_line("dlock release k --force; dlock release k --force --now; echo STATUS $?");
+    let shown = terminal.expect("STATUS 0");
+    assert_eq!(shown.matches("is free; nothing to release").count(), 2, "{shown}");
+    let holder = endless(&world, "k", &["-t", "2s"]);
+    terminal.type_line("dlock release k --force -y; echo STATUS $?");
+    let shown = terminal.expect("STATUS 0");
+    assert!(!shown.contains("[y/N]"), "{shown}");
+    holder.finish();
+    terminal.close();
+}
+
+fn both_jobs_may_run_only_after_a_yes(backend: Backend) {
+    let world = World::new(backend);
+    let holder = endless(&world, "k", &["-t", "2s"]);
+    let release =
+        world.dlock(["release", "k", "--force", "--now"]).stdin("y\n").status(64).any_stderr().run();
+    for part in [&format!("pid {}", holder.pid()), "no terminal", "-y"] {
+        assert!(release.stderr.contains(part), "{part}: {}", release.stderr);
+    }
+    assert_eq!(world.state("k"), "held");
+    let release = world.dlock(["release", "k", "--force", "--now", "-y"]).any_stderr().run();
+    assert!(release.stderr.contains("may run until that is noticed"), "{}", release.stderr);
+    holder.finish();
+}
+
+fn what_goes_as_it_should_is_told_to_a_terminal_only(backend: Backend) {
+    let world = World::new(backend);
+    let token = world.dlock(["acquire", "-k", "k", "-t", "1h"]).any_stdout().run().stdout;
+    world.write("token", &token);
+    world.dlock(["release", "k", "--token-file", "token"]).run();
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock acquire -k k -t 1h; echo STATUS $?");
+    assert!(terminal.expect("STATUS 0").contains("is acquired until"));
+    terminal
+        .type_line("dlock acquire -k l -t 1h > token; dlock release l --token-file token; echo STATUS $?");
+    let shown = terminal.expect("STATUS 0");
+    assert!(!shown.contains("is acquired until") && shown.contains("is given back"), "{shown}");
+    terminal.close();
 }

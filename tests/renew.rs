@@ -78,7 +78,7 @@ fn what_is_gone_stays_gone(backend: Backend) {
 fn what_a_run_holds_is_left_to_it(backend: Backend) {
     let world = World::new(backend);
     let job = "$D renew k -t 1h -v; echo $?; $D renew -q; echo $?; $D status --json k > status
-        $D release k -q --force --now; $D renew k; echo $?";
+        $D release k -qy --force --now; $D renew k; echo $?";
     let run = world.run("k", &["--on-lost", "warn", "-q"], job).env("D", BINARY);
     let output = run.stdout("0\n0\n79\n").status(79).any_stderr().run();
     assert!(output.stderr.contains("is renewed by the 'dlock run'"), "{}", output.stderr);

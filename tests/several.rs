@@ -167,7 +167,7 @@ fn what_is_left_after_one_was_lost_is_given_back(backend: Backend) {
     let lost = "dlock: the hold of a and b in .* is lost: .*; the command is being stopped\n";
     let run = on(&world, &["a", "b"], &["-t", "8s"], &hold("up")).status(79).stderr_like(lost).spawn();
     world.wait_for_log("up");
-    world.dlock(["release", "b", "--force", "--now"]).any_stderr().run();
+    world.dlock(["release", "b", "--force", "--now", "-y"]).any_stderr().run();
     run.finish();
     assert_eq!((world.state("a"), world.state("b")), ("free".into(), "free".into()));
 }

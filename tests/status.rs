@@ -302,9 +302,9 @@ fn a_foreign_value_is_shown_and_left_alone() {
         .map(|key| redis.ask::<String>(&["TYPE", &format!("dlock:{key}")]));
     assert_eq!(types, ["string", "string", "hash", "list"], "all are still there");
     // --force --now takes a STRING, and nothing else.
-    world.dlock(["release", "for-ever", "--force", "--now"]).any_stdout().any_stderr().run();
+    world.dlock(["release", "for-ever", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     assert_eq!(world.state("for-ever"), "free");
-    world.dlock(["release", "hash", "--force", "--now"]).any_stdout().any_stderr().spawn().output();
+    world.dlock(["release", "hash", "--force", "--now", "-y"]).any_stdout().any_stderr().spawn().output();
     assert_eq!(redis.ask::<String>(&["TYPE", "dlock:hash"]), "hash");
     assert!(!world.path("ran").exists());
     let list = world.dlock(["status", "--json"]).any_stdout().run().stdout;

@@ -94,7 +94,8 @@ fn the_environment_gains_the_hold_and_nothing_else(backend: Backend) {
     assert!(value("DLOCK_HELD").contains(value("DLOCK_FENCE")));
     assert_eq!(value("DLOCK_STORE"), world.url());
     assert!(!output.stdout.contains("DLOCK_SLOT"), "it does not apply here");
-    assert_eq!(lines.len(), 6, "{lines:?}");
+    assert_eq!(value("DLOCK_PREFIX"), "dlock:");
+    assert_eq!(lines.len(), 7, "{lines:?}");
     let again = world.run("some key", &[], "echo $DLOCK_TOKEN").any_stdout().run();
     assert_ne!(again.stdout.trim(), value("DLOCK_TOKEN"), "each hold has its own");
 }

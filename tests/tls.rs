@@ -219,10 +219,17 @@ fn the_handshake_ends_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let url = format!("rediss://127.0.0.1:{port}?ca={}", world.path("ca.pem").display());
-    for options in [&[][..], &["-w", "500ms"]] {
+    let run = |options: &[&str]| {
         let run = world.run("k", options, "echo ran >> log").env("DLOCK_STORE", &url);
-        refused(&world, "silence", run.env("DLOCK_CONNECT_TIMEOUT", "200ms"), 69, &["TLS handshake in time"]);
-    }
+        run.env("DLOCK_CONNECT_TIMEOUT", "200ms")
+    };
+    refused(&world, "silence", run(&[]), 69, &["TLS handshake in time"]);
+    let said = run(&["-w", "500ms"]).status(69).any_stderr().run().stderr;
+    assert_eq!(
+        said.matches("TLS handshake in time").count(),
+        2,
+        "the outage, and that the wait is over: {said}"
+    );
 }
 
 /// The guard has a session of its own: it gives the lock back when dlock is no more.

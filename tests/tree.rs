@@ -266,7 +266,7 @@ fn on_lost_warn_waits_for_the_rest(backend: Backend) {
     let options = ["-v", "--tree", "-t", "1s", "--on-lost", "warn"];
     let dlock = world.run("k", &options, &format!("{DAEMON}\nexit 7")).status(79).any_stderr().spawn();
     wait_for_the_rest(&dlock);
-    world.dlock(["release", "k", "--force", "--now"]).any_stdout().any_stderr().run();
+    world.dlock(["release", "k", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     wait_until("it warns", || dlock.messages().contains("the rest of the job runs on without it"));
     assert!(proc::alive(world.wait_for_pid("daemon.pid")));
     world.write("go", "");

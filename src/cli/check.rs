@@ -1,8 +1,10 @@
 //! What can be said to `dlock check`?
 
 use super::Common;
+use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
+use std::path::PathBuf;
 
 const AFTER: &str = "\
 Examples:
@@ -12,8 +14,12 @@ Examples:
   # With what is left of the lease:
   dlock check import -v
 
-It asks the store once, whatever DLOCK_HELD claims. The answer was true when the
-store gave it; a step that takes longer than the lease needs the fence.
+  # A token that was kept in a file:
+  dlock check import --token-file token
+
+It asks the store in which the hold is, once, whatever DLOCK_HELD claims. The
+answer was true when the store gave it; a step that takes longer than the lease
+needs the fence.
 
 EXIT STATUS
     0  the lock is held
@@ -25,11 +31,22 @@ EXIT STATUS
 
 /// `dlock check`.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER)]
+#[command(
+    override_usage = "dlock check [KEY]\n       dlock check KEY --token-file FILE",
+    after_long_help = AFTER
+)]
 pub struct Check {
     /// The lock; without it, the one that DLOCK_KEY names
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Option<Key>,
+
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
+
+    /// Ask about the hold whose token is in FILE (`-`: standard input)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub token_file: Option<PathBuf>,
 
     /// The options every command takes.
     #[command(flatten)]

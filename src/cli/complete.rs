@@ -2,7 +2,7 @@
 //! goes where the cursor is, and which store the line names. Nothing is expanded as a shell would: a word that needs
 //! it is not known. Whatever the line is, this only answers; it is never an error.
 
-use super::{Cli, Common};
+use super::{Cli, Common, leading};
 use clap::{ArgAction, CommandFactory};
 use std::ffi::OsString;
 use std::path::Path;
@@ -98,10 +98,13 @@ impl Line {
                 this.variables.push((name.into(), value.into()));
             }
         }
-        let Some((command, arguments)) = words[at + 1..].split_first() else { return this };
+        let texts = words[at + 1..].iter().map(|word| word.text.as_str());
+        let Some(leading) = leading::count(texts) else { return this };
+        let (options, rest) = words[at + 1..].split_at(leading);
+        let Some((command, arguments)) = rest.split_first() else { return this };
         let cli = Cli::command();
         let Some(command) = cli.find_subcommand(&command.text) else { return this };
-        this.walk(command, arguments, &last, quote);
+        this.walk(command, &[options, arguments].concat(), &last, quote);
         this
     }
 
@@ -123,6 +126,8 @@ impl Line {
                 }
             } else {
                 operands += 1;
+                // From the first word of a command on everything is that command's.
+                options &= !command.get_positionals().any(clap::Arg::is_trailing_var_arg_set);
             }
         }
         let partial = |lead: &str, text: &str| Some(Partial { lead: lead.into(), text: text.into(), quote });
@@ -178,7 +183,7 @@ fn takes(option: &clap::Arg, word: &str) -> bool {
 
 /// The option that a word names, if it takes a value: with the part of the word that names it, and the value that
 /// stands in the same word.
-fn option<'c, 'w>(
+pub(super) fn option<'c, 'w>(
     command: &'c clap::Command,
     word: &'w str,
 ) -> Option<(&'c clap::Arg, &'w str, Option<&'w str>)> {
@@ -200,7 +205,7 @@ fn option<'c, 'w>(
 }
 
 /// A word without its quotes.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Word {
     text: String,
     expands: Expands,
@@ -282,6 +287,10 @@ mod tests {
             ("dlock run --key=a", at("--key=", "a")),
             ("dlock run --key=", at("--key=", "")),
             ("dlock run a", None),
+            ("dlock run -k a rsync -k ", None),
+            ("dlock --store file:/x -q status a", at("", "a")),
+            ("dlock --store file:/x run -k a", at("", "a")),
+            ("dlock release -k a", at("", "a")),
             ("dlock run -k a -- rsync -k ", None),
             ("dlock run -w -k ", at("", "")),
             ("dlock completions ", None),

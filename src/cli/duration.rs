@@ -23,8 +23,9 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         let seconds = text.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
         return seconds.map_or_else(refused, Ok);
     }
-    if text.split(|c: char| !c.is_alphabetic()).any(|word| REFUSED.contains(&word)) {
-        return Err(format!("{ALLOWED}; the greatest unit is the week"));
+    let begins_with_number = text.starts_with(|c: char| c.is_ascii_digit());
+    if begins_with_number && text.split(|c: char| !c.is_alphabetic()).any(|word| REFUSED.contains(&word)) {
+        return Err(format!("{ALLOWED}; the greatest unit is the week (1w), a minute is 1m"));
     }
     humantime::parse_duration(text).or_else(|_| refused())
 }
@@ -93,6 +94,14 @@ mod tests {
             "sleep",
         ] {
             assert!(parse(text).is_err(), "{text:?} gave {:?}", parse(text));
+        }
+    }
+
+    #[test]
+    fn a_unit_that_is_refused_is_named() {
+        for (text, named) in [("1M", true), ("2 years", true), ("PT5M", false), ("M", false), ("soon", false)]
+        {
+            assert_eq!(parse(text).is_err_and(|why| why.contains("week")), named, "{text}");
         }
     }
 

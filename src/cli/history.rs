@@ -1,8 +1,8 @@
 //! What can be said to `dlock history`? The struct that clap fills, and its help.
 
 use super::Common;
-use crate::lock::Key;
-use clap::{Args, ValueHint};
+use super::key::OneKey;
+use clap::Args;
 
 const AFTER: &str = "\
 Examples:
@@ -32,9 +32,9 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct History {
-    /// The lock
-    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
-    pub key: Key,
+    /// The lock.
+    #[command(flatten)]
+    pub key: OneKey,
 
     /// Print a JSON array, one object a run, the newest first
     ///

@@ -1,6 +1,7 @@
 //! What can be said to `dlock metrics`? The struct that clap fills, and its help.
 
 use super::Common;
+use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -32,14 +33,23 @@ pub struct Metrics {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
+
     /// Give time series of their own to at most N locks, the first by name
     ///
     /// The others are counted in the sum only, and dlock_keys_not_shown says how many they are. Each lock has about
     /// forty time series.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = max_keys)]
     pub max_keys: usize,
 
     /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
+}
+
+/// The value of `--max-keys`.
+fn max_keys(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "how many locks is a whole number, such as 1000".into())
 }

@@ -1,7 +1,8 @@
 //! What can be said to `dlock release`?
 
+use super::key::OneKey;
 use super::{Common, duration};
-use crate::lock::{Key, SLOTS_MAX};
+use crate::lock::SLOTS_MAX;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,9 +45,9 @@ EXIT STATUS
     after_long_help = RELEASE_AFTER
 )]
 pub struct Release {
-    /// The lock
-    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
-    pub key: Key,
+    /// The lock.
+    #[command(flatten)]
+    pub key: OneKey,
 
     /// Give back the hold whose token is in FILE (`-`: standard input)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "force")]
@@ -59,6 +60,8 @@ pub struct Release {
     pub force: bool,
 
     /// With --force: grant it to the next at once; both jobs may then run
+    ///
+    /// Where there is no terminal to ask on this needs -y.
     #[arg(long)]
     pub now: bool,
 

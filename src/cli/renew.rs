@@ -1,5 +1,6 @@
 //! What can be said to `dlock renew`?
 
+use super::key::Named;
 use super::{Common, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{Args, ValueHint};
@@ -38,12 +39,16 @@ pub struct Renew {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Option<Key>,
 
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
+
     /// The length of the lease from now on, 500ms to 24h
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 
     /// Renew the hold whose token is in FILE (`-`: standard input)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "key")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
 
     /// The options every command takes.

@@ -36,6 +36,10 @@ DLOCK_SLOT, and DLOCK_HELD in its environment. The fence is a number that grows
 with every grant of the key. A database that refuses smaller numbers is safe
 from a job that was thought dead and still writes.
 
+A dlock inside the job uses the same store, whatever named it: the command also
+gets DLOCK_STORE, DLOCK_PREFIX, DLOCK_USERNAME and DLOCK_PASSWORD_FILE, but no
+password. A flag of the dlock inside wins.
+
 A dlock run inside the job, also in a script that the job starts, does not wait
 for a lock that the job holds: it runs its command at once, under that hold.
 
@@ -58,7 +62,7 @@ EXIT STATUS
 /// `dlock run`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock run -k KEY [OPTIONS] -- CMD [ARG]...\n       dlock run -k KEY [OPTIONS] -c STRING",
+    override_usage = "dlock run -k KEY [OPTIONS] [--] CMD [ARG]...\n       dlock run -k KEY [OPTIONS] -c STRING",
     allow_negative_numbers = true,
     after_long_help = RUN_AFTER
 )]
@@ -90,8 +94,8 @@ pub struct Run {
 
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
     ///
-    /// Waiters are served in the order they came, whatever machine they are on. A duration is 90s, 1h30m, or bare
-    /// seconds, fractions too. 0: do not wait.
+    /// Waiters are served in the order they came, whatever machine they are on. A store that cannot be reached is waited
+    /// for, too. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
     #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
     pub wait: Option<Option<Duration>>,
 
@@ -171,8 +175,8 @@ pub struct Run {
     #[arg(short = 'c', long = "command", value_name = "STRING")]
     pub shell: Option<OsString>,
 
-    /// The command and its arguments, after `--`
-    #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    /// The command and its arguments; `--` before it is needed right after -w without DUR
+    #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 
     /// The options every command takes.
@@ -203,8 +207,4 @@ pub struct Hidden {
     /// flock's way to say that it does not wait
     #[arg(long, alias = "nb", hide = true)]
     pub nonblock: bool,
-
-    /// An ambiguous word
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub timeout: Option<Option<String>>,
 }

@@ -1,5 +1,6 @@
 //! What can be said to `dlock status`?
 
+use super::key::Named;
 use super::{Common, duration};
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -43,6 +44,10 @@ pub struct Status {
     /// shown that are held, cooling or waited for.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
+
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
 
     /// Print a JSON array, one object a lock
     ///

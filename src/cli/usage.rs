@@ -3,7 +3,8 @@
 
 use super::acquire::Acquire;
 use super::complete::Question;
-use super::{Cli, Command, Release, Run};
+use super::{Cli, Command, Release, Run, leading};
+use crate::shell::word;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
@@ -26,7 +27,7 @@ const COMMANDS: &str =
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
-    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut arguments = leading::moved(arguments.into_iter().collect());
     if arguments.get(1).is_some_and(|word| word == "help") {
         arguments.remove(1);
         arguments.truncate(2);
@@ -39,18 +40,24 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
     }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     match Cli::try_parse_from(&arguments) {
-        Ok(cli) => {
-            match &cli.command {
+        Ok(mut cli) => {
+            match &mut cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
                 Command::Acquire(acquire) => check_acquire(acquire)?,
-                Command::Renew(_) | Command::Check(_) | Command::Wait(_) => {}
-                Command::Status(_)
-                | Command::History(_)
-                | Command::Watch(_)
-                | Command::Metrics(_)
-                | Command::Doctor(_)
-                | Command::Completions(_) => {}
+                Command::Renew(renew) => {
+                    renew.named.join_one(&mut renew.key)?;
+                    check_token("renew", renew.token_file.is_some(), renew.key.is_some())?;
+                }
+                Command::Check(check) => {
+                    check.named.join_one(&mut check.key)?;
+                    check_token("check", check.token_file.is_some(), check.key.is_some())?;
+                }
+                Command::Wait(wait) => wait.named.join(&mut wait.keys),
+                Command::Status(status) => status.named.join(&mut status.keys),
+                Command::Watch(watch) => watch.named.join(&mut watch.keys),
+                Command::Metrics(metrics) => metrics.named.join(&mut metrics.keys),
+                Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(cli.command))
         }
@@ -58,14 +65,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 Ok(Parsed::Print(error.render().to_string()))
             }
-            _ => {
-                let separator = if arguments.iter().any(|word| word == "--") {
-                    Separator::There
-                } else {
-                    Separator::Missing
-                };
-                Err(explain(&error, &command, separator))
-            }
+            _ => Err(explain(&error, &command, &arguments)),
         },
     }
 }
@@ -73,26 +73,17 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
 /// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`,
 /// and what may have been meant for it.
 pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
-    let words: Vec<OsString> = arguments.into_iter().skip(1).take_while(|word| word != "--").collect();
+    let words = leading::moved(arguments.into_iter().take_while(|word| word != "--").collect());
+    let words = words.get(1..).unwrap_or_default();
     let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
     let is_other = first != "acquire" && COMMANDS.split(", ").any(|known| known == first);
     !is_other
         && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
 }
 
-/// Whether there is a `--` on the command line.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Separator {
-    There,
-    Missing,
-}
-
 /// What clap cannot express about `run`.
 fn check_run(run: &Run) -> Result<(), String> {
     let hidden = &run.hidden;
-    if hidden.timeout.is_some() {
-        return Err("run has no --timeout: waiting is -w, a limit for CMD is --max-run".into());
-    }
     if run.slots == Some(None) {
         return Err("-n without a number: not waiting is the default, leave it out \
              (with a number it means slots: -n 3, up to three holders)"
@@ -102,6 +93,14 @@ fn check_run(run: &Run) -> Result<(), String> {
     let mut given = modes.into_iter().filter_map(|(name, given)| given.then_some(name));
     if let (Some(one), Some(other)) = (given.next(), given.next()) {
         return Err(format!("{one} and {other} exclude each other; leave one out"));
+    }
+    if let ([], [word, separator, ..]) = (&*run.key, &*run.command)
+        && separator == "--"
+    {
+        let word = short(&word.to_string_lossy());
+        return Err(format!(
+            "'{word}' is taken for the command; a key is given by -k: dlock run -k {word} -- CMD"
+        ));
     }
     if run.key.is_empty() {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
@@ -114,7 +113,7 @@ fn check_run(run: &Run) -> Result<(), String> {
     }
     match (&run.shell, run.command.is_empty()) {
         (None, true) => Err("run needs a command: dlock run -k KEY -- CMD, or -c STRING".into()),
-        (Some(_), false) => Err("-c STRING and a command after -- exclude each other; leave one out".into()),
+        (Some(_), false) => Err("-c STRING and a command exclude each other; leave one out".into()),
         _ => Ok(()),
     }
 }
@@ -136,6 +135,14 @@ fn check_acquire(acquire: &Acquire) -> Result<(), String> {
     Ok(())
 }
 
+/// A token says nothing of the lock that it holds.
+fn check_token(command: &str, token: bool, key: bool) -> Result<(), String> {
+    if token && !key {
+        return Err(format!("{command} needs KEY with --token-file; see 'dlock {command} --help'"));
+    }
+    Ok(())
+}
+
 /// What clap cannot express about `release`.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
@@ -145,7 +152,7 @@ fn check_release(release: &Release) -> Result<(), String> {
 }
 
 /// One line for what clap refuses.
-fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
+fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => Some(texts.join(", ")),
@@ -166,20 +173,16 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
             let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
             format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
         }
-        ErrorKind::UnknownArgument if command == "run" && !argument.starts_with('-') => match separator {
-            Separator::Missing => {
-                format!("the command goes after --, as in: dlock run -k KEY -- {}", short(&argument))
-            }
-            Separator::There => {
-                let word = short(&argument);
-                format!(
-                    "'{word}' before the -- belongs to no option; a key is given by -k: dlock run -k {word} -- CMD"
-                )
-            }
-        },
-        ErrorKind::UnknownArgument if !known => {
-            format!("no option '{}' here; options come after the command, see '{help}'", short(&argument))
+        ErrorKind::UnknownArgument if command == "run" && argument == "--timeout" => {
+            "run has no --timeout: waiting is -w, a limit for CMD is --max-run".into()
         }
+        ErrorKind::UnknownArgument if !known => match leading::stranger(arguments) {
+            None => format!("which command? There are {COMMANDS}; see '{help}'"),
+            Some(stranger) => format!(
+                "no option '{}' here; before the command stand only those that every command takes, see '{help}'",
+                short(&stranger)
+            ),
+        },
         ErrorKind::UnknownArgument => {
             let near = text(ContextKind::SuggestedArg).map(|near| format!(" (did you mean {near}?)"));
             let what = if argument.starts_with('-') { "no option" } else { "one operand too many:" };
@@ -192,8 +195,8 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
         }
         ErrorKind::ValueValidation => {
             let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-            let forgotten = name == "--wait" && value.chars().all(|c| !c.is_ascii_digit());
-            let hint = if forgotten { "; the command goes after --" } else { "" };
+            let forgotten = command == "run" && name == "--wait";
+            let hint = forgotten.then(|| command_after_wait(arguments, &value)).flatten().unwrap_or_default();
             format!("{name} '{}': {why}{hint}", short(&value))
         }
         ErrorKind::ArgumentConflict => {
@@ -209,6 +212,19 @@ fn explain(error: &clap::Error, command: &str, separator: Separator) -> String {
             format!("{}; see '{help}'", line.strip_prefix("error: ").unwrap_or(line))
         }
     }
+}
+
+/// What to write where the word after -w was meant for the command's.
+fn command_after_wait(arguments: &[OsString], value: &str) -> Option<String> {
+    let is_wait = |word: &OsString| {
+        let word = word.to_string_lossy();
+        word == "--wait" || word.starts_with('-') && !word.starts_with("--") && word.ends_with('w')
+    };
+    let pair = |pair: &[OsString]| is_wait(&pair[0]) && pair[1] == value;
+    let at = arguments.windows(2).position(pair)?;
+    let words: Vec<_> = arguments[at + 1..].iter().map(|word| word.to_string_lossy()).collect();
+    let words: Vec<_> = words.iter().filter(|text| *text != "--").map(|text| word(text)).collect();
+    Some(format!("; if it is the command: {} -- {}", arguments[at].display(), short(&words.join(" "))))
 }
 
 /// The beginning of what somebody typed: enough to recognise it, and still one line.
@@ -268,13 +284,20 @@ mod tests {
             &["wait", "a", "-w"],
             &["wait", "a", "-w", "b"],
             &["--store", "x", "run"],
+            &["-k", "x", "run"],
+            &["--store", "x", "--foo", "status"],
+            &["release", "a", "-k", "b"],
+            &["check", "a", "-k", "b"],
+            &["check", "--token-file", "f"],
+            &["metrics", "--max-keys", "x"],
             &["run"],
             &["run", "-k"],
             &["run", "-k", ""],
             &["run", "-k", "a\nb", "--", "true"],
             &["run", "-k", &long, "--", "true"],
-            &["run", "-k", "a", "true"],
+            &["run", "true"],
             &["run", "a", "--", "true"],
+            &["run", "-k", "a", "-w", "echo", "hi"],
             &["run", "-k", "a", "--"],
             &["run", "-k", "a", "-c", "true", "--", "true"],
             &["run", "-k", "a", "-w", "sleep", "--", "1"],
@@ -331,8 +354,59 @@ mod tests {
         assert!(said.contains("not waiting is the default"), "{said}");
         let said = refused(&["run", "-k", "a", "-s", "-n", "3", "--", "true"]);
         assert!(said.contains("--shared and --slots exclude each other"), "{said}");
-        let said = refused(&["run", "-k", "a", "echo", "hi"]);
-        assert!(said.contains("after --"), "{said}");
+        let said = refused(&["run", "a", "--", "echo", "hi"]);
+        assert!(said.contains("dlock run -k a -- CMD"), "{said}");
+        for line in [&["run", "-k", "a", "-w", "echo", "h i"][..], &["run", "-ka", "-qw", "echo", "h i"]] {
+            let said = refused(line);
+            assert!(said.ends_with("w -- echo 'h i'"), "{said}");
+        }
+        let said = refused(&["run", "-k", "a", "--wait", "7z", "--", "x"]);
+        assert!(said.ends_with("--wait -- 7z x"), "{said}");
+        let said = refused(&["--store", "x", "-q", "--foo", "status"]);
+        assert!(said.contains("'--foo'"), "{said}");
+        let said = refused(&["--store", "x", "-q"]);
+        assert!(said.contains("which command"), "{said}");
+        let said = refused(&["wait", "a", "-w", "b"]);
+        assert!(!said.contains("command"), "{said}");
+    }
+
+    #[test]
+    fn the_separator_may_be_left_out() {
+        for line in [
+            &["-k", "a", "echo", "-n", "--", "-k", "x", "--wiat"][..],
+            &["-k", "a", "--", "echo", "-n", "--", "-k", "x", "--wiat"],
+            &["-k", "a", "-w", "--", "echo", "-n", "--", "-k", "x", "--wiat"],
+            &["-k", "a", "-w", "5", "echo", "-n", "--", "-k", "x", "--wiat"],
+        ] {
+            let run = run(line);
+            assert_eq!(run.command, ["echo", "-n", "--", "-k", "x", "--wiat"], "{line:?}");
+            assert_eq!(run.keys().len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_key_is_an_operand_or_follows_k() {
+        for line in [
+            &["release", "k"][..],
+            &["release", "-k", "k"],
+            &["-q", "release", "-qk", "k"],
+            &["history", "--key", "k"],
+            &["renew", "-kk"],
+            &["check", "--key=k", "--token-file", "f"],
+            &["wait", "-k", "k", "-w", "1"],
+        ] {
+            let arguments = std::iter::once("dlock").chain(line.iter().copied()).map(OsString::from);
+            match parse(arguments) {
+                Ok(Parsed::Command(command)) => {
+                    assert_eq!(command.key().map(Key::as_str), Some("k"), "{line:?}");
+                }
+                other => unreachable!("{line:?} gave {other:?}"),
+            }
+        }
+        match parse(["dlock", "status", "a", "-k", "b", "c"].map(OsString::from)) {
+            Ok(Parsed::Command(Command::Status(status))) => assert_eq!(status.keys.len(), 3),
+            other => unreachable!("{other:?}"),
+        }
     }
 
     #[test]

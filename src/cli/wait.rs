@@ -1,5 +1,6 @@
 //! What can be said to `dlock wait`?
 
+use super::key::{NAMED, Named};
 use super::{Common, duration};
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -29,8 +30,12 @@ EXIT STATUS
 #[command(allow_negative_numbers = true, after_long_help = AFTER)]
 pub struct Wait {
     /// The locks
-    #[arg(required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
+
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
 
     /// Wait at most this long; 0: only look [default: for ever]
     #[arg(short, long, value_name = "DUR", value_parser = duration::parse)]

@@ -1,6 +1,7 @@
 //! What can be said to `dlock watch`? The struct that clap fills, and its help.
 
 use super::Common;
+use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -41,6 +42,10 @@ pub struct Watch {
     /// The locks to watch; in a pattern * stands for any text, ? for one character
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
+
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
 
     /// Print one JSON object a line
     ///

@@ -4,7 +4,7 @@
 use super::attend::Attendant;
 use super::held::{By, Held, Holds};
 use super::stores::{bearable, holdable};
-use super::{located, names, open, owner, settle};
+use super::{located, names, open, owner, say_default, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -17,9 +17,9 @@ use crate::lease::{Report, Request, Wait, give_back, obtain};
 use crate::lock::{Key, Mode, Names, Token, Ttl};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
-use crate::output::shell::word;
 use crate::output::time::{local, span};
 use crate::output::{self, Kind, Printer};
+use crate::shell::word;
 use crate::store::{self, Store};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -38,6 +38,7 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     let (settings, printer) = settle(&flags.common)?;
     let keys = flags.keys();
     let printer = printer.about(keys.first().map_or("", Key::as_str));
+    say_default(&settings, &printer);
     let names = names(&settings, &keys)?;
     let mode = match (flags.shared, flags.slots) {
         (true, _) => Mode::Shared,
@@ -147,7 +148,7 @@ impl Acquiring<'_> {
             Report::Trouble { error, .. } => {
                 let (origin, keys) = (self.settings.store.origin(), listed(&self.asked.keys));
                 let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
-                self.attendant.say(Kind::Warning, &text);
+                self.attendant.announce(&text);
                 None
             }
             Report::Recovered => {
@@ -177,6 +178,7 @@ impl Acquiring<'_> {
                 lease: until.left(),
                 waited: grant.waited,
                 held: Holds::of_process().with(held.for_ttl(self.ttl)).to_string(),
+                reach: self.settings.environment(),
             };
             let text = match (self.flags.export, self.flags.json) {
                 (true, _) => acquired.shell(),
@@ -228,8 +230,10 @@ impl Acquiring<'_> {
         let left = until.left();
         let now = output::time::now();
         let at = local(now.saturating_add(output::time::millis(left)), now);
+        // Who said in a log that it waits says there that this is over.
+        let kind = if self.attendant.has_announced() { Kind::Note } else { Kind::Done };
         self.printer.say(
-            Kind::Note,
+            kind,
             &format!(
                 "{} is acquired until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
                  {key}{file}' gives it back{each}",

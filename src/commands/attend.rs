@@ -56,6 +56,17 @@ impl Attendant {
         state.printer.say(kind, text);
     }
 
+    /// Says that it waits, because of something else than the lock.
+    pub fn announce(&self, text: &str) {
+        self.say(Kind::Warning, text);
+        self.state().live.announce();
+    }
+
+    /// Whether a log says that it waits.
+    pub fn has_announced(&self) -> bool {
+        self.state().live.has_announced()
+    }
+
     /// Waiting is over: the line about it goes, and no other comes. Nothing happens any more if dlock is about to end.
     pub fn conclude<T>(&self, last: impl FnOnce() -> T) -> T {
         let mut state = self.state();

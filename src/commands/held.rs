@@ -2,11 +2,15 @@
 //! that this process starts. What it says is a claim. It may be stale, forged or garbage, so nothing may follow from it
 //! before the store has been asked ([`Store::prove`](crate::store::Store::prove)); that is not done here.
 
+use crate::cli::Common;
 use crate::config::Settings;
+use crate::config::reach::{Access, PasswordAt};
+use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::lock::By;
@@ -19,6 +23,8 @@ pub const VARIABLE: &str = "DLOCK_HELD";
 pub struct Held {
     /// The store's URL in its one spelling, without a secret.
     pub store: String,
+    /// How that store is reached.
+    pub access: Access,
     /// The prefix of the locks' names.
     pub prefix: String,
     /// The keys, in the order in which they were given, each once; at least one.
@@ -37,6 +43,16 @@ pub struct Held {
 #[derive(Serialize, Deserialize)]
 struct Entry {
     store: String,
+    /// Where it is not `store`: with what leads there, such as certificates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    username: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    password_file: Option<PathBuf>,
+    /// Whether it wants a password that is in no file.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    password: bool,
     prefix: String,
     keys: Vec<String>,
     token: String,
@@ -52,6 +68,7 @@ impl Held {
     pub fn new(settings: &Settings, keys: Vec<Key>, token: Token, fence: Fence, by: By) -> Self {
         Self {
             store: settings.store.to_string(),
+            access: settings.store.access.clone(),
             prefix: settings.prefix.clone(),
             keys,
             token,
@@ -87,17 +104,32 @@ impl Held {
 
     /// Reads an entry; nothing if any part of it is not what dlock writes.
     fn read(entry: Value) -> Option<Self> {
-        let Entry { store, prefix, keys, token, fence, by, ttl_ms } = serde_json::from_value(entry).ok()?;
+        let Entry { store, url, username, password_file, password, prefix, keys, token, fence, by, ttl_ms } =
+            serde_json::from_value(entry).ok()?;
+        let password = match (password_file, password) {
+            (Some(file), _) => PasswordAt::File(file),
+            (None, true) => PasswordAt::Elsewhere,
+            (None, false) => PasswordAt::Nowhere,
+        };
+        let access = Access { url: url.unwrap_or_else(|| store.clone()), username, password };
         let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
         let ttl = ttl_ms.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok());
         let (token, fence) = (Token::parse(&token).ok()?, Fence(fence));
-        let held = Self { store, prefix, keys, token, fence, by, ttl };
+        let held = Self { store, access, prefix, keys, token, fence, by, ttl };
         held.names().ok().map(|_| held)
     }
 
     fn entry(&self) -> Entry {
+        let Access { url, username, password } = &self.access;
         Entry {
             store: self.store.clone(),
+            url: Some(url).filter(|url| **url != self.store).cloned(),
+            username: username.clone(),
+            password_file: match password {
+                PasswordAt::File(path) => Some(path.clone()),
+                PasswordAt::Nowhere | PasswordAt::Elsewhere => None,
+            },
+            password: *password == PasswordAt::Elsewhere,
             prefix: self.prefix.clone(),
             keys: self.keys.iter().map(ToString::to_string).collect(),
             token: self.token.secret().into(),
@@ -105,6 +137,36 @@ impl Held {
             by: self.by,
             ttl_ms: self.ttl.map(|ttl| crate::law::millis(ttl.get())),
         }
+    }
+}
+
+/// Where a hold is looked for that a command is about: everywhere, but for what a flag says.
+#[derive(Clone, Copy)]
+pub struct Scope<'a> {
+    settings: &'a Settings,
+    flags: &'a Common,
+}
+
+impl<'a> Scope<'a> {
+    /// What these flags leave, of what the settings name.
+    pub fn new(settings: &'a Settings, flags: &'a Common) -> Self {
+        Self { settings, flags }
+    }
+
+    fn has(self, held: &Held) -> bool {
+        let Self { settings, flags } = self;
+        (flags.store.is_empty() || held.store == settings.store.to_string())
+            && (flags.prefix.is_none() || held.prefix == settings.prefix)
+    }
+
+    /// Whether it is everywhere.
+    pub fn is_open(self) -> bool {
+        self.flags.store.is_empty() && self.flags.prefix.is_none()
+    }
+
+    /// The settings for where the hold is.
+    pub fn settings(self, held: &Held) -> Result<Settings, Error> {
+        self.settings.at(&held.store, &held.access, &held.prefix, VARIABLE)
     }
 }
 
@@ -129,7 +191,7 @@ impl Holds {
     }
 
     /// All of them, the innermost first.
-    pub fn inside_out(&self) -> impl Iterator<Item = &Held> {
+    pub fn inside_out(&self) -> impl Iterator<Item = &Held> + Clone {
         self.holds.iter().rev()
     }
 
@@ -143,12 +205,26 @@ impl Holds {
         self.here(settings).filter(|held| held.has(key))
     }
 
+    /// The hold of this key that a command is about: one in the store and under the prefix that the settings name, else
+    /// wherever one is; the innermost.
+    pub fn meant<'a>(&'a self, scope: Scope<'a>, key: &Key) -> Option<&'a Held> {
+        let mut of_key = self.inside_out().filter(|held| scope.has(held) && held.has(key));
+        let first = of_key.clone().find(|held| held.is_here(scope.settings));
+        first.or_else(|| of_key.next())
+    }
+
     /// The hold under which this process runs: the one that DLOCK_TOKEN names, of which the other variables tell; without
-    /// it the innermost. In the store and under the prefix that the settings name.
-    pub fn current<'a>(&'a self, settings: &'a Settings) -> Option<&'a Held> {
+    /// it the innermost.
+    pub fn current<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
         let token = std::env::var("DLOCK_TOKEN").ok().and_then(|text| Token::parse(&text).ok());
-        let named = token.and_then(|token| self.here(settings).find(|held| held.token == token));
-        named.or_else(|| self.here(settings).next())
+        let mut all = self.inside_out().filter(|held| scope.has(held));
+        let named = token.and_then(|token| all.clone().find(|held| held.token == token));
+        named.or_else(|| all.next())
+    }
+
+    /// What the script acquired last.
+    pub fn acquired<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
+        self.inside_out().find(|held| scope.has(held) && held.by == By::Acquire)
     }
 
     /// The list with one more, the innermost. An older entry of the same hold goes.

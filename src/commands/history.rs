@@ -13,7 +13,7 @@ use crate::output::{self, json};
 
 /// `dlock history KEY`.
 pub fn history(settings: &Settings, flags: &History) -> anyhow::Result<Exit> {
-    let name = name(settings, &flags.key)?;
+    let name = name(settings, &flags.key.0)?;
     let mut store = open(settings)?;
     let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let view = store.inspect(&name, by).map_err(|error| located(settings, error))?;

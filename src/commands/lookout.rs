@@ -20,6 +20,16 @@ pub struct Lookout<'a> {
     store: Box<dyn Store>,
     token: Token,
     reached: Reached,
+    first: First,
+}
+
+/// What a failure means before the store has answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum First {
+    /// The end.
+    Counts,
+    /// An outage, that is waited out.
+    RiddenOut,
 }
 
 /// Whether the store has answered yet. Later failures are ridden out.
@@ -49,10 +59,10 @@ pub enum Seen<T> {
 
 impl<'a> Lookout<'a> {
     /// One who has not looked yet.
-    pub fn open(settings: &'a Settings) -> Result<Self, Error> {
+    pub fn open(settings: &'a Settings, first: First) -> Result<Self, Error> {
         let token = Token::random()
             .map_err(|error| Error::Internal(format!("the system has no random bytes: {error}")))?;
-        Ok(Self { settings, store: open(settings)?, token, reached: Reached::NotYet })
+        Ok(Self { settings, store: open(settings)?, token, reached: Reached::NotYet, first })
     }
 
     /// The store, for what there is to do beside.
@@ -93,7 +103,7 @@ impl<'a> Lookout<'a> {
                     }
                     next(&view)
                 }
-                Err(error) if error.is_transient() && self.reached == Reached::Before && !is_over() => {
+                Err(error) if self.rides_out(&error) && !is_over() => {
                     self.store.reset();
                     watch = Watch { until: Some(Moment::now()), ear: None };
                     if !std::mem::replace(&mut troubled, true) {
@@ -106,6 +116,14 @@ impl<'a> Lookout<'a> {
             };
             let next = next.min(watch.until.unwrap_or(next));
             watch.sleep(end.map_or(next, |end| next.min(end)));
+        }
+    }
+
+    fn rides_out(&self, error: &store::Error) -> bool {
+        match (self.reached, self.first) {
+            (Reached::Before, _) => error.is_transient(),
+            (Reached::NotYet, First::RiddenOut) => error.is_outage(),
+            (Reached::NotYet, First::Counts) => false,
         }
     }
 

@@ -2,7 +2,7 @@
 //! it away (`force`). Which of the three is meant is decided here: one's own hold comes first, so that a script whose lock
 //! has gone to another never stops that one's job.
 
-use super::held::{By, Held, Holds};
+use super::held::{By, Held, Holds, Scope};
 use super::{name, open, prove, token_file, unsure};
 use crate::cli;
 use crate::clock::Moment;
@@ -12,27 +12,30 @@ use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
 use crate::lock::{Key, Names, Token};
 use crate::output::busy::listed;
-use crate::output::shell::word;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
+use crate::shell::word;
 
 mod ask;
 mod force;
 
 /// `dlock release`.
 pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> anyhow::Result<Exit> {
-    let name = name(settings, &flags.key)?;
-    if flags.force {
-        return force::force(settings, &name, flags, printer);
-    }
+    let key = &flags.key.0;
     if let Some(file) = &flags.token_file {
-        let shown = format!("{} in {}", name.key(), settings.store);
+        let (shown, name) = (format!("{key} in {}", settings.store), name(settings, key)?);
         return give_back(settings, &name.into(), &token_file::read(file)?, &shown, printer);
     }
     let holds = Holds::of_process();
-    match holds.of_key(settings, &flags.key).next() {
-        Some(held) => own(settings, held, &flags.key, printer),
-        None => ask::ask(settings, &name, flags, printer),
+    let scope = Scope::new(settings, &flags.common);
+    match holds.meant(scope, key) {
+        Some(held) if flags.force => {
+            let settings = scope.settings(held)?;
+            force::force(&settings, &name(&settings, key)?, flags, printer)
+        }
+        Some(held) => own(&scope.settings(held)?, held, key, printer),
+        None if flags.force => force::force(settings, &name(settings, key)?, flags, printer),
+        None => ask::ask(settings, &name(settings, key)?, flags, printer),
     }
 }
 
@@ -83,6 +86,6 @@ fn give_back(
             .into());
         }
     };
-    printer.say(Kind::Note, &line);
+    printer.say(Kind::Done, &line);
     Ok(Exit::Ok)
 }

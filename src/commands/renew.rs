@@ -2,7 +2,7 @@
 //! there, by a plan that knows its lease, and is only looked at here.
 
 use super::acquire::TTL;
-use super::held::{By, Holds};
+use super::held::{By, Holds, Scope};
 use super::stores::bearable;
 use super::{name, no_hold, open, prove, token_file, unsure};
 use crate::cli;
@@ -30,14 +30,15 @@ pub fn renew(settings: &Settings, flags: &cli::renew::Renew, printer: &Printer) 
         return lease.renew(settings, flags, printer);
     }
     let holds = Holds::of_process();
-    let acquired = || holds.here(settings).find(|held| held.by == By::Acquire);
+    let scope = Scope::new(settings, &flags.common);
     let held = match &flags.key {
-        Some(key) => holds.of_key(settings, key).next(),
-        None => acquired().or_else(|| holds.current(settings)),
+        Some(key) => holds.meant(scope, key),
+        None => holds.acquired(scope).or_else(|| holds.current(scope)),
     };
     let Some(held) = held else {
-        return Err(no_hold(settings, &holds, flags.key.as_ref()).into());
+        return Err(no_hold(settings, scope, &holds, flags.key.as_ref()).into());
     };
+    let settings = &scope.settings(held)?;
     let shown = format!("{} in {}", listed(&held.keys), settings.store);
     if held.by == By::Run {
         let mut store = open(settings)?;

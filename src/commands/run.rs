@@ -7,7 +7,7 @@
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
 use super::stores::{HoldOn, holdable, open_for_hold};
-use super::{located, names, settle};
+use super::{located, names, say_default, settle};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -54,6 +54,7 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
     let mut voice = Printer::early(Some(&flags.common));
     let result = settle(&flags.common).and_then(|(settings, printer)| {
         voice = printer.about(flags.key.first().map_or("", |key| key.as_str()));
+        say_default(&settings, &voice);
         account.store = Some(settings.store.to_string());
         guarded(&settings, &settings.run(flags)?, voice.clone(), &mut account)
     });
@@ -66,7 +67,7 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
 /// A run whose settings are known.
 fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
     let holds = Holds::of_process();
-    let Around { rest, under } = nested::look_around(settings, run, &holds)?;
+    let Around { rest, under } = nested::look_around(settings, run, waits(run), &holds, &printer)?;
     account.nested = under.is_some();
     let min_hold = match under {
         Some(under) if rest.is_empty() => return nested::run_under(settings, run, &under, printer, account),
@@ -274,7 +275,7 @@ impl Session<'_> {
                     Limits { term_at: own.schedule.term_at(sent), kill_at: own.schedule.kill_at(sent) };
                 let held =
                     Held::new(self.settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
-                let env = environment(&self.run.keys, &held, grant.slot, own.holds.clone());
+                let env = environment(self.settings, &self.run.keys, &held, grant.slot, own.holds.clone());
                 if let Err(error) = self.guard.start(&env, limits) {
                     self.leave(own);
                     return Err(internal("cannot start the command", &error));

@@ -3,7 +3,7 @@
 
 use super::attend::Attendant;
 use super::held::Holds;
-use super::lookout::{Lookout, Remark, Seen};
+use super::lookout::{First, Lookout, Remark, Seen};
 use super::{name, prove};
 use crate::cli;
 use crate::clock::Moment;
@@ -25,7 +25,10 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
     // Before the first thread. There is nothing to leave: a signal ends this as it ends anything, but the line goes.
     let endings = Endings::take().map_err(|error| internal(&error))?;
     let attendant = Attendant::start(endings, printer, |_| ()).map_err(|error| internal(&error))?;
-    let mut lookout = Lookout::open(settings)?;
+    // Without a bound the store that cannot be reached may be one that never was.
+    let bound = flags.wait.is_some_and(|bound| !bound.is_zero());
+    let first = if bound { First::RiddenOut } else { First::Counts };
+    let mut lookout = Lookout::open(settings, first)?;
     for key in &flags.keys {
         refuse_own(settings, &mut lookout, key)?;
     }

@@ -131,7 +131,7 @@ impl File {
         for (key, value) in table.get_ref() {
             let source = source(key.span().start);
             let Some((name, kind)) = KEYS.iter().find(|(name, _)| *name == key.get_ref().as_ref()) else {
-                return Err(invalid(&source, &unknown(key.get_ref())));
+                return Err(invalid(&source, &unknown(key.get_ref(), value.get_ref())));
             };
             let value =
                 typed(*kind, value.get_ref()).map_err(|why| invalid(&source, &format!("{name} {why}")))?;
@@ -237,7 +237,13 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
 }
 
 /// What to say about a key that is not known.
-fn unknown(key: &str) -> String {
+fn unknown(key: &str, value: &DeValue<'_>) -> String {
+    if matches!(value, DeValue::Table(_)) {
+        return format!("there are no sections, and so no '{key}': every key stands for itself, at the top");
+    }
+    if matches!(key, "key" | "keys") {
+        return "a lock's key is given on the command line: -k KEY".into();
+    }
     if key == "report" {
         // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
         return "a report is asked for on the command line: --report FILE".into();

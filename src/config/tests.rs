@@ -148,9 +148,12 @@ fn a_file_that_is_somebody_elses_is_skipped() -> Outcome {
 
 #[test]
 fn set_but_empty_is_refused() -> Outcome {
-    for name in VARIABLES.into_iter().filter(|name| *name != "DLOCK_PREFIX") {
+    for name in VARIABLES.into_iter().filter(|name| !["DLOCK_PREFIX", "DLOCK_STORE"].contains(name)) {
         assert!(Machine::new()?.with(name, "").refused(&["--store=redis://h"]).contains(name));
     }
+    let machine = Machine::new()?.with("DLOCK_STORE", "");
+    assert!(machine.refused(&[]).contains("DLOCK_STORE"));
+    assert_eq!(machine.settings(&["--store=redis://h"])?.store.to_string(), "redis://h:6379");
     for flag in ["--store=", "--config=", "--username=", "--password-file="] {
         assert!(Machine::new()?.refused(&[flag]).contains("empty"));
     }
@@ -216,7 +219,9 @@ fn files_that_make_no_sense() -> Outcome {
         ("min-hold = 1\nwait = true", &["line 1", "line 2", "do not go together"]),
         ("ttl = 1\nttl = 2", &["line 2", "TOML", "'ttl'"]),
         ("ttl =\n", &["line 1", "TOML"]),
-        ("[run]\nttl = 2", &["line 1", "'run'"]),
+        ("[run]\nttl = 2", &["line 1", "'run'", "no sections"]),
+        ("prefix = 'x'\n[dlock]\nttl = 2", &["line 2", "'dlock'", "no sections"]),
+        ("key = 'k'", &["line 1", "-k KEY"]),
         ("password = 'hush", &["line 1", "TOML"]),
         ("password = 3", &["must be a string"]),
         ("password = 'hush'\npassword-file = '/dev/stdin'x", &["TOML"]),

@@ -176,6 +176,8 @@ impl fmt::Debug for Secret {
 /// A URL taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
+    /// As it was written, without user and password.
+    pub text: String,
     /// The place.
     pub place: Place,
     /// The user it names.
@@ -195,8 +197,36 @@ pub struct SentinelLogin {
     pub password_file: PathBuf,
 }
 
+impl Url {
+    /// Whether it can be meant for this user: it names no other one.
+    pub(super) fn is_of(&self, user: Option<&String>) -> bool {
+        self.username.is_none() || self.username.as_ref() == user
+    }
+
+    /// What to show the sentinels, read from its file.
+    pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
+        let read = |login: &SentinelLogin| {
+            let password = Secret::new(super::password_in(&login.password_file)?);
+            Ok(super::Credentials { username: login.username.clone(), password })
+        };
+        self.sentinel.as_ref().map(read).transpose()
+    }
+}
+
 /// Takes a URL apart. The error says what is allowed, and repeats of the URL only what cannot be a secret.
 pub fn parse(text: &str) -> Result<Url, String> {
+    let url = take_apart(text)?;
+    let bare = match (&url.place, text.find("//"), text.rfind('@')) {
+        // In what could be taken apart an @ stands nowhere else.
+        (place, Some(start), Some(end)) if !matches!(place, Place::File { .. }) => {
+            format!("{}{}", &text[..start + 2], &text[end + 1..])
+        }
+        _ => text.into(),
+    };
+    Ok(Url { text: bare, ..url })
+}
+
+fn take_apart(text: &str) -> Result<Url, String> {
     if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return Err(format!("one store, one word: there is white space in it; {ALLOWED}"));
     }
@@ -312,7 +342,7 @@ fn quorum(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
 }
 
 fn url(place: Place, parts: Parts<'_>) -> Url {
-    Url { place, username: parts.username, password: parts.password, sentinel: None }
+    Url { text: String::new(), place, username: parts.username, password: parts.password, sentinel: None }
 }
 
 /// Whether a scheme means sentinels.
@@ -428,7 +458,7 @@ fn file(rest: &str) -> Result<Url, String> {
         Some(_) => return Err(format!("a file: store has no host: write file:/DIR; {ALLOWED}")),
     };
     let place = Place::File { dir: absolute(path)? };
-    Ok(Url { place, username: None, password: None, sentinel: None })
+    Ok(Url { text: String::new(), place, username: None, password: None, sentinel: None })
 }
 
 #[cfg(test)]

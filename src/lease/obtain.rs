@@ -36,7 +36,9 @@ impl Obtaining<'_> {
         loop {
             let sent = Moment::now();
             let by = match self.request.wait {
-                Wait::Until(end) if queued => sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE))),
+                Wait::Until(end) if queued || troubled => {
+                    sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
+                }
                 _ => sent.after(budget),
             };
             match self.store.acquire(&self.request.names, &self.request.ask, by) {
@@ -88,13 +90,11 @@ impl Obtaining<'_> {
         }
     }
 
-    /// Whether to ask again although the store failed. What too few replicas have is granted and not to be relied on: it
-    /// is asked for until they have it.
+    /// Whether to ask again although the store failed. One who has been answered waits for a store that is gone as for the
+    /// lock; one who has not does so too, unless it may be the wrong store. What too few replicas have is granted and not
+    /// to be relied on: it is asked for until they have it.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
-        match error {
-            Error::Unacknowledged(_) => self.request.wait != Wait::No,
-            error => queued && error.is_transient(),
-        }
+        if queued { error.is_transient() } else { self.request.wait.rides_out(error) }
     }
 
     fn fail(&mut self, error: Error) -> Option<Moment> {
@@ -117,7 +117,7 @@ impl Obtaining<'_> {
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.request.wait, Wait::Until(end) if end.passed())
+        self.request.wait.is_over()
     }
 
     /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.

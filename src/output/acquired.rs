@@ -2,9 +2,10 @@
 //! command. It is the one output that has the secret in it, for it is what was asked for.
 
 use super::json;
-use super::shell::quoted;
 use crate::lock::{Fence, Key, Mode, Token};
+use crate::shell::quoted;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Acquired {
     pub waited: Duration,
     /// DLOCK_HELD, with this hold as its last.
     pub held: String,
+    /// The variables by which the store is reached: to set, or to unset.
+    pub reach: Vec<(&'static str, Option<OsString>)>,
 }
 
 impl Acquired {
@@ -74,7 +77,7 @@ impl Acquired {
     pub fn shell(&self) -> String {
         let keys: Vec<&str> = self.keys.iter().map(Key::as_str).collect();
         let slot = self.slot.map(|slot| slot.to_string());
-        let variables = [
+        let of_hold = [
             ("DLOCK_KEY", keys.first().map(ToString::to_string)),
             ("DLOCK_KEYS", Some(keys.join("\n"))),
             ("DLOCK_TOKEN", Some(self.token.secret().into())),
@@ -82,10 +85,12 @@ impl Acquired {
             ("DLOCK_SLOT", slot),
             ("DLOCK_HELD", Some(self.held.clone())),
         ];
+        let text = |value: &OsString| value.to_string_lossy().into_owned();
+        let reach = self.reach.iter().map(|(name, value)| (*name, value.as_ref().map(text)));
         // Semicolons, for an eval whose quotes were forgotten.
-        variables.iter().fold(String::new(), |mut code, (name, value)| {
+        of_hold.into_iter().chain(reach).fold(String::new(), |mut code, (name, value)| {
             let _infallible = match value {
-                Some(value) => writeln!(code, "export {name}={};", quoted(value)),
+                Some(value) => writeln!(code, "export {name}={};", quoted(&value)),
                 None => writeln!(code, "unset {name};"),
             };
             code

@@ -49,6 +49,14 @@ pub struct Waiter {
     printer: Printer,
     place: Place,
     next: Moment,
+    announced: Announced,
+}
+
+/// Whether a log says that somebody waits, so that it should also say when that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Announced {
+    No,
+    Yes,
 }
 
 /// Where it speaks.
@@ -75,7 +83,19 @@ impl Waiter {
         } else {
             (Place::Log, since.after(FIRST))
         };
-        Self { printer: printer.clone(), place, next }
+        Self { printer: printer.clone(), place, next, announced: Announced::No }
+    }
+
+    /// Whether it has said somewhere, where it stays, that it waits.
+    pub fn has_announced(&self) -> bool {
+        self.announced == Announced::Yes
+    }
+
+    /// Somebody else has said so.
+    pub fn announce(&mut self) {
+        if self.place == Place::Log {
+            self.announced = Announced::Yes;
+        }
     }
 
     /// When there will be something to say again.
@@ -99,6 +119,7 @@ impl Waiter {
             Place::Nowhere => {}
             Place::Log => {
                 self.printer.say(Kind::Note, &text(Room::Endless));
+                self.announced = Announced::Yes;
                 self.next = Moment::now().after(THEN);
             }
             Place::Terminal | Place::Line(_) => {
@@ -199,7 +220,7 @@ mod tests {
             spoken = true;
             "waiting".into()
         });
-        assert!(spoken && waiter.next() > Moment::now().after(THEN / 2));
+        assert!(spoken && waiter.has_announced() && waiter.next() > Moment::now().after(THEN / 2));
         let mut silent = Waiter::new(&quiet, now.before(FIRST));
         silent.say(|_| unreachable!("quiet"));
     }

@@ -16,9 +16,14 @@ pub enum Answer {
     Nobody,
 }
 
+/// Whether there is a terminal to ask on.
+pub fn can_be_asked() -> bool {
+    isatty(stdin()) && isatty(stderr())
+}
+
 /// Asks a question that yes or no answers.
 pub fn ask(question: &str) -> io::Result<Answer> {
-    if !isatty(stdin()) || !isatty(stderr()) {
+    if !can_be_asked() {
         return Ok(Answer::Nobody);
     }
     send(&format!("dlock: {} [y/N] ", escaped(question)));

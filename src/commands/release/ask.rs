@@ -3,7 +3,7 @@
 //! away here.
 
 use super::super::attend::Attendant;
-use super::super::lookout::{Lookout, Remark, Seen};
+use super::super::lookout::{First, Lookout, Remark, Seen};
 use super::super::{operator, unsure};
 use super::force::left_alone;
 use crate::cli;
@@ -30,7 +30,7 @@ pub fn ask(
     printer: &Printer,
 ) -> anyhow::Result<Exit> {
     let place = format!("{} in {}", name.key(), settings.store);
-    let mut lookout = Lookout::open(settings)?;
+    let mut lookout = Lookout::open(settings, First::Counts)?;
     let Seen::It(view) = lookout.look(name, None, |view| Some(view.clone()), |_| ())? else {
         return Err(Error::Internal("nothing was seen".into()).into());
     };
@@ -65,7 +65,7 @@ pub fn ask(
             }
         }
     } else {
-        shown.iter().for_each(|line| printer.say(Kind::Note, &format!("{place}: {line}")));
+        shown.iter().for_each(|line| printer.say(Kind::Done, &format!("{place}: {line}")));
     }
     let pending = request(settings, name, &mut lookout, &asked, printer)?;
     Ending { settings, name, place, flags, printer }.watch(&mut lookout, pending)
@@ -124,19 +124,25 @@ fn request(
         let answer = lookout.store().request(name, holder.fence, &operator, by);
         let who = who(&holder.owner);
         let unknown = format!("whether {who} is asked for {} is not known", name.key());
-        let line = match (answer.map_err(|error| unsure(settings, error, &unknown))?, holder.owner.by) {
+        let (kind, line) = match (answer.map_err(|error| unsure(settings, error, &unknown))?, holder.owner.by)
+        {
             (Requested::Gone, _) => {
                 printer.say(Kind::Note, &format!("{who} has given it back meanwhile"));
                 continue;
             }
-            (Requested::Asked, By::Run) => format!("asked {who}; waiting until its job has ended"),
-            (Requested::Asked, By::Acquire) => format!(
-                "{who} is a script, and hears of it when it renews: waiting until it gives the lock back, or does not \
-                 renew it in the next {}; --force takes it away",
-                span(holder.lease)
-            ),
+            (Requested::Asked, By::Run) => {
+                (Kind::Done, format!("asked {who}; waiting until its job has ended"))
+            }
+            (Requested::Asked, By::Acquire) => {
+                let text = format!(
+                    "{who} is a script, and hears of it when it renews: waiting until it gives the lock back, or does \
+                     not renew it in the next {}; --force takes it away",
+                    span(holder.lease)
+                );
+                (Kind::Note, text)
+            }
         };
-        printer.say(Kind::Note, &line);
+        printer.say(kind, &line);
         pending.push(holder.clone());
     }
     Ok(pending)
@@ -169,7 +175,8 @@ impl Ending<'_> {
                 pending.borrow_mut().retain(|holder| {
                     let lives = view.holders.iter().any(|other| other.fence == holder.fence);
                     if !lives {
-                        attendant.say(Kind::Note, &ended(holder, view, since));
+                        let kind = if attendant.has_announced() { Kind::Note } else { Kind::Done };
+                        attendant.say(kind, &ended(holder, view, since));
                     }
                     lives
                 });

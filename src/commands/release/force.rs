@@ -1,17 +1,20 @@
 //! How is a lock taken away? Whoever holds it is refused every renewal from now on, and the next one gets it when that is
-//! safe, or at once. Nobody is asked.
+//! safe, or at once. The person at the terminal is asked before; the holder is not.
 
-use super::super::{open, operator, unsure};
+use super::super::{located, open, operator, unsure};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::{Foreign, Holder, Revoke, Revoked, When};
+use crate::law::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::lock::{By, Name};
 use crate::output::busy::who;
+use crate::output::question::{self, Answer};
+use crate::output::sight;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
+use crate::store::View;
 
 /// `dlock release KEY --force`.
 pub fn force(
@@ -20,15 +23,51 @@ pub fn force(
     flags: &cli::Release,
     printer: &Printer,
 ) -> anyhow::Result<Exit> {
-    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let when = if flags.now { When::Now } else { When::Safe };
     let revoke = Revoke { when, by: operator("dlock release --force") };
     let mut store = open(settings)?;
+    // Where nobody can be asked, only what lets two jobs run needs a yes in advance.
+    if !flags.yes && (flags.now || question::can_be_asked()) {
+        let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
+        let view = store.inspect(name, by).map_err(|error| located(settings, error))?;
+        if !confirmed(&format!("{} in {}", name.key(), settings.store), &view, when, printer)? {
+            return Ok(Exit::Busy(Exit::BUSY));
+        }
+    }
+    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
     let was = store.revoke(name, &revoke, by);
     let unknown = format!("whether {} is taken away is not known, 'dlock status' shows it", name.key());
     let was = was.map_err(|error| unsure(settings, error, &unknown))?;
     printer.say(Kind::Note, &revoked(settings, name, when, was)?);
     Ok(Exit::Ok)
+}
+
+/// Whether the person at the terminal, who is shown whose it is, says yes. Of a free lock there is nothing to ask.
+fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<bool, Error> {
+    let shown = match &view.foreign {
+        Some(Foreign { kind, .. }) => vec![format!("a {kind} that dlock did not write")],
+        None if view.state == State::Free => return Ok(true),
+        None if view.holders.is_empty() => vec![sight::state(view)],
+        None => view.holders.iter().map(sight::hold).collect(),
+    };
+    shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
+    let question = match when {
+        When::Safe => "take it away?",
+        When::Now => "take it away and grant it to the next at once, although the old job may still run?",
+    };
+    match question::ask(question)
+        .map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))?
+    {
+        Answer::Yes => Ok(true),
+        Answer::No => {
+            printer.say(Kind::Note, &format!("nothing is taken away; {place} is as before"));
+            Ok(false)
+        }
+        Answer::Nobody => Err(Error::Usage(format!(
+            "{place} is not free, and there is no terminal to ask on whether it is to be granted to the next at once: -y \
+             goes on without asking; nothing is taken away"
+        ))),
+    }
 }
 
 /// All who held it.

@@ -9,16 +9,17 @@ use super::account::Account;
 use super::surroundings::environment_under;
 use super::words::{Right, Words};
 use super::{Runs, Session, internal, plan, prepare, prove, unstarted};
-use crate::clock::Moment;
+use crate::clock::{self, Moment};
 use crate::config::Settings;
 use crate::config::run::{Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Alone, Guard, Limits};
 use crate::law::Proof;
+use crate::lease;
 use crate::lock::{Key, Mode, Replicas};
-use crate::output::Printer;
 use crate::output::busy::listed;
+use crate::output::{Kind, Printer};
 
 /// What this run finds around it.
 #[derive(Debug)]
@@ -39,16 +40,19 @@ pub struct Under {
 }
 
 /// Finds out which of the keys are held. Refused: what would wait for the job that it is a part of.
-pub fn look_around(settings: &Settings, run: &Run, holds: &Holds) -> Result<Around, Error> {
+pub fn look_around(
+    settings: &Settings,
+    run: &Run,
+    wait: lease::Wait,
+    holds: &Holds,
+    printer: &Printer,
+) -> Result<Around, Error> {
     let claimed = |held: &Held| run.keys.iter().any(|key| held.has(key));
     let claims: Vec<&Held> = holds.here(settings).filter(|held| claimed(held)).collect();
     if claims.is_empty() {
         return Ok(Around { rest: run.keys.clone(), under: None });
     }
-    let asked = prove::apart(|| prove(settings, run, &claims));
-    let asked = asked.map_err(|error| {
-        Error::Internal(format!("cannot ask what the job around holds: {error}; the command did not run"))
-    })??;
+    let asked = ask_around(settings, run, wait, &claims, printer).map_err(unstarted)?;
     let held = claims.into_iter().cloned();
     let proven: Vec<Under> =
         held.zip(asked).filter_map(|(held, proof)| Some(Under { held, proof: proof? })).collect();
@@ -105,7 +109,7 @@ pub fn run_under(
     session.account.asked = Some(Moment::now());
     session.account.granted = Some((Moment::now(), under.proof.fence));
     session.account.slot = under.proof.slot;
-    let env = environment_under(&run.keys, under);
+    let env = environment_under(settings, &run.keys, under);
     session.guard.start(&env, Limits::NEVER).map_err(|error| internal("cannot start the command", &error))?;
     session.account.started = true;
     let over = session.supervise(None)?;
@@ -113,17 +117,43 @@ pub fn run_under(
     Ok(over.exit)
 }
 
+/// Asks the store about each claim, as long as one would wait for the lock.
+fn ask_around(
+    settings: &Settings,
+    run: &Run,
+    wait: lease::Wait,
+    claims: &[&Held],
+    printer: &Printer,
+) -> Result<Vec<Option<Proof>>, Error> {
+    let mut troubled = false;
+    loop {
+        let asked = prove::apart(|| prove(settings, run, claims));
+        let asked = asked.map_err(|error| {
+            let text = format!("cannot ask what the job around holds: {error}; the command did not run");
+            Error::Internal(text)
+        })?;
+        match asked {
+            Err(Error::Store(error)) if wait.rides_out(&error) && !wait.is_over() => {
+                if !std::mem::replace(&mut troubled, true) {
+                    printer.say(Kind::Warning, &format!("{error}; still waiting, trying again"));
+                }
+                clock::sleep_until(Moment::now().after(lease::RIDE_OUT_PAUSE));
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Asks the store about each claim.
 fn prove(settings: &Settings, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
     let hold = HoldOn { replicas: Replicas::None, max_lease: run.max_lease };
-    let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
+    let mut store = open_for_hold(settings, hold)?;
     let mut ask = |held: &Held| {
         let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
         let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        store.prove(&names(settings, &keys)?, &held.token, by).map_err(|error| {
-            let error = error.map(|text| format!("{}: {text}", listed(&keys)));
-            unstarted(located(settings, error))
-        })
+        store
+            .prove(&names(settings, &keys)?, &held.token, by)
+            .map_err(|error| located(settings, error.map(|text| format!("{}: {text}", listed(&keys)))))
     };
     claims.iter().map(|held| ask(held)).collect()
 }

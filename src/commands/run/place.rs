@@ -78,7 +78,7 @@ impl Spot {
         }
         let mut way = Way { directory: enter(".")?, rest: Vec::new(), links: 0 };
         way.turn_to(path)?;
-        way.to_the_end()
+        way.arrive()
     }
 
     /// Not synced to the disk: a dlock that was interrupted must be gone at once, and nothing relies on a report.
@@ -107,7 +107,7 @@ struct Way {
 }
 
 impl Way {
-    fn to_the_end(mut self) -> Result<Spot, String> {
+    fn arrive(mut self) -> Result<Spot, String> {
         let no_file = || "that is no name of a file".to_owned();
         loop {
             let step = self.rest.pop().ok_or_else(no_file)?;

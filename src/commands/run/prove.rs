@@ -29,6 +29,7 @@ struct Said {
 #[derive(Serialize, Deserialize)]
 enum Kind {
     Unreachable,
+    Misnamed,
     Unavailable,
     Unacknowledged,
     Denied,
@@ -72,6 +73,7 @@ fn failed(error: Error) -> Answer {
     let text = error.to_string();
     let kind = match error {
         Error::Store(store::Error::Unreachable(_)) => Kind::Unreachable,
+        Error::Store(store::Error::Misnamed(_)) => Kind::Misnamed,
         Error::Store(store::Error::Unavailable(_)) => Kind::Unavailable,
         Error::Store(store::Error::Unacknowledged(_)) => Kind::Unacknowledged,
         Error::Store(store::Error::Denied(_)) => Kind::Denied,
@@ -87,6 +89,7 @@ fn failed(error: Error) -> Answer {
 fn error(kind: &Kind, text: String) -> Error {
     match kind {
         Kind::Unreachable => store::Error::Unreachable(text).into(),
+        Kind::Misnamed => store::Error::Misnamed(text).into(),
         Kind::Unavailable => store::Error::Unavailable(text).into(),
         Kind::Unacknowledged => store::Error::Unacknowledged(text).into(),
         Kind::Denied => store::Error::Denied(text).into(),

@@ -15,9 +15,9 @@ use crate::lease::Loss;
 use crate::lock::{Key, Mode};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Waiter;
-use crate::output::shell::word;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
+use crate::shell::word;
 use crate::store::{self};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -133,14 +133,17 @@ impl<'a> Words<'a> {
     /// The lock is ours.
     pub fn granted(&self, grant: Grant) {
         self.hush();
-        if self.printer.says(Kind::Detail) {
+        let kind = if self.live.borrow().has_announced() { Kind::Note } else { Kind::Detail };
+        if self.printer.says(kind) {
             let mode = match (self.asked.mode, grant.slot) {
                 (Mode::Exclusive, _) => String::new(),
                 (mode, None) => format!(" ({mode})"),
                 (mode, Some(slot)) => format!(" (slot {slot} of {mode})"),
             };
-            let (lock, waited) = (self.lock(), span(grant.waited));
-            self.say(Kind::Detail, &format!("got {lock}{mode} after {waited}, fence {}", grant.fence));
+            // The store counts from when it first heard of us.
+            let waited = if kind == Kind::Note { Moment::now().since(self.since) } else { grant.waited };
+            let (lock, waited) = (self.lock(), span(waited));
+            self.say(kind, &format!("got {lock}{mode} after {waited}, fence {}", grant.fence));
         }
     }
 
@@ -179,6 +182,7 @@ impl<'a> Words<'a> {
         let origin = self.settings.store.origin();
         let keys = self.keys();
         self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {keys}, trying again"));
+        self.live.borrow_mut().announce();
     }
 
     /// The store is back.
@@ -192,11 +196,13 @@ impl<'a> Words<'a> {
         let given_back = self.given_back();
         let text = match why {
             NotStarted::Errno(libc::ENOENT) if command.contains('/') => format!(
-                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist; \
-                 {given_back}the command did not run"
+                "cannot execute '{command}': it, or the interpreter that its first line names, does not exist{}; \
+                 {given_back}the command did not run",
+                hint_at_shell(&command)
             ),
             NotStarted::Errno(libc::ENOENT) => {
-                format!("command not found: '{command}'; {given_back}the command did not run")
+                let hint = hint_at_shell(&command);
+                format!("command not found: '{command}'{hint}; {given_back}the command did not run")
             }
             NotStarted::Errno(errno) => format!(
                 "cannot execute '{command}': {}; {given_back}the command did not run",
@@ -404,5 +410,38 @@ impl<'a> Words<'a> {
             }
         };
         self.printer.say(Kind::Error, &text);
+    }
+}
+
+/// Where what was to be run is nothing that a kernel runs, but a shell would understand it.
+fn hint_at_shell(command: &str) -> &'static str {
+    const ITS_OWN: [&str; 27] = [
+        "!", ".", ":", "[[", "alias", "case", "cd", "command", "declare", "eval", "exec", "exit", "export",
+        "for", "function", "if", "local", "read", "set", "shift", "source", "trap", "ulimit", "umask",
+        "unset", "until", "while",
+    ];
+    let is_name =
+        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let assigns = command.split_once('=').is_some_and(|(name, _)| is_name(name));
+    let is_line = command.contains(|c: char| c.is_whitespace() || "|&;<>()$`{".contains(c));
+    if assigns || is_line || ITS_OWN.contains(&command) {
+        " (a line for the shell goes by -c: dlock run -k KEY -c 'LINE')"
+    } else {
+        ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hint_at_shell;
+
+    #[test]
+    fn what_only_a_shell_understands() {
+        for command in ["echo hi", "FOO=1", "cd", "a|b", "ls;", "$CMD", "/bin/ls -l"] {
+            assert!(hint_at_shell(command).contains("-c 'LINE'"), "{command}");
+        }
+        for command in ["echo", "./a=b", "=", "/usr/bin/env", "backup.sh"] {
+            assert_eq!(hint_at_shell(command), "", "{command}");
+        }
     }
 }

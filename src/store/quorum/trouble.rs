@@ -47,9 +47,11 @@ impl QuorumStore {
                 reasons.join("; ")
             )
         };
+        let misnamed = errors.iter().filter(|error| matches!(error, Error::Misnamed(_))).count();
         errors.retain(|error| !error.is_transient());
         match errors.into_iter().next_back() {
             Some(error) if counted < majority && self.is_hopeless(answers) => error.map(|_| text),
+            _ if misnamed > masters - majority => Error::Misnamed(text),
             _ => Error::Unreachable(text),
         }
     }

@@ -193,7 +193,7 @@ impl Arrangement for Nodes {
         }
         self.journey.failed.push((address.clone(), error.clone()));
         match error {
-            Error::Unreachable(_) => Next::Elsewhere,
+            Error::Unreachable(_) | Error::Misnamed(_) => Next::Elsewhere,
             _ => Next::Done,
         }
     }

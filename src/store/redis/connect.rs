@@ -357,8 +357,18 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
         ErrorKind::NotFound if matches!(target.address, Address::Unix(_)) => "there is no such socket".into(),
         _ => error.to_string(),
     };
-    Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
+    let text = format!("cannot reach {}: {what}", target.shown);
+    if NO_SUCH_NAME.iter().any(|end| what.ends_with(end)) {
+        Error::Misnamed(text)
+    } else {
+        Error::Unreachable(text)
+    }
 }
+
+/// What glibc and musl say of a name that does not exist; they say it in English, for no locale is set. Of a name
+/// service that does not answer they say something else.
+const NO_SUCH_NAME: [&str; 3] =
+    ["Name or service not known", "No address associated with hostname", "Name does not resolve"];
 
 /// A server's own words, cut, and without tokens: it repeats the arguments of a command that it does not know. What acts
 /// on a terminal is escaped where they are printed.

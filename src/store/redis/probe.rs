@@ -91,7 +91,7 @@ impl Server<'_> {
         match self.ask(words) {
             Ok(Value::ServerError(error)) if error.code() != "NOSCRIPT" => Ok(Err(error.code().into())),
             Ok(value) => Ok(Ok(value)),
-            Err(error @ Error::Unreachable(_)) => Err(error),
+            Err(error @ (Error::Unreachable(_) | Error::Misnamed(_))) => Err(error),
             Err(error) => Ok(Err(error.to_string())),
         }
     }

@@ -225,8 +225,8 @@ impl Sentinels {
         }
         let shown = &self.master.shown;
         Err(match worst {
-            Some(Error::Unreachable(text)) => {
-                Error::Unreachable(format!("{shown}: no sentinel answers; {text}"))
+            Some(error @ (Error::Unreachable(_) | Error::Misnamed(_))) => {
+                error.map(|text| format!("{shown}: no sentinel answers; {text}"))
             }
             Some(error) => error.map(|text| format!("{shown}: {text}")),
             None => Error::Unreachable(format!("cannot reach {shown}: no sentinel answers in time")),

@@ -209,13 +209,13 @@ impl Session {
         let store = &target.shown;
         Some(match error {
             rustls::Error::InvalidCertificate(flaw) => {
-                Error::Unreachable(format!("cannot trust {store}: {}", distrust(flaw, &tls.files)))
+                Error::Misnamed(format!("cannot trust {store}: {}", distrust(flaw, &tls.files)))
             }
             rustls::Error::AlertReceived(alert) => self.alerted(store, *alert, &tls.files),
-            rustls::Error::InvalidMessage(_) if self.0.is_handshaking() => Error::Unreachable(format!(
+            rustls::Error::InvalidMessage(_) if self.0.is_handshaking() => Error::Misnamed(format!(
                 "cannot reach {store}: what answers there does not speak TLS; without TLS the URL begins with redis"
             )),
-            rustls::Error::PeerIncompatible(_) => Error::Unreachable(format!(
+            rustls::Error::PeerIncompatible(_) => Error::Misnamed(format!(
                 "cannot reach {store}: the server and dlock have no way of TLS in common (1.2 and 1.3): {error}"
             )),
             _ => Error::Unreachable(format!("cannot reach {store}: TLS failed: {error}")),
@@ -250,7 +250,7 @@ impl Session {
                     alert => format!("alert {alert:?}"),
                 }
             )),
-            (Alert::ProtocolVersion, _) => Error::Unreachable(format!(
+            (Alert::ProtocolVersion, _) => Error::Misnamed(format!(
                 "cannot reach {store}: the server allows neither TLS 1.2 nor 1.3, and dlock nothing older"
             )),
             (alert, _) => Error::Unreachable(format!(
@@ -283,6 +283,17 @@ fn distrust(flaw: &CertificateError, files: &Files) -> String {
             ),
             None => "no authority that this machine trusts issued its certificate; name the one that did with \
                      ?ca=FILE"
+                .into(),
+        },
+        // An authority of the right name whose key is another one: most often it was made anew.
+        Flaw::BadSignature => match &files.ca {
+            Some(ca) => format!(
+                "its certificate was not issued by the authority in {}, but by another one of that name; ca= must name the \
+                 one that issued it, which may have been made anew",
+                ca.display()
+            ),
+            None => "its certificate was not issued by the authority of that name that this machine trusts; name the one \
+                     that did with ?ca=FILE"
                 .into(),
         },
         Flaw::ExpiredContext { not_after, .. } => {

@@ -1,0 +1,109 @@
+//! `--wait` covers the first contact: a store that is not there yet is waited for as the lock is; what waiting cannot mend
+//! ends at once.
+
+use crate::support::dlock::Dlock;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use std::net::TcpListener;
+
+/// A store at which nothing listens yet.
+fn absent(world: &World) -> String {
+    format!("redis+unix://{}", world.path("later.sock").display())
+}
+
+/// Has the store come up.
+fn appears(world: &World) {
+    std::os::unix::fs::symlink(world.redis().socket(), world.path("later.sock")).expect("a link");
+}
+
+fn calls<'w>(world: &'w World, bound: &str) -> [Dlock<'w>; 3] {
+    [
+        world.dlock(["run", "-k", "run", &format!("-w{bound}"), "--", "touch", "ran"]),
+        world.dlock(["acquire", "-k", "acquire", &format!("-w{bound}")]).any_stdout(),
+        world.dlock(["wait", "wait", &format!("-w{bound}")]),
+    ]
+    .map(|call| call.env("DLOCK_STORE", absent(world)))
+}
+
+#[test]
+fn an_outage_at_the_start_is_waited_out() {
+    let world = World::new(Backend::Redis);
+    let calls = calls(&world, "10m").map(|call| call.any_stderr().spawn());
+    for call in &calls {
+        wait_until("it says that it waits", || call.messages().contains("still waiting for"));
+    }
+    assert!(!world.path("ran").exists());
+    appears(&world);
+    for call in calls {
+        let said = call.finish().stderr;
+        assert_eq!(said.matches("trying again").count(), 1, "it is said once: {said}");
+        // And so is its end.
+        let over = ["got run in ", "acquire in ", "answers again"];
+        assert!(over.iter().any(|over| said.contains(over)), "{said}");
+    }
+    assert!(world.path("ran").exists());
+}
+
+/// Inside of a job, too, where the store is asked before there is a queue to stand in.
+#[test]
+fn a_run_inside_of_a_job_waits_for_the_store() {
+    let world = World::new(Backend::Redis);
+    let held = format!(
+        r#"[{{"store":"{}","prefix":"dlock:","keys":["k"],"token":"0123456789abcdef0123456789abcdef","fence":1}}]"#,
+        absent(&world)
+    );
+    let run = world.dlock(["run", "-k", "k", "-w", "10m", "--", "touch", "ran"]).env("DLOCK_HELD", held);
+    let run = run.env("DLOCK_STORE", absent(&world)).any_stderr().spawn();
+    wait_until("it says that it waits", || run.messages().contains("still waiting"));
+    appears(&world);
+    run.finish();
+    assert!(world.path("ran").exists());
+}
+
+#[test]
+fn a_wait_that_ends_in_an_outage_is_69() {
+    let world = World::new(Backend::Redis);
+    for call in calls(&world, "0.4").map(|call| call.status(69).any_stderr().spawn()) {
+        let said = call.finish().stderr;
+        assert!(said.contains("trying again") && said.contains("there is no such socket"), "{said}");
+    }
+    // Who does not wait hears it at once.
+    let run = world.dlock(["run", "-k", "k", "--", "touch", "ran"]).env("DLOCK_STORE", absent(&world));
+    run.status(69).stderr_like("dlock: k: cannot reach .*did not run\n").run();
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn what_waiting_cannot_mend_ends_at_once() {
+    let world = World::with_redis(&["--requirepass", "sesame"]);
+    let port = world.redis().port();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let web = format!("redis://{}", listener.local_addr().expect("an address"));
+    // Nobody has such a name, and no name service need be asked for that.
+    let nameless = "redis://no..such..name".to_owned();
+    std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _read = stream.read(&mut [0; 512]);
+            let _written = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    for (url, status) in [
+        (format!("redis://:wrong@127.0.0.1:{port}"), 77),
+        (world.url(), 77),
+        (format!("redis://:sesame@127.0.0.1:{port}/99"), 78),
+        (nameless, 69),
+        (web, 69),
+    ] {
+        for words in [
+            &["run", "-k", "k", "-w", "10m", "--", "touch", "ran"][..],
+            &["acquire", "-k", "k", "-w", "10m"],
+            &["wait", "k", "-w", "10m"],
+        ] {
+            let call = world.dlock(words).env("DLOCK_STORE", &url).status(status).any_stderr().run();
+            assert!(!call.stderr.contains("trying again"), "{url}: {}", call.stderr);
+        }
+    }
+    assert!(!world.path("ran").exists());
+}

@@ -1,0 +1,196 @@
+//! What runs inside a job reaches the same place, whatever the flags or the files outside said: a dlock finds its own lock
+//! there, and nobody is told a password.
+
+use crate::support::dlock::BINARY;
+use crate::support::world::{Backend, World, on_every_store};
+use std::fs;
+
+on_every_store!(
+    a_job_finds_the_lock_that_a_flag_led_to,
+    a_script_finds_the_lock_that_it_acquired,
+    a_held_key_is_found_where_it_is,
+    a_configuration_file_leads_inside_too,
+);
+
+/// Where the password is, and the options and variables that lead there.
+type Way<'a> = (&'static str, &'a [&'a str], &'a [(&'a str, &'a str)]);
+
+const SECRET: &str = "op3n s3same's";
+
+/// `dlock` as a function: the binary under test.
+const D: &str = "dlock() { \"$D\" \"$@\"; }\n";
+
+/// A shell script, in which `$U` is the store that no variable names.
+fn script<'w>(world: &'w World, text: &str) -> crate::support::dlock::Dlock<'w> {
+    world.write("script", &format!("{D}{text}"));
+    let call = world.dlock([""; 0]).under(&["sh", "script"]).env("D", BINARY);
+    call.env("U", world.url()).env("DLOCK_STORE", "redis://127.0.0.1:1").env("DLOCK_CONNECT_TIMEOUT", "0.3")
+}
+
+fn a_job_finds_the_lock_that_a_flag_led_to(backend: Backend) {
+    let world = World::new(backend);
+    world.script("job", &format!("#!/bin/sh\n{D}dlock check && dlock check k && dlock run -k k -c 'echo nested $DLOCK_PREFIX'
+        dlock status --json k | grep -c '\"state\": \"held\"'; dlock renew -q; echo $DLOCK_STORE; echo ${{DLOCK_USERNAME-none}}"));
+    let said = format!("nested p:\n1\n{}\nnone\n", world.url());
+    script(&world, "dlock run --store $U --prefix p: -k k ./job").stdout(&said).run();
+    // Without a prefix, too; and what is under another hold of the tree is told of that.
+    let text = "dlock run --store $U --prefix= -k k -- sh -c '
+        $D run --store file:$PWD/other --prefix x: -k l -- sh -c \"
+            echo \\$DLOCK_STORE \\$DLOCK_PREFIX; $D run --store $U --prefix= -k k -- sh -c \\\"
+                echo \\\\\\$DLOCK_STORE \\\\\\$DLOCK_PREFIX.\\\"\"'";
+    let said = format!("file:{} x:\n{} .\n", world.path("other").display(), world.url());
+    script(&world, text).stdout(&said).run();
+}
+
+fn a_script_finds_the_lock_that_it_acquired(backend: Backend) {
+    let world = World::new(backend);
+    let text = "eval \"$(dlock acquire --store $U --prefix \"it's \" --export -k k -t 10m)\"
+        dlock check && dlock check k && dlock renew && dlock run -k k -- echo nested && dlock release k
+        dlock check k; echo $?";
+    let like = "dlock: k in .* is not held any more.*\n";
+    script(&world, text).stdout("nested\n79\n").stderr_like(like).run();
+}
+
+/// Where the variables lead is another question.
+fn a_held_key_is_found_where_it_is(backend: Backend) {
+    let world = World::new(backend);
+    let text = "eval \"$(dlock acquire --store $U --prefix p: --export -k k -t 10m)\"
+        export DLOCK_STORE=redis://127.0.0.1:1; unset DLOCK_PREFIX
+        dlock check && dlock check k && dlock renew k -t 20m && dlock renew || exit
+        dlock check k --store file:$PWD/other; echo $?
+        dlock check k --prefix q:; echo $?
+        dlock release -k k; echo $?; dlock check k; echo $?";
+    let like = "(dlock: this process runs under no lock of k in .*: it holds k in .*\n){2}\
+                dlock: k in .* is not held any more.*\n";
+    let call = script(&world, text).stdout("79\n79\n0\n79\n").stderr_like(like).run();
+    assert!(call.stderr.contains(&world.url()), "{}", call.stderr);
+}
+
+fn a_configuration_file_leads_inside_too(backend: Backend) {
+    let world = World::new(backend);
+    world.write("own.toml", &format!("store = {:?}\nprefix = 'own:'\nttl = 20\n", world.url()));
+    let text = "unset DLOCK_STORE; cd /; dlock run --config $OLDPWD/own.toml -k k -- sh -c '$D check && $D check k && echo yes'";
+    script(&world, text).stdout("yes\n").run();
+}
+
+/// With a user and a password, however they were given, and never a password in what the job inherits by dlock.
+#[test]
+fn who_may_log_in_outside_may_inside() {
+    let users =
+        ["--user", "default", "off", "--user", "app", "on", &format!(">{SECRET}"), "~*", "&*", "+@all"];
+    let world = World::with_redis(&users);
+    let port = world.redis().port();
+    world.write("secrets/password", &format!("{SECRET}\n"));
+    let bare = format!("redis://127.0.0.1:{port}");
+    let encoded = "op3n%20s3same%27s";
+    let full = format!("redis://app:{encoded}@127.0.0.1:{port}");
+    world.write("full.toml", &format!("store = '{full}'\n"));
+    world.write("apart.toml", &format!("store = '{bare}'\nusername = 'app'\npassword = \"{SECRET}\"\n"));
+    world.write(
+        "file.toml",
+        &format!("store = '{bare}'\nusername = 'app'\npassword-file = 'secrets/password'\n"),
+    );
+    // Without DLOCK_STORE it is DLOCK_HELD that leads there; what a URL alone knows is gone with that.
+    let job = "cd / && $D check && $D check k || exit
+        [ \"$URL\" ] || env -u DLOCK_STORE $D check k || exit
+        echo yes; env";
+    let ways: [Way<'_>; 9] = [
+        ("file", &["--store", &bare, "--username", "app", "--password-file", "secrets/password"], &[]),
+        // A variable of the surroundings is wrong, and a flag set it aside.
+        (
+            "file",
+            &["--store", &bare, "--username", "app", "--password-file", "secrets/password"],
+            &[("DLOCK_PASSWORD", "wrong"), ("DLOCK_USERNAME", "nobody")],
+        ),
+        (
+            "file",
+            &[],
+            &[("DLOCK_STORE", &bare), ("DLOCK_USERNAME", "app"), ("DLOCK_PASSWORD_FILE", "secrets/password")],
+        ),
+        ("variable", &["--store", &bare], &[("DLOCK_USERNAME", "app"), ("DLOCK_PASSWORD", SECRET)]),
+        ("url", &[], &[("DLOCK_STORE", &full)]),
+        ("url", &["--store", &bare, "--username", "app"], &[("DLOCK_STORE", &full)]),
+        ("config", &["--config", "full.toml"], &[]),
+        ("config", &["--config", "apart.toml"], &[]),
+        ("file", &["--config", "file.toml"], &[]),
+    ];
+    for (way, options, variables) in ways {
+        let call =
+            world.dlock(["run", "-k", "k"]).args(options).args(["--", "sh", "-c", job]).env("D", BINARY);
+        let call = variables
+            .iter()
+            .fold(call.env_remove("DLOCK_STORE"), |call, (name, value)| call.env(name, value));
+        let call = call.env("URL", if way == "url" { "only" } else { "" });
+        let output = call.any_stdout().run().stdout;
+        let lines: Vec<&str> = output.lines().collect();
+        assert_eq!(lines.first(), Some(&"yes"), "{way} {options:?} {variables:?}: {output}");
+        let value = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        assert_eq!(value("DLOCK_USERNAME"), Some("app"), "{way} {options:?}");
+        let file = world.path("secrets/password").display().to_string();
+        assert_eq!(value("DLOCK_PASSWORD_FILE"), (way == "file").then_some(&*file), "{way} {options:?}");
+        if !["url", "variable"].contains(&way) {
+            assert!(!output.contains(SECRET) && !output.contains(encoded), "{way} {options:?}: {output}");
+            assert_eq!(value("DLOCK_STORE"), Some(&*bare), "{way} {options:?}");
+        }
+    }
+    // A password in a flag is not handed on: DLOCK_PASSWORD has to tell it.
+    let job = "echo $DLOCK_STORE; $D check -q; echo $?; DLOCK_PASSWORD=$P $D check; echo $?";
+    let call = world.dlock(["run", "-k", "k", "--store", &full, "--", "sh", "-c", job]).env("D", BINARY);
+    let call = call.env_remove("DLOCK_STORE").env("P", SECRET);
+    call.stdout(&format!("{bare}\n78\n0\n")).any_stderr().run();
+}
+
+/// What a URL says beside the place is kept: here the authority that issued the server's certificate.
+#[test]
+fn a_url_is_handed_on_with_its_parameters() {
+    let authority = crate::support::certificates::Authority::new("the test's own");
+    let world = World::with_tls(&authority, &[]);
+    let url = format!("rediss://localhost:{}?ca={}", world.redis().port(), world.path("ca.pem").display());
+    let job = "$D check && echo $DLOCK_STORE; DLOCK_STORE=file:$PWD/x $D check k && echo yes";
+    let call = world.dlock(["run", "-k", "k", "--store", &url, "--", "sh", "-c", job]).env("D", BINARY);
+    call.env_remove("DLOCK_STORE").stdout(&format!("{url}\nyes\n")).run();
+}
+
+/// What does not apply is not there; and a directory whose name is odd is still found.
+#[test]
+fn a_directory_has_no_user() {
+    let world = World::without_redis();
+    fs::create_dir(world.path("a@b c")).expect("a directory");
+    let url = format!("file:{}/a@b%20c", world.path("").display());
+    world.write("password", "x\n");
+    let job = "echo ${DLOCK_USERNAME-none} ${DLOCK_PASSWORD_FILE-none}; $D check; DLOCK_STORE=file:$PWD/x $D check k; echo $?";
+    let call = world.dlock(["run", "-k", "k", "--store", &url, "--", "sh", "-c", job]).env("D", BINARY);
+    let call = call.env("DLOCK_USERNAME", "u").env("DLOCK_PASSWORD_FILE", "password");
+    call.stdout("none none\n0\n").run();
+}
+
+/// On another machine the built-in default is another server. Inside of the job it has been said.
+#[test]
+fn the_built_in_default_is_said() {
+    let world = World::without_redis();
+    for words in
+        [&["run", "-q", "-k", "dlock-test-of-the-default", "true"][..], &["acquire", "-qk", "x", "-t", "1s"]]
+    {
+        let call = world.dlock(words).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
+        let said = "dlock: nothing names a store, so it is redis://127.0.0.1:6379, ";
+        assert!(call.stderr.starts_with(said) && call.stderr.contains("/etc/dlock.toml"), "{}", call.stderr);
+        assert_eq!(call.stderr.matches("nothing names").count(), 1, "{}", call.stderr);
+    }
+    let call = world.dlock(["status"]).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
+    assert!(!call.stderr.contains("nothing names"), "{}", call.stderr);
+    // A line that names it, even the same, is enough.
+    world.write("config/dlock.toml", "store = 'redis://127.0.0.1:6379'\n");
+    let call = world.dlock(["run", "-k", "dlock-test-of-the-default", "true"]).env_remove("DLOCK_STORE");
+    let call = call.any_stdout().any_stderr().spawn().output();
+    assert!(!call.stderr.contains("nothing names"), "{}", call.stderr);
+}
+
+/// A variable that is empty is refused, unless a flag says what it should have said.
+#[test]
+fn an_empty_store_does_not_matter_beside_a_flag() {
+    let world = World::without_redis();
+    let url = world.url();
+    world.dlock(["run", "-k", "k", "--store", &url, "true"]).env("DLOCK_STORE", "").run();
+    world.dlock(["--store", &url, "status"]).env("DLOCK_STORE", "").any_stdout().run();
+    world.dlock(["run", "-k", "k", "true"]).env("DLOCK_STORE", "").status(78).any_stderr().run();
+}
