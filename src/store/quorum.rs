@@ -486,14 +486,16 @@ impl QuorumStore {
         let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
         let (masters, majority) = (self.crew.len(), self.crew.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
-        let is_gone = |answers: &Answers| match ran {
-            "ran" => answers.count("not-held") > masters - majority,
+        // As leave.lua tells it: any other word is the outcome of a job.
+        let has_run = !matches!(ran, "not-run" | "refused");
+        let is_gone = |answers: &Answers| match has_run {
+            true => answers.count("not-held") > masters - majority,
             // Nothing depended on it.
-            _ => given_back(answers) == 0 && answers.count("not-held") >= majority,
+            false => given_back(answers) == 0 && answers.count("not-held") >= majority,
         };
-        let is_decided = |answers: &Answers| match ran {
-            "ran" => given_back(answers) >= majority || is_gone(answers),
-            _ => given_back(answers) + answers.count("not-held") >= majority,
+        let is_decided = |answers: &Answers| match has_run {
+            true => given_back(answers) >= majority || is_gone(answers),
+            false => given_back(answers) + answers.count("not-held") >= majority,
         };
         let pending = self.crew.send(&self.crew.everybody(), &leave, Order::Leaving, by);
         let mut answers = self.crew.collect(pending, by, STRAGGLERS, is_decided);
