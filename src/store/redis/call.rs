@@ -172,7 +172,10 @@ impl Caller {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
         let sent = Moment::now();
-        if let Some(said) = self.late_answer(by)? {
+        // The answer to a renewal answers nothing else.
+        if request.lease.is_none() {
+            self.overdue = None;
+        } else if let Some(said) = self.late_answer(by)? {
             return Ok(said);
         }
         let roll = match request.replicas {
@@ -184,11 +187,11 @@ impl Caller {
         let exchanged = route.exchange(Whom::Lock(first), by, |line, by| {
             if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(line)) {
                 match kept.race(line, by) {
-                    Ok(First::Kept(value)) if !script::is_unknown(&value) => {
+                    Ok(First::Kept(value)) => {
                         kept.take_the_place_of(line);
                         return Ok((value, (Ok(()), kept.sent)));
                     }
-                    Ok(_) => {}
+                    Ok(First::Other) => {}
                     Err(error) => {
                         *overdue = Some(kept);
                         return Err(error);

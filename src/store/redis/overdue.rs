@@ -8,6 +8,7 @@
 
 use super::connect::silent;
 use super::route::Line;
+use super::script;
 use crate::clock::Moment;
 use crate::store::Error;
 use redis::{Value, cmd};
@@ -68,8 +69,9 @@ impl Overdue {
         while !deaf && other.listen_beside(&self.line, by)? {
             match self.line.listen(now) {
                 Ok(true) => match self.line.answer(by) {
-                    Ok(value) => return Ok(First::Kept(value)),
-                    Err(_) => deaf = true,
+                    Ok(value) if !script::is_unknown(&value) => return Ok(First::Kept(value)),
+                    // What did not renew is sent again, behind the answer of the other.
+                    Ok(_) | Err(_) => deaf = true,
                 },
                 Ok(false) => {}
                 Err(_) => deaf = true,
@@ -103,5 +105,63 @@ impl Overdue {
     /// Whether it was sent to the server that this connection leads to.
     pub fn is_at(&self, line: &Line) -> bool {
         self.line.target().address == line.target().address
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::{Address, Target};
+    use std::error::Error as Any;
+    use std::io::{self, Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Reads a command of one word.
+    fn hear(stream: &mut impl Read, word: &str) -> io::Result<()> {
+        let mut heard = vec![0; format!("*1\r\n$4\r\n{word}\r\n").len()];
+        stream.read_exact(&mut heard)?;
+        if heard.ends_with(format!("{word}\r\n").as_bytes()) {
+            Ok(())
+        } else {
+            Err(io::Error::other("not it"))
+        }
+    }
+
+    /// The renewal is sent again on the other connection; no reply may be left over there.
+    #[test]
+    fn a_script_that_is_not_known_is_no_answer() -> Result<(), Box<dyn Any>> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let target = Target {
+            address: Address::Tcp { host: "127.0.0.1".into(), port: listener.local_addr()?.port() },
+            database: 0,
+            username: None,
+            password: None,
+            tls: None,
+            shown: "the server".into(),
+            connect_timeout: LONG,
+            op_timeout: LONG,
+        };
+        let server = thread::spawn(move || -> io::Result<()> {
+            let (mut kept, _) = listener.accept()?;
+            let (mut other, _) = listener.accept()?;
+            hear(&mut kept, "ROLE")?;
+            hear(&mut other, "TIME")?;
+            kept.write_all(b"-NOSCRIPT No matching script.\r\n")?;
+            other.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n")?;
+            hear(&mut other, "PING")?;
+            other.write_all(b"+PONG\r\n")
+        });
+        let by = Moment::now().after(LONG);
+        let mut line = Line::dial(&target, by)?;
+        line.post(vec![cmd("ROLE")], by)?;
+        let mut kept = Overdue::new(line, Moment::now(), LONG);
+        let mut other = Line::dial(&target, by)?;
+        assert!(matches!(kept.race(&mut other, by)?, First::Other));
+        assert_eq!(other.ask(cmd("PING"), by)?, Value::SimpleString("PONG".into()));
+        server.join().map_err(|_| "the server has failed")??;
+        Ok(())
     }
 }
