@@ -24,6 +24,7 @@ impl Sentinel {
     /// Starts a sentinel that calls a master down when `quorum` of them say so, and waits until it knows the replicas.
     /// It logs in to the servers as `watcher`, who must exist there if `replicas` is not zero.
     pub fn start(world: &World, master: u16, quorum: usize, replicas: usize, lines: &str) -> Self {
+        let login = lines.contains("default off").then_some(("dlock", "sesame"));
         let (port, child) = wait_for("a free port for a sentinel", || {
             let port = next_port();
             let name = format!("sentinel{port}");
@@ -46,11 +47,17 @@ impl Sentinel {
                 if child.try_wait().expect("the child is ours").is_some() {
                     return Some(false);
                 }
-                dial(port).ok().map(|_| true)
+                // Another test's server may have the port, and ours not have found that out yet.
+                let own = format!("process_id:{}\r\n", child.id());
+                let mut connection = dial(port).ok()?;
+                if let Some((user, password)) = login {
+                    ask::<()>(&mut connection, &["AUTH", user, password]).ok()?;
+                }
+                let info: String = ask(&mut connection, &["INFO", "server"]).ok()?;
+                info.contains(&own).then_some(true)
             });
             answers.then_some((port, child))
         });
-        let login = lines.contains("default off").then_some(("dlock", "sesame"));
         let sentinel = Self { port, login, child };
         wait_until("the sentinel knows the replicas", || {
             let known: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", SERVICE]);
