@@ -186,7 +186,10 @@ fn a_waiter_speaks_up_after_a_while(backend: Backend) {
     world.wait_for_log("up");
     let quiet = world.run("k", &["-w", "-q"], "true").spawn();
     world.wait_for_waiters("k", 1);
-    let waiter = world.run("k", &["-w"], "echo waited >> log").stderr_like("dlock: .*\n").spawn();
+    let waiter = world
+        .run("k", &["-w"], "echo waited >> log")
+        .stderr_like("dlock: waiting .*\ndlock: got k .*\n")
+        .spawn();
     world.wait_for_waiters("k", 2);
     assert_eq!(waiter.messages(), "");
     wait_until("it says what it waits for", || waiter.messages().ends_with('\n'));

@@ -193,9 +193,11 @@ impl Store for RedisStore {
         let ear = self.ear_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
-        self.asked = true;
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let (what, mut reply) = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by)?;
+        let said = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by);
+        // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
+        self.asked |= !matches!(said, Err(Error::Unavailable(_)));
+        let (what, mut reply) = said?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
