@@ -151,7 +151,7 @@ mod tests {
             hear(&mut other, "TIME")?;
             kept.write_all(b"-NOSCRIPT No matching script.\r\n")?;
             other.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n")?;
-            hear(&mut other, "PING")?;
+            hear(&mut other, "TIME")?;
             other.write_all(b"+PONG\r\n")
         });
         let by = Moment::now().after(LONG);
@@ -160,7 +160,7 @@ mod tests {
         let mut kept = Overdue::new(line, Moment::now(), LONG);
         let mut other = Line::dial(&target, by)?;
         assert!(matches!(kept.race(&mut other, by)?, First::Other));
-        assert_eq!(other.ask(cmd("PING"), by)?, Value::SimpleString("PONG".into()));
+        assert_eq!(other.ask(cmd("TIME"), by)?, Value::SimpleString("PONG".into()));
         server.join().map_err(|_| "the server has failed")??;
         Ok(())
     }
