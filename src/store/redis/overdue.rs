@@ -45,7 +45,8 @@ impl Overdue {
         if due {
             let hurry_from = self.sent.after(self.ttl * 7 / 16);
             self.try_at = if hurry_from <= now {
-                now.after(self.ttl / 32)
+                // Each attempt, from its start on: one that listened first would have too little time left to connect.
+                now
             } else {
                 now.after(self.ttl / 8).min(hurry_from)
             };
