@@ -669,6 +669,7 @@ fn a_hold_has_one_fence() {
     assert_eq!(format!("{}\n", status[0]["holders"][0]["fence"]), world.read("outer"), "of status");
     let history = masters.dlock(&["history", "k", "--json"]).any_stdout().run().stdout;
     assert_eq!(history.matches(world.read("outer").trim()).count(), 1, "{history}");
+    wait_until("the far one has heard of the end", || masters.at(2).get("dlock:k").is_none());
     // It is told to a master that is renewed by a process that does not know it.
     let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
     let by = || Moment::now().after(Duration::from_secs(20));
