@@ -195,8 +195,11 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         }
         ErrorKind::ValueValidation => {
             let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-            let forgotten = command == "run" && name == "--wait";
-            let hint = forgotten.then(|| command_after_wait(arguments, &value)).flatten().unwrap_or_default();
+            let hint = match name {
+                "--wait" if command == "run" => command_after_wait(arguments, &value).unwrap_or_default(),
+                "--slots" => "; not waiting is the default, without -n".into(),
+                _ => String::new(),
+            };
             format!("{name} '{}': {why}{hint}", short(&value))
         }
         ErrorKind::ArgumentConflict => {
@@ -214,7 +217,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
     }
 }
 
-/// What to write where the word after -w was meant for the command's.
+/// What to write where the word after -w was meant for the command's; nothing where the command stands behind a `--`.
 fn command_after_wait(arguments: &[OsString], value: &str) -> Option<String> {
     let is_wait = |word: &OsString| {
         let word = word.to_string_lossy();
@@ -222,8 +225,11 @@ fn command_after_wait(arguments: &[OsString], value: &str) -> Option<String> {
     };
     let pair = |pair: &[OsString]| is_wait(&pair[0]) && pair[1] == value;
     let at = arguments.windows(2).position(pair)?;
-    let words: Vec<_> = arguments[at + 1..].iter().map(|word| word.to_string_lossy()).collect();
-    let words: Vec<_> = words.iter().filter(|text| *text != "--").map(|text| word(text)).collect();
+    if arguments.get(at + 2).is_some_and(|word| word == "--") {
+        return None;
+    }
+    let words: Vec<_> =
+        arguments[at + 1..].iter().map(|text| word(&text.to_string_lossy()).into_owned()).collect();
     Some(format!("; if it is the command: {} -- {}", arguments[at].display(), short(&words.join(" "))))
 }
 
@@ -360,8 +366,15 @@ mod tests {
             let said = refused(line);
             assert!(said.ends_with("w -- echo 'h i'"), "{said}");
         }
-        let said = refused(&["run", "-k", "a", "--wait", "7z", "--", "x"]);
-        assert!(said.ends_with("--wait -- 7z x"), "{said}");
+        let said = refused(&["run", "-k", "a", "--wait", "7z", "a", "--", "x"]);
+        assert!(said.ends_with("--wait -- 7z a -- x"), "{said}");
+        // Here the command is where it belongs, and only the duration is wrong.
+        let said = refused(&["run", "-k", "a", "-w", "PT5M", "--", "true"]);
+        assert!(said.contains("1h30m") && !said.contains("--wait --") && !said.contains("-w --"), "{said}");
+        for line in [&["run", "-k", "a", "-n", "echo", "hi"][..], &["acquire", "-k", "a", "-n", "x"]] {
+            let said = refused(line);
+            assert!(said.contains("from 1 to 1000") && said.contains("not waiting is the default"), "{said}");
+        }
         let said = refused(&["--store", "x", "-q", "--foo", "status"]);
         assert!(said.contains("'--foo'"), "{said}");
         let said = refused(&["--store", "x", "-q"]);
