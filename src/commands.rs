@@ -2,12 +2,14 @@
 
 use crate::cli::usage::{self, Parsed};
 use crate::cli::{Command, Common};
-use crate::clock::Moment;
+use crate::clock::{self, Moment};
+use crate::config::reach::PasswordAt;
 use crate::config::{Settings, Source, Surroundings};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
 use crate::law::Proof;
+use crate::lease::{RIDE_OUT_PAUSE, Wait};
 use crate::lock::{Key, Name, Names, Owner};
 use crate::output::busy::listed;
 use crate::output::{self, Kind, Printer};
@@ -127,8 +129,8 @@ fn settle(common: &Common) -> anyhow::Result<(Settings, Printer)> {
     Ok((settings, printer))
 }
 
-/// Says that nobody named the store in which something is about to be locked.
-fn say_default(settings: &Settings, printer: &Printer) {
+/// Says that nobody named the store in which something is about to be locked, and how to.
+fn say_default(settings: &mut Settings, printer: &Printer) {
     if settings.store.source == Source::Default {
         let text = format!(
             "nothing names a store, so it is {}, which on another machine is another server; --store, DLOCK_STORE or \
@@ -136,17 +138,54 @@ fn say_default(settings: &Settings, printer: &Printer) {
             settings.store
         );
         printer.say(Kind::Warning, &text);
+        settings.store.default_is_said = true;
     }
 }
 
 /// An error of the store, with where the store was set.
+fn with_origin(settings: &Settings, error: store::Error) -> store::Error {
+    let store = &settings.store;
+    let is_withheld = |held: &Held| held.access.password == PasswordAt::Elsewhere;
+    let hint = match &error {
+        store::Error::Denied(_)
+            if store.credentials.is_none() && Holds::of_process().here(settings).any(is_withheld) =>
+        {
+            "; the dlock around this job was told the password in a way that does not reach in here: give it by \
+             --password-file out there"
+        }
+        _ => "",
+    };
+    error.map(|text| format!("{text} ({}){hint}", store.origin()))
+}
+
+/// The same, as the error that ends a command.
 fn located(settings: &Settings, error: store::Error) -> Error {
-    error.map(|text| format!("{text} ({})", settings.store.origin())).into()
+    with_origin(settings, error).into()
 }
 
 /// The same, of something that was asked of these locks, and what is unsure now.
 fn unsure(settings: &Settings, error: store::Error, what: &str) -> Error {
-    error.map(|text| format!("{text} ({}); {what}", settings.store.origin())).into()
+    with_origin(settings, error).map(|text| format!("{text}; {what}")).into()
+}
+
+/// Asks again while the store cannot be reached, as long as one would wait for the lock; `trouble` hears of it once.
+fn riding_out<T>(
+    wait: Wait,
+    mut trouble: impl FnMut(&store::Error),
+    mut ask: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut troubled = false;
+    loop {
+        match ask() {
+            Err(Error::Store(error)) if wait.rides_out(&error) && !wait.is_over() => {
+                if !std::mem::replace(&mut troubled, true) {
+                    trouble(&error);
+                }
+                clock::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// The full name of a lock.

@@ -139,12 +139,15 @@ pub struct Store {
     pub source: Source,
     /// How it is reached, without a secret.
     pub access: Access,
+    /// That nobody named it, and how to, has been said.
+    pub default_is_said: bool,
 }
 
 impl Store {
-    /// Where the store was set, to stand in parentheses after its name; at the default also how to name another.
+    /// Where the store was set, to stand in parentheses after its name; at the default also how to name another, once.
     pub fn origin(&self) -> String {
         match &self.source {
+            Source::Default if self.default_is_said => "the default".into(),
             Source::Default => "the default; --store or DLOCK_STORE names another".into(),
             source => format!("set by {source}"),
         }
@@ -225,8 +228,8 @@ impl Settings {
         let url = layers.store(flags, &file)?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
             warnings.push(
-                "a password on the command line can be seen by every user of this machine; \
-                 use DLOCK_PASSWORD or --password-file"
+                "a password on the command line can be seen by every user of this machine, \
+                 and is not handed on to a dlock inside of the job; use --password-file or DLOCK_PASSWORD"
                     .into(),
             );
         }
@@ -287,6 +290,7 @@ impl Settings {
                 sentinel_credentials,
                 source: url.source,
                 access,
+                default_is_said: false,
             },
             prefix: prefix.value,
             files: sensitive,

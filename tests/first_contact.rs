@@ -1,7 +1,7 @@
 //! `--wait` covers the first contact: a store that is not there yet is waited for as the lock is; what waiting cannot mend
 //! ends at once.
 
-use crate::support::dlock::Dlock;
+use crate::support::dlock::{Dlock, finish_all};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use std::net::TcpListener;
@@ -46,17 +46,25 @@ fn an_outage_at_the_start_is_waited_out() {
 
 /// Inside of a job, too, where the store is asked before there is a queue to stand in.
 #[test]
-fn a_run_inside_of_a_job_waits_for_the_store() {
+fn a_dlock_inside_of_a_job_waits_for_the_store() {
     let world = World::new(Backend::Redis);
     let held = format!(
         r#"[{{"store":"{}","prefix":"dlock:","keys":["k"],"token":"0123456789abcdef0123456789abcdef","fence":1}}]"#,
         absent(&world)
     );
-    let run = world.dlock(["run", "-k", "k", "-w", "10m", "--", "touch", "ran"]).env("DLOCK_HELD", held);
-    let run = run.env("DLOCK_STORE", absent(&world)).any_stderr().spawn();
-    wait_until("it says that it waits", || run.messages().contains("still waiting"));
+    let calls =
+        [&["run", "-k", "k", "-w", "10m", "--", "touch", "ran"][..], &["acquire", "-k", "k", "-w", "10m"]]
+            .map(|words| world.dlock(words).env("DLOCK_HELD", &held).env("DLOCK_STORE", absent(&world)))
+            .map(|call| call.any_stdout().any_stderr().spawn());
+    let stopped = world.dlock(["acquire", "-k", "k", "-w"]).env("DLOCK_HELD", &held);
+    let stopped = stopped.env("DLOCK_STORE", absent(&world)).any_stderr().dies_of(15).spawn();
+    for call in calls.iter().chain([&stopped]) {
+        wait_until("it says that it waits", || call.messages().contains("still waiting"));
+    }
+    stopped.signal(rustix::process::Signal::TERM);
+    stopped.finish();
     appears(&world);
-    run.finish();
+    finish_all(calls);
     assert!(world.path("ran").exists());
 }
 

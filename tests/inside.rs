@@ -140,6 +140,26 @@ fn who_may_log_in_outside_may_inside() {
     call.stdout(&format!("{bare}\n78\n0\n")).any_stderr().run();
 }
 
+/// Whoever gives a password in a flag is told that it ends there, and so is who lacks it inside.
+#[test]
+fn a_password_in_a_flag_is_missed_inside() {
+    let world = World::with_redis(&["--requirepass", "sesame"]);
+    let url = format!("redis://:sesame@127.0.0.1:{}", world.redis().port());
+    for words in ["check", "status", "run -k other true", "run -k k true", "acquire -k other"] {
+        let job = format!("$D {words} 2> inner; echo $?");
+        let call = world.dlock(["run", "-k", "k", "--store", &url, "--", "sh", "-c", &job]);
+        let call = call.env("D", BINARY).env_remove("DLOCK_STORE").stdout("77\n");
+        let warned = "dlock: a password on the command line .* not handed on .* --password-file .*\n";
+        call.stderr_like(warned).run();
+        let inner = world.read("inner");
+        assert!(inner.contains("the dlock around") && inner.contains("--password-file out there"), "{inner}");
+    }
+    // Nobody around is to blame where there is none.
+    let url = format!("redis://127.0.0.1:{}", world.redis().port());
+    let call = world.dlock(["status"]).env("DLOCK_STORE", url).status(77).any_stderr().run();
+    assert!(!call.stderr.contains("around"), "{}", call.stderr);
+}
+
 /// What a URL says beside the place is kept: here the authority that issued the server's certificate.
 #[test]
 fn a_url_is_handed_on_with_its_parameters() {
@@ -175,6 +195,8 @@ fn the_built_in_default_is_said() {
         let said = "dlock: nothing names a store, so it is redis://127.0.0.1:6379, ";
         assert!(call.stderr.starts_with(said) && call.stderr.contains("/etc/dlock.toml"), "{}", call.stderr);
         assert_eq!(call.stderr.matches("nothing names").count(), 1, "{}", call.stderr);
+        // Also where nothing listens, which is another line, it is said once how to name one.
+        assert_eq!(call.stderr.matches("DLOCK_STORE").count(), 1, "{}", call.stderr);
     }
     let call = world.dlock(["status"]).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
     assert!(!call.stderr.contains("nothing names"), "{}", call.stderr);

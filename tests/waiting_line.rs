@@ -1,7 +1,7 @@
 //! What does a person see who waits at a terminal? One line that says how far it is, and nothing of it when the command
 //! starts. The screen is an emulator's.
 
-use crate::support::dlock::Running;
+use crate::support::dlock::{Running, finish_all};
 use crate::support::pty::{CTRL_C, CTRL_Z, Terminal};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
@@ -13,6 +13,7 @@ on_every_store!(
     an_interrupt_takes_the_line_away,
     a_stop_takes_the_line_away_until_it_goes_on,
     no_line_where_none_is_wanted,
+    a_log_says_that_it_waits_and_that_it_is_over,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -145,4 +146,26 @@ fn no_line_where_none_is_wanted(backend: Backend) {
     world.write("go", "");
     holder.finish();
     terminal.close();
+}
+
+/// Each once; and nothing of it where the lock came before there was anything to say.
+fn a_log_says_that_it_waits_and_that_it_is_over(backend: Backend) {
+    let world = World::new(backend);
+    let holder = holder(&world);
+    let waiters = [
+        (&["wait", "nightly"][..], "nightly in .* is free after"),
+        (&["acquire", "-k", "nightly", "-w", "-t", "5s"], "nightly in .* is acquired after"),
+        (&["run", "-k", "nightly", "-w", "--", "true"], "got nightly in .* after"),
+    ]
+    .map(|(words, over)| {
+        let like = format!("dlock: waiting for 1\\d.*s.*nightly .*held .*\\n(dlock: waiting .*\\n)*dlock: {over} \\d+.*s.*\\n");
+        world.dlock(words).any_stdout().stderr_like(&like).spawn()
+    });
+    for waiter in &waiters {
+        wait_until("it says that it waits", || waiter.messages().contains("waiting for"));
+    }
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    world.dlock(["wait", "nightly"]).run();
 }

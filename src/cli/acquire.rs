@@ -31,7 +31,7 @@ Defaults for 'run' in a configuration file do not apply.
 
 EXIT STATUS
     0  the lock is acquired, and what was asked for is printed
-   64  the command line makes no sense
+   64  the command line makes no sense, or -w would wait for a hold of its own
    69  the store cannot be reached, or refused
    70  a fault of dlock's own
    74  output could not be written; the lock is given back

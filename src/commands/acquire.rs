@@ -4,7 +4,7 @@
 use super::attend::Attendant;
 use super::held::{By, Held, Holds};
 use super::stores::{bearable, holdable};
-use super::{located, names, open, owner, say_default, settle};
+use super::{located, names, open, owner, riding_out, say_default, settle, with_origin};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -35,10 +35,10 @@ const CLEARING: Duration = Duration::from_millis(250);
 
 /// `dlock acquire`.
 pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
-    let (settings, printer) = settle(&flags.common)?;
+    let (mut settings, printer) = settle(&flags.common)?;
     let keys = flags.keys();
     let printer = printer.about(keys.first().map_or("", Key::as_str));
-    say_default(&settings, &printer);
+    say_default(&mut settings, &printer);
     let names = names(&settings, &keys)?;
     let mode = match (flags.shared, flags.slots) {
         (true, _) => Mode::Shared,
@@ -57,12 +57,18 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         Some(Some(bound)) => Wait::Until(Moment::now().after(bound)),
         Some(None) => Wait::Forever,
     };
+    let since = Moment::now();
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     // Before the first thread.
     let endings = Endings::take().map_err(|error| internal("cannot take signals", &error))?;
     let mut store = open(&settings)?;
-    if wait == Wait::Forever {
-        refuse_to_wait_for_oneself(&settings, &mut *store, &keys, mode)?;
+    let at_end = leaving(open(&settings)?, &names, &token, flags.export);
+    let attendant = Attendant::start(endings, &printer, at_end)
+        .map_err(|error| internal("cannot start a thread", &error))?;
+    if wait != Wait::No {
+        let trouble = |error: &_| attendant.announce(&format!("{error}; still waiting, trying again"));
+        let refuse = || refuse_to_wait_for_oneself(&settings, &mut *store, &keys, mode);
+        riding_out(wait, trouble, refuse)?;
     }
     store.prepare(&token).map_err(|error| located(&settings, error))?;
     let ask = Ask {
@@ -73,9 +79,6 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
         patience: wait.patience(),
     };
-    let at_end = leaving(open(&settings)?, &names, &ask.token, flags.export);
-    let attendant = Attendant::start(endings, &printer, at_end)
-        .map_err(|error| internal("cannot start a thread", &error))?;
     let request = Request {
         names,
         ask,
@@ -85,7 +88,7 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         op_timeout: settings.op_timeout,
     };
     let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let acquiring = Acquiring { settings: &settings, flags, ttl, printer, attendant, asked, request };
+    let acquiring = Acquiring { settings: &settings, flags, ttl, printer, attendant, since, asked, request };
     acquiring.go(store)
 }
 
@@ -95,6 +98,7 @@ struct Acquiring<'a> {
     ttl: Ttl,
     printer: Printer,
     attendant: Attendant,
+    since: Moment,
     asked: Asked,
     request: Request,
 }
@@ -136,8 +140,7 @@ impl Acquiring<'_> {
     fn hear(&self, report: Report) -> Option<Report> {
         match report {
             Report::Waiting(waiting) => {
-                let (asked, heard) = (self.asked.clone(), Moment::now());
-                let since = heard;
+                let (asked, since, heard) = (self.asked.clone(), self.since, Moment::now());
                 self.attendant.waits(move |room| {
                     let now = Moment::now();
                     let waiting = busy::aged(&waiting, now.since(heard));
@@ -207,13 +210,16 @@ impl Acquiring<'_> {
     }
 
     fn failed(&self, error: store::Error) -> Error {
-        let (keys, origin) = (listed(&self.asked.keys), self.settings.store.origin());
-        Error::Store(error.map(|text| format!("{keys}: {text} ({origin}); it is not acquired")))
+        let (keys, error) = (listed(&self.asked.keys), with_origin(self.settings, error));
+        Error::Store(error.map(|text| format!("{keys}: {text}; it is not acquired")))
     }
 
     fn busy(&self, blocker: &Blocker) {
+        let fence = blocker.holder.as_ref().map(|holder| holder.fence);
+        let holds = Holds::of_process();
         let tried = match self.flags.wait {
             Some(Some(bound)) if !bound.is_zero() => Tried::Waited(bound),
+            _ if holds.here(self.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
         self.attendant.say(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
@@ -231,11 +237,14 @@ impl Acquiring<'_> {
         let now = output::time::now();
         let at = local(now.saturating_add(output::time::millis(left)), now);
         // Who said in a log that it waits says there that this is over.
-        let kind = if self.attendant.has_announced() { Kind::Note } else { Kind::Done };
+        let (kind, after) = match self.attendant.has_announced() {
+            true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
+            false => (Kind::Done, String::new()),
+        };
         self.printer.say(
             kind,
             &format!(
-                "{} is acquired until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
+                "{} is acquired{after} until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
                  {key}{file}' gives it back{each}",
                 self.lock(),
                 span(left.saturating_add(Duration::from_millis(500))),
@@ -277,16 +286,20 @@ fn refuse_to_wait_for_oneself(
     let holds = Holds::of_process();
     for key in keys {
         for held in holds.of_key(settings, key) {
-            let Some(proof) = super::prove(settings, store, held)? else { continue };
+            let proof = super::prove(settings, store, held).inspect_err(|_| store.reset())?;
+            let Some(proof) = proof else { continue };
             let joins = match (proof.mode, mode) {
                 (Mode::Shared, Mode::Shared) => true,
                 (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,
                 _ => false,
             };
             if !joins {
+                let instead = match held.by {
+                    By::Run => "it ends with this job, which runs under it already".into(),
+                    By::Acquire => format!("'dlock release {}' gives it back", word(key.as_str())),
+                };
                 return Err(Error::Usage(format!(
-                    "this process holds {key} in {} itself ({}), and would wait for it for ever; give it back before, or give \
-                     --wait a bound (-w 10m)",
+                    "this process itself holds {key} in {} ({}), and would wait for its own end; {instead}",
                     settings.store, proof.mode
                 )));
             }

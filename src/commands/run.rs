@@ -52,9 +52,9 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
     let report = flags.report.as_deref().map(Place::find).transpose()?;
     let mut account = Account::default();
     let mut voice = Printer::early(Some(&flags.common));
-    let result = settle(&flags.common).and_then(|(settings, printer)| {
+    let result = settle(&flags.common).and_then(|(mut settings, printer)| {
         voice = printer.about(flags.key.first().map_or("", |key| key.as_str()));
-        say_default(&settings, &voice);
+        say_default(&mut settings, &voice);
         account.store = Some(settings.store.to_string());
         guarded(&settings, &settings.run(flags)?, voice.clone(), &mut account)
     });

@@ -50,14 +50,11 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
                 None
             },
             |remark| match remark {
-                Remark::Trouble(error) => attendant.say(
-                    Kind::Warning,
-                    &format!(
-                        "{error} ({}); still waiting for {}, trying again",
-                        settings.store.origin(),
-                        name.key()
-                    ),
-                ),
+                Remark::Trouble(error) => attendant.announce(&format!(
+                    "{error} ({}); still waiting for {}, trying again",
+                    settings.store.origin(),
+                    name.key()
+                )),
                 Remark::Recovered => attendant.say(Kind::Note, &format!("{} answers again", settings.store)),
             },
         );
@@ -78,7 +75,11 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
             attendant.say(Kind::Note, &format!("{place} {state}{over}"));
             return Ok(Exit::Busy(Exit::BUSY));
         }
-        attendant.say(Kind::Detail, &format!("{place} is free"));
+        let (kind, after) = match attendant.has_announced() {
+            true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
+            false => (Kind::Detail, String::new()),
+        };
+        attendant.say(kind, &format!("{place} is free{after}"));
     }
     attendant.conclude(|| ());
     Ok(Exit::Ok)

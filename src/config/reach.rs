@@ -91,7 +91,14 @@ impl Settings {
         let username = access.username.clone();
         let credentials = password.map(|password| Credentials { username, password });
         let access = access.clone();
-        settings.store = Store { place: url.place, credentials, sentinel_credentials, source, access };
+        settings.store = Store {
+            place: url.place,
+            credentials,
+            sentinel_credentials,
+            source,
+            access,
+            default_is_said: false,
+        };
         Ok(settings)
     }
 }

@@ -24,6 +24,8 @@ pub struct Asked {
 pub enum Tried {
     /// Once, without waiting.
     Once,
+    /// The same, by one who runs under what is in the way.
+    Inside,
     /// For this long, in the queue.
     Waited(Duration),
 }
@@ -40,7 +42,7 @@ pub fn not_acquired(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
 
 fn refused(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
     let verdict = match tried {
-        Tried::Once => "is busy".into(),
+        Tried::Once | Tried::Inside => "is busy".into(),
         Tried::Waited(bound) => format!("was busy for the {} of --wait", span(bound)),
     };
     format!("{} {verdict}: {}", asked.in_the_way(blocker), reason(blocker, asked.mode))
@@ -49,6 +51,7 @@ fn refused(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
 fn next(tried: Tried) -> &'static str {
     match tried {
         Tried::Once => "-w waits for it",
+        Tried::Inside => "this process itself runs under it",
         Tried::Waited(_) => "try later",
     }
 }

@@ -4,12 +4,12 @@
 
 use super::super::held::{Held, Holds};
 use super::super::stores::{HoldOn, open_for_hold};
-use super::super::{located, names};
+use super::super::{located, names, riding_out};
 use super::account::Account;
 use super::surroundings::environment_under;
 use super::words::{Right, Words};
 use super::{Runs, Session, internal, plan, prepare, prove, unstarted};
-use crate::clock::{self, Moment};
+use crate::clock::Moment;
 use crate::config::Settings;
 use crate::config::run::{Run, Wait};
 use crate::error::Error;
@@ -125,23 +125,13 @@ fn ask_around(
     claims: &[&Held],
     printer: &Printer,
 ) -> Result<Vec<Option<Proof>>, Error> {
-    let mut troubled = false;
-    loop {
-        let asked = prove::apart(|| prove(settings, run, claims));
-        let asked = asked.map_err(|error| {
+    let trouble = |error: &_| printer.say(Kind::Warning, &format!("{error}; still waiting, trying again"));
+    riding_out(wait, trouble, || {
+        prove::apart(|| prove(settings, run, claims)).unwrap_or_else(|error| {
             let text = format!("cannot ask what the job around holds: {error}; the command did not run");
-            Error::Internal(text)
-        })?;
-        match asked {
-            Err(Error::Store(error)) if wait.rides_out(&error) && !wait.is_over() => {
-                if !std::mem::replace(&mut troubled, true) {
-                    printer.say(Kind::Warning, &format!("{error}; still waiting, trying again"));
-                }
-                clock::sleep_until(Moment::now().after(lease::RIDE_OUT_PAUSE));
-            }
-            answer => return answer,
-        }
-    }
+            Err(Error::Internal(text))
+        })
+    })
 }
 
 /// Asks the store about each claim.

@@ -1,6 +1,7 @@
 //! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
 //! woken by it: which key, which store, what happened to the command, what comes next.
 
+use super::super::with_origin;
 use super::Over;
 use super::nested::Under;
 use crate::cli;
@@ -158,8 +159,9 @@ impl<'a> Words<'a> {
 
     /// The store failed before the lock was ours.
     pub fn failed(&self, error: store::Error) -> Error {
-        let (keys, origin) = (self.keys(), self.settings.store.origin());
-        Error::Store(error.map(|text| format!("{keys}: {text} ({origin}); the command did not run")))
+        let keys = self.keys();
+        let error = with_origin(self.settings, error);
+        Error::Store(error.map(|text| format!("{keys}: {text}; the command did not run")))
     }
 
     /// The store grants, and too late.
