@@ -428,7 +428,7 @@ impl Guard {
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
             Some(Event::CommandEnded { status }) => self.status = Some(status),
             Some(Event::Stopping { why }) => self.stopping = Some(why),
-            None => return self.adopt().map(Some),
+            None => return self.adopt(Why::GuardGone).map(Some),
             Some(_) => {}
         }
         Ok(event)

@@ -4,6 +4,7 @@
 use crate::support::dlock::Running;
 use crate::support::job;
 use crate::support::proc;
+use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::{Pid, Signal, geteuid, kill_process_group};
@@ -75,6 +76,25 @@ fn guard_killed(backend: Backend) {
     assert!(output.stderr.contains("dlock: the guard"), "it says why: {}", output.stderr);
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
     assert_eq!(job::survivors(&world), [""; 0]);
+}
+
+/// The lease has run out, and the job is being stopped for that, whatever becomes of the store and of the guard: 79.
+#[test]
+fn guard_killed_while_it_stops_a_job_that_lost_its_lease() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    // Deaf to TERM, so that only KILL ends it.
+    let job = "trap 'echo term >> log' TERM; echo up >> log; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "15s"], job).env("DLOCK_STORE", proxy.url()).status(79);
+    let holder = holder.any_stderr().spawn();
+    world.wait_for_log("up");
+    proxy.begin_outage();
+    world.wait_for_log("term");
+    proxy.end_outage();
+    wait_until("it can be renewed again", || holder.messages().contains("answers again"));
+    proc::signal(holder.guard(), Signal::KILL);
+    let output = holder.finish();
+    assert_eq!(output.stderr.matches("is being stopped").count(), 1, "{}", output.stderr);
 }
 
 /// A stopped guard harms nobody while dlock renews; once it goes on, all ends as usual.

@@ -40,7 +40,8 @@ impl Guard {
     pub(super) fn act_for_it(&mut self) -> io::Result<Option<Event>> {
         match self.silence()? {
             Silence::Right => Ok(None),
-            Silence::Hung => self.adopt().map(Some),
+            // A renewal that comes in between does not call it off.
+            Silence::Hung => self.adopt(Why::LeaseRanOut).map(Some),
             Silence::Late => self.conclude().map(Some),
         }
     }
@@ -110,8 +111,9 @@ impl Guard {
         self.reaped = true;
     }
 
-    /// Takes the job over from a guard that is gone or hung, and begins to stop it.
-    pub(super) fn adopt(&mut self) -> io::Result<Event> {
+    /// Takes the job over from a guard that is gone or hung, and begins to stop it, or goes on with what the guard has
+    /// begun; `new` is why if it has not.
+    pub(super) fn adopt(&mut self, new: Why) -> io::Result<Event> {
         if matches!(self.watch, Watch::Over) {
             // A socket without another end, and a timer that is due, would be readable for ever.
             self.watch = Watch::Gone;
@@ -124,10 +126,13 @@ impl Guard {
         let why = match self.kill_by {
             Some(_) => Why::Lost,
             None if bound.passed() => Why::LeaseRanOut,
-            None => Why::GuardGone,
+            None => self.stopping.unwrap_or(new),
         };
         let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
-        let mut pending = VecDeque::from([Event::Stopping { why }]);
+        let mut pending = VecDeque::new();
+        if self.stopping != Some(why) {
+            pending.push_back(Event::Stopping { why });
+        }
         pending.extend(refused.into_iter().map(Event::Refused));
         let adopted = Adopted { family, stop, status: self.status, was_empty: false, pending };
         self.watch = Watch::Adopted(Box::new(adopted));
