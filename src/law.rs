@@ -152,7 +152,11 @@ impl Book {
             self.record(names.first().as_str()).stat.given_up += 1;
         }
         if spent.is_none_or(|spent| !spent.released && released.is_some()) {
-            self.record(names.first().as_str()).spend(now, token.clone(), released.is_some());
+            // One is enough to refuse the token; each that was held tells by it that it was used a moment ago.
+            let marked = if released.is_some() { names.as_slice().len() } else { 1 };
+            for name in names.iter().take(marked) {
+                self.record(name.as_str()).spend(now, token.clone(), released.is_some());
+            }
         }
         self.serve(now, worklist(names));
         left(released, spent, queued)

@@ -1,7 +1,9 @@
 //! `dlock status`: who holds what, who waits, what is cooling, revoked or not dlock's at all.
 
 use crate::support::dlock::finish_all;
+use crate::support::masters::Masters;
 use crate::support::pty::Terminal;
+use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::{Value, json};
@@ -323,23 +325,39 @@ fn assert_fields(object: &Value, names: &[&str]) {
 /// Locks that were used and are free cost nobody anything: they are neither looked at nor listed, however many there are.
 #[test]
 fn idle_locks_are_not_looked_at() {
-    let world = World::new(Backend::Redis);
+    let (world, masters) = (World::new(Backend::Redis), Masters::aged(3));
+    let redis = world.redis();
+    assert_idle_ones_are_left_alone(&world, &redis.url(), redis, "dlock:");
+    redis.ask::<()>(&["FLUSHALL"]);
+    assert_idle_ones_are_left_alone(&world, &redis.url(), redis, "");
+    assert_idle_ones_are_left_alone(masters.world(), &masters.url(), masters.at(1), "dlock:");
+}
+
+fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, prefix: &str) {
+    let dlock = |words: &[&str]| world.dlock(words).env("DLOCK_STORE", store).env("DLOCK_PREFIX", prefix);
+    let run = |key: &str, options: &[&str], script: &str| {
+        world.run(key, options, script).env("DLOCK_STORE", store).env("DLOCK_PREFIX", prefix)
+    };
     for number in 0..5 {
-        world.run(&format!("idle-{number}"), &[], "true").run();
+        run(&format!("idle-{number}"), &[], "true").run();
     }
-    let holder = world.run("busy", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
-    world.wait_for_log("up");
+    run("kept", &["--min-hold", "1m"], "true").run();
+    let holder = run("busy", &[], "touch up; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    wait_until("it holds", || world.path("up").exists());
     let looks = || {
-        let stats: String = world.redis().ask(&["INFO", "commandstats"]);
+        let stats: String = redis.ask(&["INFO", "commandstats"]);
         let calls = |line: &str| line.split(['=', ',']).nth(1).and_then(|calls| calls.parse::<u32>().ok());
         let lines = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
         lines.filter_map(calls).sum::<u32>()
     };
     let before = looks();
-    let output = world.dlock(["status", "--json"]).any_stdout().run();
-    assert!(output.stdout.contains("busy") && !output.stdout.contains("idle"), "{}", output.stdout);
-    // One of them may be the holder's.
-    assert!(looks() - before <= 3, "{} looks", looks() - before);
+    let listed = dlock(&["status", "--json"]).any_stdout().run().stdout;
+    assert!(listed.contains("busy") && listed.contains("kept") && !listed.contains("idle"), "{listed}");
+    // One of them may be the holder's, and one that the server did not know by its hash.
+    assert!(looks() - before <= 4, "{} looks at {store} {prefix:?}", looks() - before);
     world.write("go", "");
     holder.finish();
+    for name in ["go", "up"] {
+        std::fs::remove_file(world.path(name)).expect("it was there");
+    }
 }

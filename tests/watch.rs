@@ -17,6 +17,7 @@ on_every_store!(
     signals_end_it,
     nobody_reads_on,
     many_runs_are_told_once,
+    a_short_run_of_several_is_told_of_each,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -268,6 +269,19 @@ fn many_runs_are_told_once(backend: Backend) {
     }
     // Whoever came to wait was granted the lock, and did not leave.
     assert!(told.iter().all(|event| event["event"] != "left"), "{told:#?}");
+}
+
+/// A run between two listings is told at each of its locks.
+fn a_short_run_of_several_is_told_of_each(backend: Backend) {
+    let world = World::new(backend);
+    let watch = watch(&world, &["--json"]);
+    world.run("a", &["-k", "b", "-k", "c"], "true").run();
+    wait_for_events(&watch, 6);
+    let told = end(watch);
+    for key in ["a", "b", "c"] {
+        let of_key: Vec<_> = told.iter().filter(|event| event["key"] == key).cloned().collect();
+        assert_eq!(words(&of_key), ["granted", "released"], "{key}");
+    }
 }
 
 /// The server is killed, with all that it knew: said once each way, and what was held is lost.

@@ -17,7 +17,7 @@
 //! majorities would not add up to one decision.
 
 use super::redis::{RedisStore, Target};
-use super::{Ear, Error, Listener, Store, View};
+use super::{Ear, Error, Found, Listener, Store, View, Which};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
@@ -431,11 +431,16 @@ impl Store for QuorumStore {
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        self.find(prefix, Which::Known).map(|found| found.names)
+    }
+
+    /// What a majority does not have is nobody's, so nothing is missing where a majority answers.
+    fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
         let failed = |why: &str| Err(Error::Unreachable(why.into()));
         let lists: Vec<_> = thread::scope(|scope| {
             let ask = |target: &Target| {
                 let mut store = RedisStore::new(target.clone());
-                thread::Builder::new().spawn_scoped(scope, move || store.list(prefix))
+                thread::Builder::new().spawn_scoped(scope, move || store.find(prefix, which))
             };
             let asked: Vec<_> = self.crew.targets().iter().map(ask).collect();
             let heard = asked.into_iter().map(|list| match list {
@@ -447,15 +452,15 @@ impl Store for QuorumStore {
         let (mut names, mut answered, mut reasons) = (BTreeSet::new(), 0, Vec::new());
         for list in lists {
             match list {
-                Ok(list) => {
+                Ok(found) => {
                     answered += 1;
-                    names.extend(list);
+                    names.extend(found.names);
                 }
                 Err(error) => reasons.push(error),
             }
         }
         if answered >= self.crew.majority() {
-            return Ok(names.into_iter().collect());
+            return Ok(Found { names: names.into_iter().collect(), missing: Vec::new() });
         }
         let texts = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
         let text = format!("{answered} of the {} masters of {} answer: {texts}", self.crew.len(), self.shown);

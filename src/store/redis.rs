@@ -46,6 +46,8 @@ mod tls;
 const EAR_BOUND: u64 = 30;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
+/// And how many are asked for in one write.
+const EXIST_STEP: usize = 500;
 /// How long the steps of one SCAN may go on: a server that lies about its cursor would never end it. Some hundred
 /// million keys take as long.
 const SCAN_WITHIN: Duration = Duration::from_secs(60);
@@ -116,17 +118,18 @@ impl RedisStore {
     }
 
     /// The locks on one server. While a lock is held or waited for there is a record of that, and while it is kept, the
-    /// lock key; under an empty prefix that could be anybody's, so there all locks are taken that are known.
+    /// lock key; under an empty prefix that could be anybody's, so there it counts if the lock has a fence.
     fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
         let escaped = escape_glob(prefix);
-        let kinds = match which {
-            Which::Known => "fence",
-            _ if prefix.is_empty() => "fence",
-            // Of hold, queue and spent.
-            Which::Live => "[hq][ou]*",
-            Which::Recent => "[hqs][oup]*",
+        let kinds = match (which, prefix) {
+            (Which::Known, _) => "fence",
+            // Of hold, queue, quorum; of these and spent; and of fence.
+            (Which::Live, "") => "[hqf][oue]*",
+            (Which::Live, _) => "[hq][ou]*",
+            (Which::Recent, "") => "[hqsf][oupe]*",
+            (Which::Recent, _) => "[hqs][oup]*",
         };
-        let mut names = BTreeSet::new();
+        let (mut names, mut idle) = (BTreeSet::new(), Vec::new());
         for key in self.scan(server, &format!("dlock.{kinds}:{{*}}:{escaped}*"), false)? {
             let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
             let Some((kind, rest)) = rest else { continue };
@@ -134,14 +137,44 @@ impl RedisStore {
             // A token ends the name of what is spent.
             let full =
                 if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
-            let is_own = |name: &Name| name.tag() == tag;
-            names.extend(name_under(prefix, full).filter(is_own));
+            let Some(name) = name_under(prefix, full).filter(|name| name.tag() == tag) else { continue };
+            if kind == "fence" && which != Which::Known {
+                idle.push(name);
+            } else {
+                names.insert(name);
+            }
+        }
+        idle.retain(|name| !names.contains(name));
+        for some in idle.chunks(EXIST_STEP) {
+            names.extend(self.existing(server, some)?);
         }
         if !prefix.is_empty() {
             let strings = self.scan(server, &format!("{escaped}*"), true)?;
             names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
         }
         Ok(names)
+    }
+
+    /// Those of the locks that have a lock key. Each is asked for by itself: they may lie in different slots.
+    fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
+        let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+        let ask = |line: &mut Line, by| {
+            let exists = |name: &Name| {
+                let mut exists = cmd("EXISTS");
+                exists.arg(name.as_str());
+                exists
+            };
+            line.send(names.iter().map(exists).collect(), by)?;
+            let mut found = Vec::new();
+            for name in names {
+                // A server that has given the slot away does not say.
+                if line.answer(by)? != Value::Int(0) {
+                    found.push(name.clone());
+                }
+            }
+            Ok((Value::Nil, found))
+        };
+        self.caller.route.exchange(Whom::Server(server), by, ask).map(|(_, found)| found)
     }
 
     /// All keys that match. A server with many other keys takes many steps; each has its own time.
