@@ -369,8 +369,10 @@ fn the_group_of_dlock_killed() {
 #[test]
 fn what_carries_the_hold_is_stopped_too() {
     let world = World::new(Backend::Redis);
-    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
-    let options = ["--max-run", "2s", "--grace", "1s"];
+    // It ends as soon as the stray has been asked to, in the middle of the look at all there is.
+    let job = "trap 'while [ ! -s log ]; do :; done; exit' TERM
+        echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while :; do sleep 0.05; done";
+    let options = ["--max-run", "3s", "--grace", "5s"];
     let holder = world.run("k", &options, job).status(124).any_stderr().spawn();
     wait_until("the job runs", || !world.read("token").is_empty());
     let stray = "trap 'echo term >> log' TERM; echo $$ > stray.tmp; mv stray.tmp stray.pid; while :; do sleep 0.05; done";
@@ -378,9 +380,14 @@ fn what_carries_the_hold_is_stopped_too() {
     child.args(["-c", stray]).env("DLOCK_TOKEN", world.read("token").trim());
     let mut child = child.spawn().expect("sh");
     let stray = world.wait_for_pid("stray.pid");
+    let mut others = world.command("sh");
+    others.args(["-c", "for one in $(seq 400); do sleep 1000 & done; exec sleep 1000"]);
+    let mut others = others.spawn().expect("sh");
     holder.finish();
     assert!(!proc::alive(stray));
-    assert_eq!(world.lines("term"), 1, "TERM comes before KILL");
+    assert_eq!(world.lines("term"), 1, "TERM comes before KILL, and once");
+    others.kill().expect("it runs");
+    others.wait().expect("it is our child");
     child.wait().expect("it is our child");
 }
 

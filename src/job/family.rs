@@ -67,6 +67,8 @@ pub(super) struct Family {
     /// Processes that are not of the job though they descend from the root, or carry the mark.
     apart: Vec<i32>,
     strays: Search,
+    /// Strays that have got a TERM. One that is met again, in another round, gets no second one.
+    asked: HashSet<i32>,
     refused: HashSet<i32>,
     /// Those that have got a KILL and may not have ended yet.
     struck: HashSet<i32>,
@@ -82,6 +84,7 @@ impl Family {
             source: OnceCell::new(),
             apart,
             strays: Search::new(mark),
+            asked: HashSet::new(),
             refused: HashSet::new(),
             struck: HashSet::new(),
             beat,
@@ -100,14 +103,12 @@ impl Family {
     }
 
     /// Asks these processes to end, parents before children: a shell must not go on to its next line because the child it
-    /// waited for is gone already. Who has not been told at `until` will not be: there is no time left to ask.
-    pub(super) fn term(&mut self, members: &[Member], until: Moment) -> Sweep {
-        let known = members.iter().map(|member| member.pid).chain([self.root]).collect();
+    /// waited for is gone already.
+    pub(super) fn term<'a>(&mut self, members: impl Iterator<Item = &'a Member>) -> Sweep {
+        let mut known = HashSet::from([self.root]);
         let mut sweep = Sweep::default();
         for member in members {
-            if until.passed() {
-                break;
-            }
+            known.insert(member.pid);
             let done = self.strike(member.pid, member.parent, &known, Blow::Term);
             self.note(member.pid, done, &mut sweep);
         }
@@ -275,6 +276,9 @@ impl Family {
     }
 
     fn strike_stray(&mut self, pid: i32, blow: Blow, sweep: &mut Sweep) {
+        if blow == Blow::Term && !self.asked.insert(pid) {
+            return;
+        }
         let done = pinned(pid, blow, || self.strays.is_stray(pid, self.root));
         self.note(pid, done, sweep);
     }

@@ -4,13 +4,16 @@
 //! What descends comes first, always. Strays are looked for in the time that is left over.
 
 use super::family::{Blow, Depth, Family, Sweep};
+use super::procfs::Member;
 use super::{Process, Why};
 use crate::clock::Moment;
 use crate::sys;
 use std::time::Duration;
 
-/// A grace is cut short for a job that takes long to kill, but this part of it is left.
+/// A grace is cut short for a job that takes long to kill, but whoever has been told has this part of what is left.
 const GRACE_LEAST: u32 = 4;
+/// So many are asked to end even where the time for that is over: it costs next to nothing.
+const ALWAYS_ASKED: usize = 32;
 /// Between two looks at strays that are known, whose end nobody tells us.
 const STRAYS: Duration = Duration::from_millis(50);
 /// One step of the search for strays, or of a kill that goes on and on. Then there may be something else to do.
@@ -52,22 +55,28 @@ impl Stop {
     pub(super) fn begin(family: &mut Family, why: Why, kill_at: Moment) -> (Self, Vec<Process>) {
         let began = Moment::now();
         let search = if family.may_have_strays() { Searching::Round } else { Searching::Rest };
-        let (lead, patience) = (Duration::ZERO, PAUSE);
-        let mut stop =
-            Self { why, kill_at, lead, passes: 0, next: kill_at, patience, deep_at: kill_at, search };
+        let mut stop = Self {
+            why,
+            kill_at,
+            lead: Duration::ZERO,
+            passes: 0,
+            next: kill_at,
+            patience: PAUSE,
+            deep_at: kill_at,
+            search,
+        };
         if kill_at.passed() {
             // Past the end already: KILL at once.
             return (stop, Vec::new());
         }
         let (members, cost) = family.look();
-        let grace = kill_at.since(began);
-        let most = grace - grace / GRACE_LEAST;
-        stop.lead = cost.min(most);
+        let looked = Moment::now();
+        stop.patience = looked.since(began).max(PAUSE);
+        let until = kill_at.before(lead(cost, kill_at.since(looked)));
+        let sweep = family.term(asked(&members, || until.passed()));
         let told = Moment::now();
-        stop.patience = told.since(began).max(PAUSE);
-        let sweep = family.term(&members, kill_at.before(stop.lead));
         // On a machine that is short of time the KILL will take no less than the TERM did.
-        stop.lead = cost.max(Moment::now().since(told)).min(most);
+        stop.lead = lead(cost.max(told.since(looked)), kill_at.since(told));
         (stop, sweep.refused)
     }
 
@@ -174,5 +183,37 @@ impl Stop {
         // A kill that is due has been tried; what it did not end is looked at again after a while.
         let over_due = self.search == Searching::Rest && wake <= now;
         if over_due { now.after(STRAYS) } else { wake.min(now.after(STRAYS)) }
+    }
+}
+
+/// How much before a limit the killing begins that is reckoned to take `cost`, when so much is `left` until then.
+fn lead(cost: Duration, left: Duration) -> Duration {
+    cost.min(left - left / GRACE_LEAST)
+}
+
+/// Who is asked to end: all of them, unless it gets too late for that.
+fn asked(members: &[Member], is_late: impl Fn() -> bool) -> impl Iterator<Item = &Member> {
+    let in_time = move |(count, _): &(usize, &Member)| *count < ALWAYS_ASKED || !is_late();
+    members.iter().enumerate().take_while(in_time).map(|(_, member)| member)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_job_is_asked_to_end_however_late_it_is() {
+        let members: Vec<Member> = (2..1000).map(|pid| Member { pid, parent: 1 }).collect();
+        assert_eq!(asked(&members[..10], || true).count(), 10);
+        assert_eq!(asked(&members, || true).count(), ALWAYS_ASKED);
+        assert_eq!(asked(&members, || false).count(), members.len());
+    }
+
+    #[test]
+    fn who_has_been_told_has_a_part_of_what_is_left_of_the_grace() {
+        let second = Duration::from_secs(1);
+        assert_eq!(lead(second / 100, second), second / 100);
+        assert_eq!(lead(second * 100, second), second * 3 / 4);
+        assert_eq!(lead(second, Duration::ZERO), Duration::ZERO);
     }
 }
