@@ -16,6 +16,7 @@
 
 mod adopt;
 mod apart;
+mod cgroup;
 mod family;
 mod guard;
 mod limits;

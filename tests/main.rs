@@ -3,7 +3,7 @@
 //!
 //! - contention: many want one lock; one runs, the others wait in order or are told who has it
 //! - lease: kept through outages, lost for good, taken away; time limits
-//! - guard: dlock, its guard or a waiter is killed or stopped
+//! - guard: dlock, its guard or a waiter is killed or stopped; control_group: what that has to do with cgroups
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
 //! - signals, terminal: what is sent to dlock, without and with a terminal
@@ -50,6 +50,7 @@ mod cluster;
 mod completions;
 mod config;
 mod contention;
+mod control_group;
 mod doctor;
 mod file_store;
 mod first_contact;

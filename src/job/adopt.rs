@@ -171,6 +171,7 @@ impl Guard {
         let last = empty && (sweep.no_child || adopted.was_empty);
         adopted.was_empty = empty;
         if last && adopted.stop.is_over(&mut adopted.family, bound, &mut sweep) {
+            adopted.family.remove_cgroup();
             let (status, why) = (adopted.status, Some(adopted.stop.why()));
             self.watch = Watch::Gone;
             self.timer.set(None)?;

@@ -6,15 +6,17 @@
 //! Besides, as a second net, whatever carries the mark in the environment it was started with ([`super::strays`]).
 
 use super::Process;
+use super::cgroup::{Cgroup, Taken};
 use super::limits::LimitsSender;
-use super::procfs::{Member, Source, name_of, own_pid, read_entry};
-use super::strays::{Looked, Search};
+use super::procfs::{Entry, Member, Source, name_of, own_pid, read_entry};
+use super::strays::{Looked, Search, is_below};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::cell::OnceCell;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -70,6 +72,12 @@ pub(super) struct Family {
     /// Strays that have got a TERM. One that is met again, in another round, gets no second one.
     asked: HashSet<i32>,
     refused: HashSet<i32>,
+    cgroup: Cgroup,
+    /// Those that are in the control group, or cannot be taken there; and those that are still to be.
+    seen: HashSet<i32>,
+    unseen: VecDeque<Member>,
+    /// One was taken there since all were looked for last.
+    took: bool,
     /// Those that have got a KILL and may not have ended yet.
     struck: HashSet<i32>,
     /// Where it is counted that the killing gets on.
@@ -86,6 +94,10 @@ impl Family {
             strays: Search::new(mark),
             asked: HashSet::new(),
             refused: HashSet::new(),
+            cgroup: Cgroup::Unmade,
+            seen: HashSet::new(),
+            unseen: VecDeque::new(),
+            took: true,
             struck: HashSet::new(),
             beat,
         }
@@ -149,6 +161,7 @@ impl Family {
             match sys::wait_any() {
                 Waited::Child(pid, raw) => {
                     self.struck.remove(&pid);
+                    self.seen.remove(&pid);
                     sweep.changed.push((pid, raw));
                 }
                 Waited::Nothing => return,
@@ -158,6 +171,90 @@ impl Family {
                 }
             }
         }
+    }
+
+    /// Goes on taking the job into a control group until `until`: its processes first that are children of this one, for a
+    /// chain of processes that fork and end is met there. Whether there is no more to do: whatever is forked by one that
+    /// was taken in is in from its birth.
+    pub(super) fn gather(&mut self, until: Moment) -> bool {
+        loop {
+            for pid in self.own_children() {
+                // Only this process can reap its child, so the id stays that child's.
+                if self.seen.insert(pid) {
+                    self.took |= self.cgroup.take(pid) == Taken::Now;
+                }
+            }
+            if !self.cgroup.is_available() {
+                return true;
+            }
+            if self.unseen.is_empty() {
+                if !std::mem::take(&mut self.took) {
+                    return true;
+                }
+                let members = self.source().below(self.root, &self.apart);
+                self.unseen.extend(members.into_iter().filter(|member| !self.seen.contains(&member.pid)));
+            }
+            for Member { pid, .. } in self.unseen.drain(..self.unseen.len().min(BATCH)).collect::<Vec<_>>() {
+                // Its parent was seen before it.
+                self.take(pid, |family, entry| {
+                    entry.parent == family.root || family.seen.contains(&entry.parent)
+                });
+                self.seen.insert(pid);
+            }
+            if until.passed() {
+                return false;
+            }
+        }
+    }
+
+    /// Takes a process into the control group, if it lives and `is_ours`. Whether it is in.
+    fn take(&mut self, pid: i32, is_ours: impl Fn(&Self, &Entry) -> bool) -> bool {
+        let Some(pin) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+            return false;
+        };
+        let lives =
+            |family: &Self| read_entry(pid).filter(|entry| !entry.ended).map(|entry| is_ours(family, &entry));
+        if lives(self) != Some(true) {
+            return false;
+        }
+        let taken = self.cgroup.take(pid);
+        let has_ended = poll(&mut [PollFd::new(&pin, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
+        if taken == Taken::Now && has_ended && lives(self) == Some(false) {
+            // It ended, and its id was a stranger's before it was used.
+            self.cgroup.put_back(pid);
+        }
+        self.took |= taken == Taken::Now;
+        taken != Taken::No
+    }
+
+    /// Takes into the control group what may not be signalled, so that it can be killed nevertheless; it does not count as
+    /// refused then.
+    pub(super) fn catch(&mut self, refused: &mut Vec<Process>) {
+        refused.retain(|process| {
+            let caught = self.take(process.pid, |family, entry| is_below(entry.pid, family.root));
+            if caught {
+                self.refused.remove(&process.pid);
+            }
+            !caught
+        });
+    }
+
+    /// Has these processes found to be refused again.
+    pub(super) fn forget(&mut self, refused: &mut Vec<Process>) {
+        for process in refused.drain(..) {
+            self.refused.remove(&process.pid);
+        }
+    }
+
+    /// Kills what is in the control group.
+    pub(super) fn kill_gathered(&mut self) {
+        self.beat.beat();
+        self.cgroup.kill();
+    }
+
+    /// When nothing of the job is left.
+    pub(super) fn remove_cgroup(&mut self) {
+        self.cgroup.remove();
     }
 
     fn kill_children(&mut self, sweep: &mut Sweep) -> usize {

@@ -430,6 +430,7 @@ impl<F: FnMut(Alone)> Watch<F> {
         self.take(&sweep);
         self.note(sweep.refused);
         if over {
+            self.setup.family.remove_cgroup();
             self.end(Some(why));
         } else if self.alone_now && sweep.only_refused {
             for process in std::mem::take(&mut self.refused) {

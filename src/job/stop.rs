@@ -19,6 +19,10 @@ const STRAYS: Duration = Duration::from_millis(50);
 /// One step of the search for strays, or of a kill that goes on and on. Then there may be something else to do.
 const STEP: Duration = Duration::from_millis(2);
 const BURST: Duration = Duration::from_millis(100);
+/// Who does what it is told has ended so soon after a TERM. The others are taken into a control group.
+const OBEYS: Duration = Duration::from_millis(20);
+/// So much time must be left for that: the kernel takes 7 ms and more for the first process that is moved.
+const GATHERING: Duration = Duration::from_millis(100);
 /// Between two looks at what is left; twice what the last one took, where that is more.
 const PAUSE: Duration = Duration::from_micros(500);
 /// After a look all the way down, which hits again what was hit, the next one has this many times as long.
@@ -37,6 +41,8 @@ pub(super) struct Stop {
     patience: Duration,
     deep_at: Moment,
     search: Searching,
+    /// From when on what does not end is taken into a control group, if it is.
+    gather_at: Option<Moment>,
 }
 
 /// How far the search for strays has got.
@@ -64,6 +70,7 @@ impl Stop {
             patience: PAUSE,
             deep_at: kill_at,
             search,
+            gather_at: None,
         };
         if kill_at.passed() {
             // Past the end already: KILL at once.
@@ -73,11 +80,21 @@ impl Stop {
         let looked = Moment::now();
         stop.patience = looked.since(began).max(PAUSE);
         let until = kill_at.before(lead(cost, kill_at.since(looked)));
-        let sweep = family.term(asked(&members, || until.passed()));
+        let mut sweep = family.term(asked(&members, || until.passed()));
         let told = Moment::now();
         // On a machine that is short of time the KILL will take no less than the TERM did.
         stop.lead = lead(cost.max(told.since(looked)), kill_at.since(told));
+        if stop.has_time_to_gather(told, kill_at) {
+            stop.gather_at = Some(told.after(OBEYS));
+            family.catch(&mut sweep.refused);
+        } else {
+            family.forget(&mut sweep.refused);
+        }
         (stop, sweep.refused)
+    }
+
+    fn has_time_to_gather(&self, now: Moment, bound: Moment) -> bool {
+        self.passes == 0 && now.after(GATHERING) < self.kill_wake(bound)
     }
 
     /// Why the job is stopped.
@@ -97,6 +114,12 @@ impl Stop {
     /// negative, that is known without /proc.
     pub(super) fn step(&mut self, family: &mut Family, bound: Moment, first: Option<i32>) -> Sweep {
         let mut sweep = if self.is_due(bound) { self.kill(family, first) } else { Sweep::default() };
+        if self.gather_at.is_some_and(Moment::passed) {
+            let now = Moment::now();
+            if !self.has_time_to_gather(now, bound) || family.gather(now.after(STEP)) {
+                self.gather_at = None;
+            }
+        }
         if self.search == Searching::Round && !sweep.no_child {
             let blow = if self.passes > 0 { Blow::Kill } else { Blow::Term };
             let until = Moment::now().after(STEP).min(self.kill_wake(bound));
@@ -124,7 +147,10 @@ impl Stop {
         if depth == Depth::All {
             family.begin_anew();
         }
-        let sweep = family.kill(depth, began.after(BURST));
+        let mut sweep = family.kill(depth, began.after(BURST));
+        family.catch(&mut sweep.refused);
+        // After the first pass, not before: of thousands at once it may take so long that the guard seems hung.
+        family.kill_gathered();
         if depth == Depth::All {
             let now = Moment::now();
             self.deep_at = now.after((now.since(began) * ALL_THE_WAY).max(PAUSE * ALL_THE_WAY));
@@ -171,6 +197,11 @@ impl Stop {
 
     /// When [`Stop::step`] is to be called next, as things stand.
     pub(super) fn wake(&self, bound: Moment) -> Moment {
+        let wake = self.wake_but_to_gather(bound);
+        self.gather_at.map_or(wake, |at| at.min(wake))
+    }
+
+    fn wake_but_to_gather(&self, bound: Moment) -> Moment {
         match self.search {
             Searching::Rest => self.kill_wake(bound),
             Searching::Round | Searching::LastRound => Moment::now(),
@@ -179,7 +210,7 @@ impl Stop {
 
     /// The same when no descendant is left and strays are waited for.
     pub(super) fn wake_for_strays(&self, bound: Moment) -> Moment {
-        let (wake, now) = (self.wake(bound), Moment::now());
+        let (wake, now) = (self.wake_but_to_gather(bound), Moment::now());
         // A kill that is due has been tried; what it did not end is looked at again after a while.
         let over_due = self.search == Searching::Rest && wake <= now;
         if over_due { now.after(STRAYS) } else { wake.min(now.after(STRAYS)) }

@@ -74,7 +74,7 @@ pub(super) enum Looked {
 }
 
 /// Whether a process descends from `root`.
-fn is_below(mut pid: i32, root: i32) -> bool {
+pub(super) fn is_below(mut pid: i32, root: i32) -> bool {
     while pid > 1 {
         match read_entry(pid) {
             Some(entry) if entry.parent == root => return true,
