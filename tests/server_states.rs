@@ -149,6 +149,19 @@ fn forgotten_scripts_are_told_again() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
+/// A command that an administrator has taken away is named, and not what it was called with: a waiter's token is there.
+#[test]
+fn a_command_that_was_renamed_is_named_alone() {
+    let world = World::with_redis(&["--rename-command", "BLPOP", ""]);
+    let holder = world.run("k", &["-t", "1m"], "echo up >> log; exec sleep 1000").dies_of(15).spawn();
+    world.wait_for_log("up");
+    let said = world.run("k", &["-w"], "touch ran").status(69).any_stderr().run().stderr;
+    assert!(said.contains("unknown command 'BLPOP'"), "{said}");
+    assert!(!said.contains("args") && !said.contains("dlock.wake"), "{said}");
+    holder.signal(Signal::TERM);
+    holder.finish();
+}
+
 /// Connections that the server or something between closes are made anew, without a word.
 #[test]
 fn closed_connections_are_opened_again() {

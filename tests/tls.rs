@@ -84,6 +84,11 @@ fn who_is_not_trusted() {
     for (what, certificate, says) in [
         ("another authority", Authority::new("other").issue(&here), &["no authority in", "ca.pem"][..]),
         (
+            "an authority made anew",
+            Authority::new("ca").issue(&here),
+            &["was not issued by the authority in", "ca.pem", "another one of that name", "ca= must name"],
+        ),
+        (
             "another name",
             authority.issue(&["redis.example", "10.1.2.3"]),
             &["redis.example, 10.1.2.3", "not for localhost"],
@@ -191,24 +196,46 @@ fn files_that_cannot_be_used() {
     }
 }
 
-/// Each end speaks another language.
+/// Each end speaks another language: no time mends that, so who would wait does not.
 #[test]
 fn one_side_only() {
-    let world = World::with_tls(&Authority::new("ca"), &[]);
-    let plain = format!("redis://localhost:{}", world.redis().port());
-    refused(
-        &world,
-        "the server",
-        run_at(&world, &plain),
-        69,
-        &["closed the connection", "begins with rediss"],
-    );
+    let with_tls = World::with_tls(&Authority::new("ca"), &[]);
+    let without = World::new(Backend::Redis);
+    Authority::new("ca").write(&without.path("ca.pem"));
+    for (world, url, says) in [
+        (
+            &with_tls,
+            format!("redis://localhost:{}", with_tls.redis().port()),
+            ["wants TLS", "begins with rediss"],
+        ),
+        (&without, url(&without, "127.0.0.1", "ca=~/ca.pem"), ["does not speak TLS", "begins with redis"]),
+    ] {
+        for options in [&[][..], &["-w", "10m"]] {
+            let run = world.run("k", options, "echo ran >> log").env("DLOCK_STORE", &url);
+            refused(world, &url, run, 69, &says);
+        }
+    }
+}
 
-    let world = World::new(Backend::Redis);
+/// Who hangs up on everybody may be a proxy whose server is away: that is waited out.
+#[test]
+fn a_connection_that_is_cut_is_an_outage() {
+    let world = World::without_redis();
     Authority::new("ca").write(&world.path("ca.pem"));
-    let run = run_at(&world, &url(&world, "127.0.0.1", "ca=~/ca.pem"));
-    let run = run.env("DLOCK_CONNECT_TIMEOUT", "300ms");
-    refused(&world, "dlock", run, 69, &["no answer to the TLS handshake", "redis:// in place of rediss://"]);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    for url in [
+        format!("redis://127.0.0.1:{port}"),
+        format!("rediss://127.0.0.1:{port}?ca={}", world.path("ca.pem").display()),
+    ] {
+        let run = world.run("k", &["-w", "10m"], "true").env("DLOCK_STORE", &url).dies_of(15).any_stderr();
+        let waiter = run.spawn();
+        wait_until("it goes on", || waiter.messages().contains("trying again"));
+        waiter.signal(Signal::TERM);
+        let said = waiter.finish().stderr;
+        assert!(said.contains("closed the connection"), "{said}");
+    }
 }
 
 /// Whoever takes the connection and says nothing does not keep dlock: connect-timeout covers the handshake.

@@ -5,7 +5,7 @@
 //! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
 //! caller drops it.
 
-use super::tls::Session;
+use super::tls::{Session, hello, speaks_no_tls};
 use super::{Target, script};
 use crate::clock::{Moment, Timer};
 use crate::store::Error;
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -87,8 +87,14 @@ impl Link {
             })?),
         };
         let tls = match (&target.tls, &target.address) {
-            (Some(tls), Address::Tcp { host, .. }) => {
-                Some(Session::begin(target, tls, host, &mut Bounded { stream: &mut stream, by })?)
+            (Some(tls), Address::Tcp { host, port }) => {
+                // The rest is for finding out who it is that is silent.
+                let most = Moment::now().after(by.left() * 7 / 8);
+                let begun = Session::begin(target, tls, host, &mut Bounded { stream: &mut stream, by: most });
+                Some(begun.map_err(|error| match error {
+                    Error::Unreachable(_) if speaks_redis(host, *port, by) => speaks_no_tls(&target.shown),
+                    error => error,
+                })?)
             }
             _ => None,
         };
@@ -158,7 +164,7 @@ impl Link {
         let mut channel = self.channel(by);
         if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
             let error = channel.last_words().unwrap_or(error);
-            return Err(self.failure(target, &error));
+            return Err(self.failure(target, &error, by));
         }
         self.greeted += greeting.len();
         Ok(())
@@ -190,7 +196,7 @@ impl Link {
     /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
     /// machine's sleep is over when it wakes.
     pub fn listen(&mut self, target: &Target, until: Moment) -> Result<bool, Error> {
-        self.sleep(until).map_err(|error| self.failure(target, &error))
+        self.sleep(until).map_err(|error| self.failure(target, &error, until))
     }
 
     fn sleep(&mut self, until: Moment) -> io::Result<bool> {
@@ -212,7 +218,7 @@ impl Link {
 
     /// Sleeps until the server sends something on this connection or on `other`, or `until` has come (false).
     pub fn listen_beside(&mut self, target: &Target, other: &Self, until: Moment) -> Result<bool, Error> {
-        self.sleep_beside(other, until).map_err(|error| self.failure(target, &error))
+        self.sleep_beside(other, until).map_err(|error| self.failure(target, &error, until))
     }
 
     fn sleep_beside(&self, other: &Self, until: Moment) -> io::Result<bool> {
@@ -246,7 +252,7 @@ impl Link {
                 self.heard = true;
                 Ok(value)
             }
-            Err(Failure::Io(error)) => Err(self.failure(target, &error)),
+            Err(Failure::Io(error)) => Err(self.failure(target, &error, by)),
             Err(Failure::TooLong) => Err(Error::Garbled(format!(
                 "{} sends more than any answer to dlock is long; is it a Redis server?",
                 target.shown
@@ -262,20 +268,46 @@ impl Link {
         Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } }
     }
 
-    /// What an error on this connection means.
-    fn failure(&self, target: &Target, error: &io::Error) -> Error {
+    /// What an error on this connection means. One that was hung up before anything was heard may have wanted TLS, which
+    /// is found out by `by`: that is no outage, which passes.
+    fn failure(&self, target: &Target, error: &io::Error, by: Moment) -> Error {
         let explained = match (&self.tls, &target.tls) {
             (Some(session), Some(tls)) => session.explain(target, tls, error),
             _ => None,
         };
-        let plain = matches!(target.address, Address::Tcp { .. }) && self.tls.is_none();
-        explained.unwrap_or_else(|| match unreachable(target, error) {
-            Error::Unreachable(text) if plain && !self.heard && is_end(error) => Error::Unreachable(format!(
-                "{text} before it answered; one that wants TLS does so, and its URL begins with rediss"
-            )),
-            other => other,
+        explained.unwrap_or_else(|| match &target.address {
+            Address::Tcp { host, port }
+                if self.tls.is_none() && !self.heard && is_end(error) && speaks_tls(host, *port, by) =>
+            {
+                Error::Misnamed(format!(
+                    "cannot reach {}: what answers there wants TLS; with TLS the URL begins with rediss",
+                    target.shown
+                ))
+            }
+            _ => unreachable(target, error),
         })
     }
+}
+
+/// Whether what is silent to TLS is Redis without it, which waits for the end of what it takes for a line.
+fn speaks_redis(host: &str, port: u16, by: Moment) -> bool {
+    answer_to(host, port, b"PING\r\n", by).is_ok_and(|first| b"+-".contains(&first[0]))
+}
+
+/// Whether a server answers the first words of TLS in kind: with a handshake, or an alert.
+fn speaks_tls(host: &str, port: u16, by: Moment) -> bool {
+    let answer = hello().and_then(|hello| answer_to(host, port, &hello, by));
+    answer.is_ok_and(|first| matches!(first, [0x15 | 0x16, 3]))
+}
+
+/// How a server's answer to somebody who says this begins.
+fn answer_to(host: &str, port: u16, said: &[u8], by: Moment) -> io::Result<[u8; 2]> {
+    let mut stream = Stream::Tcp(dial_tcp(host, port, by)?);
+    let mut stream = Bounded { stream: &mut stream, by };
+    stream.write_all(said)?;
+    let mut first = [0; 2];
+    stream.read_exact(&mut first)?;
+    Ok(first)
 }
 
 fn dial_tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
@@ -370,10 +402,11 @@ fn unreachable(target: &Target, error: &io::Error) -> Error {
 const NO_SUCH_NAME: [&str; 3] =
     ["Name or service not known", "No address associated with hostname", "Name does not resolve"];
 
-/// A server's own words, cut, and without tokens: it repeats the arguments of a command that it does not know. What acts
-/// on a terminal is escaped where they are printed.
+/// A server's own words, cut, without tokens, and without the arguments of a command that it does not know, which it
+/// repeats. What acts on a terminal is escaped where they are printed.
 pub fn plain(text: &str) -> String {
-    without_tokens(text).chars().take(SAID_MAX).collect()
+    let said = text.split_once(", with args beginning with").map_or(text, |(said, _)| said);
+    without_tokens(said).chars().take(SAID_MAX).collect()
 }
 
 /// Also a token of which the server has cut the end is none of anybody's business.

@@ -212,9 +212,7 @@ impl Session {
                 Error::Misnamed(format!("cannot trust {store}: {}", distrust(flaw, &tls.files)))
             }
             rustls::Error::AlertReceived(alert) => self.alerted(store, *alert, &tls.files),
-            rustls::Error::InvalidMessage(_) if self.0.is_handshaking() => Error::Misnamed(format!(
-                "cannot reach {store}: what answers there does not speak TLS; without TLS the URL begins with redis"
-            )),
+            rustls::Error::InvalidMessage(_) if self.0.is_handshaking() => speaks_no_tls(store),
             rustls::Error::PeerIncompatible(_) => Error::Misnamed(format!(
                 "cannot reach {store}: the server and dlock have no way of TLS in common (1.2 and 1.3): {error}"
             )),
@@ -260,16 +258,34 @@ impl Session {
     }
 }
 
+/// What a client says first. Only the kind of the answer is of interest, so nobody is trusted.
+pub fn hello() -> io::Result<Vec<u8>> {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    let anybody = ServerName::try_from("localhost").map_err(io::Error::other)?;
+    let mut connection = ClientConnection::new(Arc::new(config), anybody).map_err(io::Error::other)?;
+    let mut bytes = Vec::new();
+    connection.write_tls(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The error for a server without TLS.
+pub fn speaks_no_tls(store: &str) -> Error {
+    Error::Misnamed(format!(
+        "cannot reach {store}: what answers there does not speak TLS; without TLS the URL begins with redis"
+    ))
+}
+
 /// A handshake that ended without a word of TLS.
 fn silent(target: &Target, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer to the TLS handshake in time",
         _ => "the server closed the connection during the TLS handshake",
     };
-    Error::Unreachable(format!(
-        "cannot reach {}: {what}; a server without TLS is redis:// in place of rediss://",
-        target.shown
-    ))
+    Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
 }
 
 /// Why a certificate is not trusted, and what to do.
