@@ -15,7 +15,7 @@ Examples:
 Each line begins with ok, warn or bad, and says what to do. To try the rights,
 dlock writes two keys of its own and removes them again. Run it as an
 administrator's user (--username) to see more: a user who has only the rights
-that locks need may not ask for INFO and CONFIG.
+that locks need may not ask for CONFIG.
 
 EXIT STATUS
     0  nothing is bad, and with --strict nothing doubtful either

@@ -165,7 +165,7 @@ fn of_facts(facts: &Facts, settings: &Settings) -> Vec<Finding> {
         None => findings.push(warn(
             "info",
             "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
-            "run this once as an administrator's user",
+            "give it +info (ACL SETUSER), or run this as an administrator's user",
         )),
     }
     findings.extend(facts.clock.map(of_clock));
