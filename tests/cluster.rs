@@ -4,7 +4,7 @@ use crate::support::certificates::Authority;
 use crate::support::cluster::{Cluster, node, url};
 use crate::support::hole::Silent;
 use crate::support::redis::{Redis, next_port};
-use crate::support::replicated::is_master;
+use crate::support::replicated::{connected, is_master};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
@@ -81,6 +81,33 @@ fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     wait_until("the replica is master", || is_master(&replica));
     replica.after_renewal("dlock:k");
     end_well(&world, fence, holder, waiter);
+}
+
+/// All replicas are those that the nodes of the cluster know, not those that happen to be connected.
+#[test]
+fn all_replicas_are_all_that_the_cluster_knows() {
+    let (cluster, world) = world_with(2);
+    let owner = cluster.owner("dlock:k");
+    let [_alive, mut dead] = [(); 2].map(|()| cluster.replica(&world, owner));
+    let master = &cluster.masters[owner];
+    let id: String = master.ask(&["CLUSTER", "MYID"]);
+    // Word of a node may overtake older word of it, by which it was a master.
+    wait_until("both follow", || {
+        let nodes: String = master.ask(&["CLUSTER", "NODES"]);
+        nodes.matches(&format!("slave {id}")).count() == 2
+    });
+    let gone: String = dead.ask(&["CLUSTER", "MYID"]);
+    let all = ["--replicas", "all"];
+    world.run("k", &all, "true").run();
+    dead.kill();
+    wait_until("its master has dropped it", || connected(master) == 1);
+    let run = world.run("k", &all, "touch ran").status(69);
+    run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n").run();
+    assert!(!world.path("ran").exists());
+    world.run("k", &["--replicas", "1"], "true").run();
+    // One that is gone for good is forgotten.
+    master.ask::<()>(&["CLUSTER", "FORGET", &gone]);
+    world.run("k", &all, "true").run();
 }
 
 /// The node that has the lock dies and comes back empty: the lock is lost, and the job is stopped.

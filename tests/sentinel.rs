@@ -8,7 +8,7 @@ use crate::support::proxy::Proxy;
 use crate::support::redis::{Redis, next_port};
 use crate::support::replicated::{self, cut_off_replicas, is_master};
 use crate::support::sentinel::{Sentinel, admit_watchers, cut_off_watchers, url};
-use crate::support::wait::{wait_until, wait_within};
+use crate::support::wait::{wait_for, wait_until, wait_within};
 use crate::support::world::World;
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,32 @@ fn a_planned_failover_loses_no_release() {
     assert_eq!(watched.replica.get("dlock:k"), None, "it is given back where the master is now");
     let log = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
     assert!(log.contains("\"released\""), "{log}");
+}
+
+/// The replica that is to be the master leaves first, and another one acknowledges what it does not hear any more. Until a
+/// second later no sentinel names the new master; that one is about to, its leader tells.
+#[test]
+fn a_planned_failover_loses_nothing_that_one_replica_acknowledged() {
+    let watched = watched_with(2, 1, &[]);
+    let world = &watched.world;
+    let options = ["-t", "1m", "--replicas", "1"];
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.01; done";
+    let holder = world.run("k", &options, job).any_stderr().spawn();
+    world.wait_for_log("up");
+    watched.sentinels[0].fail_over();
+    let replicas = [&watched.replica, &watched.others[0]];
+    let promoted = || replicas.into_iter().find(|replica| is_master(replica));
+    let new = wait_for("a replica is master", promoted);
+    assert!(new.get("dlock:k").is_some(), "it has the lock");
+    world.write("go", "");
+    // What is taken meanwhile is on the new master too, as long as the job runs.
+    let job = format!("redis-cli -p {} exists dlock:other >> seen", new.port());
+    let other = world.run("other", &["-w", "-t", "1m", "--replicas", "1"], &job).any_stderr().spawn();
+    holder.finish();
+    other.finish();
+    assert_eq!(new.get("dlock:k"), None, "it is given back where the master is now");
+    assert_eq!(world.read("seen"), "1\n");
+    assert_eq!(new.get("dlock:other"), None);
 }
 
 /// All replicas are those that the sentinels know, not those that happen to be connected: one that is about to become

@@ -31,13 +31,14 @@ impl Cluster {
 
     /// A replica of one master, when it is up to date and all know it.
     pub fn replica(&self, world: &World, of: usize) -> Redis {
-        let replica = node(world, "replica");
+        let before = super::replicated::connected(&self.masters[of]);
+        let replica = node(world, &format!("replica{of}-{before}"));
         meet(&replica, &self.masters[of]);
         let master: String = self.masters[of].ask(&["CLUSTER", "MYID"]);
         wait_until("the replica knows its master", || {
             super::redis::ask::<()>(&mut replica.connect(), &["CLUSTER", "REPLICATE", &master]).is_ok()
         });
-        wait_until("the replica follows", || super::replicated::connected(&self.masters[of]) == 1);
+        wait_until("the replica follows", || super::replicated::connected(&self.masters[of]) == before + 1);
         let id: String = replica.ask(&["CLUSTER", "MYID"]);
         wait_until("all know the replica", || {
             self.masters.iter().all(|node| {

@@ -106,8 +106,15 @@ pub trait Arrangement: Send {
         false
     }
 
-    /// All replicas of the master are wanted, so it has to be known how many there are.
-    fn count_replicas(&mut self) {}
+    /// Replicas are to acknowledge: it has to be known how many there are, and whether one of them is about to be made the
+    /// master.
+    fn look_at_replicas(&mut self) {}
+
+    /// Whether somebody who was asked since [`Arrangement::ask_beside`] is about to put another server in the place of the
+    /// master.
+    fn fails_over(&self) -> bool {
+        false
+    }
 
     /// How many replicas the master that was found has.
     fn roll(&self) -> Roll {
@@ -285,6 +292,7 @@ pub struct Route {
     /// The one on which an answer is still to come.
     unanswered: Option<Line>,
     whereabouts: Whereabouts,
+    looks_at_replicas: bool,
     connect_timeout: Duration,
     op_timeout: Duration,
 }
@@ -297,6 +305,7 @@ impl Route {
             lines: Vec::new(),
             unanswered: None,
             whereabouts: Whereabouts::default(),
+            looks_at_replicas: false,
             connect_timeout,
             op_timeout,
         }
@@ -365,9 +374,10 @@ impl Route {
         self.unanswered.take()
     }
 
-    /// All replicas are wanted; see [`Route::roll`].
-    pub fn count_replicas(&mut self) {
-        self.arrangement.count_replicas();
+    /// Replicas are to acknowledge; see [`Route::roll`] and [`Route::fails_over`].
+    pub fn look_at_replicas(&mut self) {
+        self.looks_at_replicas = true;
+        self.arrangement.look_at_replicas();
     }
 
     /// How many replicas the master of the lock has, which is looked for if it is not known.
@@ -413,9 +423,14 @@ impl Route {
         // Who was asked the last time, and was slower than the master, has answered since.
         self.is_superseded(Moment::now());
         // Where there is no connection yet, the master is asked for anyway.
-        if !self.lines.is_empty() {
+        if !self.lines.is_empty() || self.looks_at_replicas {
             self.arrangement.ask_beside();
         }
+    }
+
+    /// Whether the master is about to be replaced, as [`Route::is_superseded`] has heard.
+    pub fn fails_over(&self) -> bool {
+        self.arrangement.fails_over()
     }
 
     /// After that request: whether there is another master, so that it must be made there.

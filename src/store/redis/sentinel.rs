@@ -13,6 +13,7 @@ use super::{Address, Target};
 use crate::clock::Moment;
 use crate::store::Error;
 use redis::{Cmd, Value, cmd};
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -31,8 +32,7 @@ pub struct Sentinels {
     turn: usize,
     post: (Sender<Letter>, Receiver<Letter>),
     found: Option<Found>,
-    /// Whether they are asked for the number of replicas, too.
-    counts: Counts,
+    asks: Asks,
     /// How many sentinels may still be asked on this journey.
     opinions: usize,
     /// Servers that were of no use on this journey, and the last reason.
@@ -49,17 +49,28 @@ struct Found {
 /// What a sentinel says.
 struct Named {
     address: Address,
-    /// How many replicas it knows, also such as are down; none where it was not asked.
-    replicas: Option<u32>,
+    /// What else it knows of it, where it was asked.
+    group: Option<Group>,
 }
 
-/// What is wanted of a sentinel.
+/// What a sentinel knows of a master and its replicas.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// How many replicas there are, also such as are down.
+    replicas: u32,
+    /// Grows with each failover.
+    epoch: u64,
+    /// Whether this sentinel is about to put another server in the place of the master.
+    fails_over: bool,
+}
+
+/// What is wanted of the sentinels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Counts {
-    /// The master.
-    Nothing,
-    /// Its replicas, too.
-    Replicas,
+enum Asks {
+    /// The address of the master, of one of them.
+    Address,
+    /// All about its group, of all of them: only the one that leads a failover knows of it before it has happened.
+    Group,
 }
 
 /// One sentinel.
@@ -99,7 +110,7 @@ impl Sentinels {
             turn,
             post: channel(),
             found: None,
-            counts: Counts::Nothing,
+            asks: Asks::Address,
             opinions,
             tried,
             last: None,
@@ -108,7 +119,10 @@ impl Sentinels {
 
     /// Asks one sentinel. A failure to do so is told by [`Sentinels::hear`].
     fn ask(&mut self, index: usize) {
-        let asked = Moment::now();
+        self.ask_at(index, Moment::now());
+    }
+
+    fn ask_at(&mut self, index: usize, asked: Moment) {
         let seat = &mut self.seats[index];
         let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
         let state = std::mem::replace(&mut seat.state, State::Away);
@@ -121,17 +135,17 @@ impl Sentinels {
             }
         };
         if let Some(mut link) = link
-            && link.send(&seat.target, &questions(&self.service, self.counts), by).is_ok()
+            && link.send(&seat.target, &questions(&self.service, self.asks), by).is_ok()
         {
             seat.state = State::Asked(link, asked);
             return;
         }
         let (target, service, post) = (seat.target.clone(), self.service.clone(), self.post.0.clone());
-        let counts = self.counts;
+        let asks = self.asks;
         let dial = move || {
             let said = Link::dial(&target, by).and_then(|mut link| {
-                link.send(&target, &questions(&service, counts), by)?;
-                let named = answer(&mut link, &target, &service, counts, by)?;
+                link.send(&target, &questions(&service, asks), by)?;
+                let named = answer(&mut link, &target, &service, asks, by)?;
                 Ok((link, named))
             });
             // Nobody reads it any more when the process is about to end.
@@ -156,7 +170,7 @@ impl Sentinels {
                     }
                     Ok(true) => {
                         let by = until.max(Moment::now().after(SLICE));
-                        answer(&mut link, &seat.target, &self.service, self.counts, by)
+                        answer(&mut link, &seat.target, &self.service, self.asks, by)
                     }
                     Err(error) => Err(error),
                 };
@@ -199,7 +213,7 @@ impl Sentinels {
 
     /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
     /// asked while its answer may still come.
-    fn discover(&mut self, by: Moment) -> Result<Named, Error> {
+    fn discover(&mut self, by: Moment) -> Result<Found, Error> {
         let count = self.seats.len();
         let mut worst: Option<Error> = None;
         for asked in 0..count {
@@ -210,7 +224,7 @@ impl Sentinels {
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
             let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
             match self.hear(index, Moment::now().after(slice)) {
-                Some((_, Ok(named))) => return Ok(named),
+                Some((since, Ok(named))) => return Ok(Found { named, since }),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
                 None => self.forget_silent(index),
             }
@@ -218,7 +232,7 @@ impl Sentinels {
         // Whoever is still being asked may answer yet.
         while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away)) {
             match self.hear(index, by) {
-                Some((_, Ok(named))) => return Ok(named),
+                Some((since, Ok(named))) => return Ok(Found { named, since }),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
                 None => break,
             }
@@ -241,6 +255,10 @@ impl Sentinels {
         }
     }
 
+    fn group(&self) -> Option<Group> {
+        self.found.as_ref()?.named.group
+    }
+
     fn target(&self, address: &Address) -> Target {
         let shown = format!("{} (master {address})", self.master.shown);
         Target { address: address.clone(), shown, ..self.master.clone() }
@@ -248,18 +266,24 @@ impl Sentinels {
 
     /// Takes note of what a sentinel says; true if it names another master than the one that is used.
     fn note(&mut self, (asked, said): (Moment, Result<Named, Error>)) -> bool {
-        match (said, &mut self.found) {
-            // An answer that is older than what is known may be about the master before.
-            (Ok(named), Some(found)) if asked >= found.since => {
-                if named.address == found.named.address {
-                    found.named.replicas = named.replicas.or(found.named.replicas);
-                    return false;
-                }
-                self.found = Some(Found { named, since: Moment::now() });
-                true
+        let (Ok(named), Some(found)) = (said, &mut self.found) else { return false };
+        if named.address == found.named.address {
+            if let (Some(known), Some(new)) = (&mut found.named.group, named.group) {
+                // That it fails over is the word of one of them.
+                *known = Group { fails_over: known.fails_over || new.fails_over, ..new };
             }
-            _ => false,
+            return false;
         }
+        let epochs = (named.group.map(|group| group.epoch), found.named.group.map(|group| group.epoch));
+        let is_newer = match epochs {
+            (Some(new), Some(known)) if new != known => new > known,
+            // An answer that is older than what is known may be about the master before.
+            _ => asked >= found.since,
+        };
+        if is_newer {
+            self.found = Some(Found { named, since: Moment::now() });
+        }
+        is_newer
     }
 }
 
@@ -278,14 +302,13 @@ impl Arrangement for Sentinels {
                 }));
             }
             self.opinions -= 1;
-            let since = Moment::now();
-            let named = match self.discover(by) {
-                Ok(named) => named,
+            let found = match self.discover(by) {
+                Ok(found) => found,
                 // Why the master that was named is of no use says more.
                 Err(error) => return Err(self.last.take().unwrap_or(error)),
             };
-            if !self.tried.contains(&named.address) {
-                self.found = Some(Found { named, since });
+            if !self.tried.contains(&found.named.address) {
+                self.found = Some(found);
             }
         }
         let address = self.found.as_ref().map_or(&self.master.address, |found| &found.named.address);
@@ -320,6 +343,17 @@ impl Arrangement for Sentinels {
     }
 
     fn ask_beside(&mut self) {
+        if self.asks == Asks::Group {
+            if let Some(group) = self.found.as_mut().and_then(|found| found.named.group.as_mut()) {
+                group.fails_over = false;
+            }
+            let now = Moment::now();
+            for index in 0..self.seats.len() {
+                self.forget_silent(index);
+                self.ask_at(index, now);
+            }
+            return;
+        }
         let count = self.seats.len();
         let index = self.turn;
         let linked = |seat: &Seat| matches!(seat.state, State::Idle(Some(_)));
@@ -345,35 +379,42 @@ impl Arrangement for Sentinels {
                 superseded |= self.note(said);
             }
         }
-        while let Ok(letter) = self.post.1.try_recv() {
+        loop {
+            let is_away = |seat: &Seat| matches!(seat.state, State::Away);
+            let waits = self.asks == Asks::Group && self.seats.iter().any(is_away);
+            let left = if waits { until.left() } else { Duration::ZERO };
+            let Ok(letter) = self.post.1.recv_timeout(left) else { break };
             let said = self.open(letter);
             superseded |= self.note(said);
         }
         superseded
     }
 
-    fn count_replicas(&mut self) {
-        self.counts = Counts::Replicas;
+    fn look_at_replicas(&mut self) {
+        self.asks = Asks::Group;
+    }
+
+    fn fails_over(&self) -> bool {
+        self.group().is_some_and(|group| group.fails_over)
     }
 
     fn roll(&self) -> Roll {
-        let replicas = self.found.as_ref().and_then(|found| found.named.replicas);
-        replicas.map_or(Roll::Connected, Roll::Known)
+        self.group().map_or(Roll::Connected, |group| Roll::Known(group.replicas))
     }
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         let address = match &self.found {
             Some(found) => found.named.address.clone(),
-            None => self.discover(by)?.address,
+            None => self.discover(by)?.named.address,
         };
         Ok(vec![self.target(&address)])
     }
 }
 
-fn questions(service: &str, counts: Counts) -> Vec<Cmd> {
-    let asked: &[&str] = match counts {
-        Counts::Nothing => &["GET-MASTER-ADDR-BY-NAME"],
-        Counts::Replicas => &["GET-MASTER-ADDR-BY-NAME", "REPLICAS"],
+fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
+    let asked: &[&str] = match asks {
+        Asks::Address => &["GET-MASTER-ADDR-BY-NAME"],
+        Asks::Group => &["GET-MASTER-ADDR-BY-NAME", "MASTER"],
     };
     let question = |what: &&str| {
         let mut question = cmd("SENTINEL");
@@ -384,13 +425,7 @@ fn questions(service: &str, counts: Counts) -> Vec<Cmd> {
 }
 
 /// The sentinel's answer to [`questions`].
-fn answer(
-    link: &mut Link,
-    sentinel: &Target,
-    service: &str,
-    counts: Counts,
-    by: Moment,
-) -> Result<Named, Error> {
+fn answer(link: &mut Link, sentinel: &Target, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
     let shown = &sentinel.shown;
     let address = match link.read(sentinel, by)? {
         Value::ServerError(error) if error.code() == "NOAUTH" => {
@@ -410,15 +445,28 @@ fn answer(
             _ => return Err(Error::Garbled(format!("{shown} names no address that is understood"))),
         },
     };
-    let replicas = match counts {
-        Counts::Nothing => None,
-        Counts::Replicas => match link.read(sentinel, by)? {
-            Value::Array(replicas) => Some(u32::try_from(replicas.len()).unwrap_or(u32::MAX)),
-            Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
-            _ => return Err(Error::Garbled(format!("{shown} does not say which replicas there are"))),
-        },
-    };
-    Ok(Named { address, replicas })
+    let group =
+        match asks {
+            Asks::Address => None,
+            Asks::Group => match link.read(sentinel, by)? {
+                Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
+                value => Some(group(value, &address).ok_or_else(|| {
+                    Error::Garbled(format!("{shown} does not say which replicas there are"))
+                })?),
+            },
+        };
+    Ok(Named { address, group })
+}
+
+/// The answer to SENTINEL MASTER. As soon as the other server is the master the failover is over for dlock: then `named`
+/// is that one already, and what is said here is still about the one before.
+fn group(said: Value, named: &Address) -> Option<Group> {
+    let fields: HashMap<String, String> = redis::from_redis_value(said).ok()?;
+    let field = |name| fields.get(name).map(String::as_str);
+    let old = Address::Tcp { host: field("ip")?.into(), port: field("port")?.parse().ok()? };
+    let fails_over = field("flags")?.split(',').any(|flag| flag == "failover_in_progress");
+    let (replicas, epoch) = (field("num-slaves")?.parse().ok()?, field("config-epoch")?.parse().ok()?);
+    Some(Group { replicas, epoch, fails_over: fails_over && old == *named })
 }
 
 /// Of two failures the one that the user has to hear of: a refusal before a silence.
