@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// How long at least a sentinel's answer is waited for after the master's.
 const HEARD_OUT: Duration = Duration::from_millis(1);
+/// The same where each sentinel may be the one that knows that the replicas' word is worth nothing.
+const ALL_HEARD_OUT: Duration = Duration::from_millis(100);
 
 /// A replica that is to be the master leaves no sooner after this was decided: a sentinel takes two steps of 50 ms or more
 /// in between (`sentinelFailoverStateMachine`).
@@ -160,7 +162,8 @@ impl Caller {
         let mut said = self.call(request, names, by)?;
         // The question was sent first: who has not answered it by as long again, is heard the next time.
         let answered = Moment::now();
-        let until = answered.after(answered.since(began).max(HEARD_OUT)).min(by);
+        let least = if request.replicas == Replicas::None { HEARD_OUT } else { ALL_HEARD_OUT };
+        let until = answered.after(answered.since(began).max(least)).min(by);
         if self.route.is_superseded(until) {
             said = self.call(request, names, by)?;
         }
@@ -183,7 +186,7 @@ impl Caller {
         if answered.since(asked) > LEAVES_AFTER && !self.route.fails_over() {
             let began = Moment::now();
             self.route.ask_beside();
-            return self.route.is_superseded(began.after(LEAVES_AFTER).min(by)) || self.route.fails_over();
+            return self.route.is_superseded(began.after(ALL_HEARD_OUT).min(by)) || self.route.fails_over();
         }
         self.route.fails_over()
     }

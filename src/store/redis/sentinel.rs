@@ -33,6 +33,8 @@ pub struct Sentinels {
     post: (Sender<Letter>, Receiver<Letter>),
     found: Option<Found>,
     asks: Asks,
+    /// When all of them were asked the last time.
+    round: Moment,
     /// How many sentinels may still be asked on this journey.
     opinions: usize,
     /// Servers that were of no use on this journey, and the last reason.
@@ -83,8 +85,8 @@ enum State {
     Idle(Option<Link>),
     /// Asked on its connection, at this moment.
     Asked(Link, Moment),
-    /// A thread dials it and asks.
-    Away,
+    /// A thread dials it and asks, from this moment on.
+    Away(Moment),
 }
 
 /// What a thread brings back.
@@ -111,6 +113,7 @@ impl Sentinels {
             post: channel(),
             found: None,
             asks: Asks::Address,
+            round: Moment::now(),
             opinions,
             tried,
             last: None,
@@ -125,7 +128,7 @@ impl Sentinels {
     fn ask_at(&mut self, index: usize, asked: Moment) {
         let seat = &mut self.seats[index];
         let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
-        let state = std::mem::replace(&mut seat.state, State::Away);
+        let state = std::mem::replace(&mut seat.state, State::Away(asked));
         let link = match state {
             State::Idle(link) => link.and_then(Link::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
@@ -179,8 +182,8 @@ impl Sentinels {
                 }
                 Some((asked, said))
             }
-            State::Away => {
-                seat.state = State::Away;
+            away @ State::Away(_) => {
+                seat.state = away;
                 loop {
                     // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
                     match self.post.1.recv_timeout(until.left()) {
@@ -230,7 +233,7 @@ impl Sentinels {
             }
         }
         // Whoever is still being asked may answer yet.
-        while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away)) {
+        while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away(_))) {
             match self.hear(index, by) {
                 Some((since, Ok(named))) => return Ok(Found { named, since }),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
@@ -347,10 +350,10 @@ impl Arrangement for Sentinels {
             if let Some(group) = self.found.as_mut().and_then(|found| found.named.group.as_mut()) {
                 group.fails_over = false;
             }
-            let now = Moment::now();
+            self.round = Moment::now();
             for index in 0..self.seats.len() {
                 self.forget_silent(index);
-                self.ask_at(index, now);
+                self.ask_at(index, self.round);
             }
             return;
         }
@@ -380,8 +383,9 @@ impl Arrangement for Sentinels {
             }
         }
         loop {
-            let is_away = |seat: &Seat| matches!(seat.state, State::Away);
-            let waits = self.asks == Asks::Group && self.seats.iter().any(is_away);
+            // One that hangs is not waited for again and again.
+            let is_expected = |seat: &Seat| matches!(seat.state, State::Away(asked) if asked >= self.round);
+            let waits = self.asks == Asks::Group && self.seats.iter().any(is_expected);
             let left = if waits { until.left() } else { Duration::ZERO };
             let Ok(letter) = self.post.1.recv_timeout(left) else { break };
             let said = self.open(letter);
