@@ -2,12 +2,11 @@
 //! keeps it but whoever has the token, until the lease ends. Renewing and giving back are commands of their own.
 
 use super::attend::Attendant;
+use super::context::{Context, riding_out};
 use super::held::{By, Held, Holds};
-use super::stores::{bearable, holdable};
-use super::{located, names, open, owner, riding_out, say_default, settle, with_origin};
+use super::owner;
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::Endings;
@@ -18,7 +17,7 @@ use crate::lock::{Key, Mode, Names, Token, Ttl};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::time::{local, span};
-use crate::output::{self, Kind, Printer};
+use crate::output::{self, Kind};
 use crate::shell::word;
 use crate::store::{self, Store};
 use std::sync::mpsc::channel;
@@ -34,12 +33,10 @@ const LEAVING: Duration = Duration::from_millis(60);
 const CLEARING: Duration = Duration::from_millis(250);
 
 /// `dlock acquire`.
-pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
-    let (mut settings, printer) = settle(&flags.common)?;
+pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
+    context.say_default();
     let keys = flags.keys();
-    let printer = printer.about(keys.first().map_or("", Key::as_str));
-    say_default(&mut settings, &printer);
-    let names = names(&settings, &keys)?;
+    let names = context.names(&keys)?;
     let mode = match (flags.shared, flags.slots) {
         (true, _) => Mode::Shared,
         (false, Some(slots)) => Mode::Slots(slots),
@@ -49,9 +46,9 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         Some(ttl) => ttl,
         None => Ttl::new(TTL).map_err(Error::Internal)?,
     };
-    holdable(&settings, &names, mode)?;
-    bearable(&settings, "--ttl", ttl.get())?;
-    bearable(&settings, "--min-hold", flags.min_hold.unwrap_or_default())?;
+    context.check_supported(&names, mode)?;
+    context.check_lease_limit("--ttl", ttl.get())?;
+    context.check_lease_limit("--min-hold", flags.min_hold.unwrap_or_default())?;
     let wait = match flags.wait {
         None | Some(Some(Duration::ZERO)) => Wait::No,
         Some(Some(bound)) => Wait::Until(Moment::now().after(bound)),
@@ -61,16 +58,16 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     // Before the first thread.
     let endings = Endings::take().map_err(|error| internal("cannot take signals", &error))?;
-    let mut store = open(&settings)?;
-    let at_end = leaving(open(&settings)?, &names, &token, flags.export);
-    let attendant = Attendant::start(endings, &printer, at_end)
+    let mut store = context.open()?;
+    let at_end = leaving(context.open()?, &names, &token, flags.export);
+    let attendant = Attendant::start(endings, &context.printer, at_end)
         .map_err(|error| internal("cannot start a thread", &error))?;
     if wait != Wait::No {
         let trouble = |error: &_| attendant.announce(&format!("{error}; still waiting, trying again"));
-        let refuse = || refuse_to_wait_for_oneself(&settings, &mut *store, &keys, mode);
+        let refuse = || refuse_to_wait_for_oneself(&context, &mut *store, &keys, mode);
         riding_out(wait, trouble, refuse)?;
     }
-    store.prepare(&token).map_err(|error| located(&settings, error))?;
+    store.prepare(&token).map_err(|error| context.with_origin(error))?;
     let ask = Ask {
         token,
         mode,
@@ -79,6 +76,7 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
         patience: wait.patience(),
     };
+    let settings = &context.settings;
     let request = Request {
         names,
         ask,
@@ -88,15 +86,14 @@ pub fn acquire(flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
         op_timeout: settings.op_timeout,
     };
     let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let acquiring = Acquiring { settings: &settings, flags, ttl, printer, attendant, since, asked, request };
+    let acquiring = Acquiring { context: &context, flags, ttl, attendant, since, asked, request };
     acquiring.go(store)
 }
 
 struct Acquiring<'a> {
-    settings: &'a Settings,
+    context: &'a Context,
     flags: &'a cli::acquire::Acquire,
     ttl: Ttl,
-    printer: Printer,
     attendant: Attendant,
     since: Moment,
     asked: Asked,
@@ -149,7 +146,7 @@ impl Acquiring<'_> {
                 None
             }
             Report::Trouble { error, .. } => {
-                let (origin, keys) = (self.settings.store.origin(), listed(&self.asked.keys));
+                let (origin, keys) = (self.context.settings.store.origin(), listed(&self.asked.keys));
                 let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
                 self.attendant.announce(&text);
                 None
@@ -165,12 +162,13 @@ impl Acquiring<'_> {
     /// The lock is ours: from here on it is the script's.
     fn hand_over(&self, store: &mut dyn Store, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
         let Request { names, ask, .. } = &self.request;
-        let by = Moment::now().after(self.settings.op_timeout);
+        let by = Moment::now().after(self.context.settings.op_timeout);
         let result = store.hand_over(names, &ask.token, by).map_err(|error| self.failed(error));
         let until = sent.after(ask.ttl);
         let result = result.and_then(|()| {
             let keys = self.asked.keys.clone();
-            let held = Held::new(self.settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
+            let held =
+                Held::new(&self.context.settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
             let acquired = Acquired {
                 keys,
                 store: self.asked.store.clone(),
@@ -181,7 +179,7 @@ impl Acquiring<'_> {
                 lease: until.left(),
                 waited: grant.waited,
                 held: Holds::of_process().with(held.for_ttl(self.ttl)).to_string(),
-                reach: self.settings.environment(),
+                reach: self.context.settings.environment(),
             };
             let text = match (self.flags.export, self.flags.json) {
                 (true, _) => acquired.shell(),
@@ -210,7 +208,7 @@ impl Acquiring<'_> {
     }
 
     fn failed(&self, error: store::Error) -> Error {
-        let (keys, error) = (listed(&self.asked.keys), with_origin(self.settings, error));
+        let (keys, error) = (listed(&self.asked.keys), self.context.with_origin(error));
         Error::Store(error.map(|text| format!("{keys}: {text}; it is not acquired")))
     }
 
@@ -219,7 +217,7 @@ impl Acquiring<'_> {
         let holds = Holds::of_process();
         let tried = match self.flags.wait {
             Some(Some(bound)) if !bound.is_zero() => Tried::Waited(bound),
-            _ if holds.here(self.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
+            _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
         self.attendant.say(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
@@ -241,7 +239,7 @@ impl Acquiring<'_> {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
             false => (Kind::Done, String::new()),
         };
-        self.printer.say(
+        self.context.printer.say(
             kind,
             &format!(
                 "{} is acquired{after} until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
@@ -271,22 +269,28 @@ fn leaving(
         });
         let _late = left.recv_timeout(LEAVING);
         if export {
-            let _nobody = output::print(&super::refusal(Exit::Signal(signal)));
+            let _nobody = output::print(&refusal(Exit::Signal(signal)));
         }
     }
 }
 
+/// What a shell that evaluates the output of `acquire --export` gets in place of variables: the status as its own, so that
+/// `set -e` stops it.
+pub fn refusal(exit: Exit) -> String {
+    format!("(exit {})\n", exit.code())
+}
+
 /// Whether waiting would be for what a process around this one holds.
 fn refuse_to_wait_for_oneself(
-    settings: &Settings,
+    context: &Context,
     store: &mut dyn Store,
     keys: &[Key],
     mode: Mode,
 ) -> Result<(), Error> {
-    let holds = Holds::of_process();
+    let (holds, settings) = (Holds::of_process(), &context.settings);
     for key in keys {
         for held in holds.of_key(settings, key) {
-            let proof = super::prove(settings, store, held).inspect_err(|_| store.reset())?;
+            let proof = context.verify(store, held).inspect_err(|_| store.reset())?;
             let Some(proof) = proof else { continue };
             let joins = match (proof.mode, mode) {
                 (Mode::Shared, Mode::Shared) => true,

@@ -1,14 +1,14 @@
 //! Which keys can stand where the cursor is? Asked by the completion scripts, on every press of TAB: so it never says
 //! anything but keys, and gives up in time, whatever the store does. Where it cannot know, it knows none.
 
-use super::open;
+use super::context::Context;
 use crate::cli::complete::{Expands, Line, Partial, Question, Quote, Shell};
 use crate::clock::Moment;
 use crate::config::url::Place;
 use crate::config::{Settings, Surroundings, VARIABLES};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::{self, escaped};
+use crate::output::{self, Printer, escaped};
 use crate::store::Which;
 use std::sync::mpsc;
 use std::thread;
@@ -58,7 +58,8 @@ fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
         // It would be made.
         return None;
     }
-    let names = open(&settings).ok()?.find(&settings.prefix, Which::Recent).ok()?.names;
+    let context = Context { printer: Printer::new(&settings), settings };
+    let names = context.open().ok()?.find(&context.settings.prefix, Which::Recent).ok()?.names;
     // What would be escaped on the screen could not be typed back from it.
     let keys = names.iter().map(|name| name.key()).filter(|key| escaped(key) == *key);
     Some(keys.map(str::to_owned).collect())

@@ -1,9 +1,9 @@
 //! Is this store fit to hold locks? Has the store probed, has what was found judged, prints. What is good is decided in
 //! `judge`, which knows no store; what is found out, in the stores' `probe`.
 
-use super::stores::{Made, made};
+use super::context::Context;
+use super::stores::Made;
 use crate::cli::doctor::Doctor;
-use crate::clock::Moment;
 use crate::config::{Sensitivity, Settings, Source};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -19,7 +19,8 @@ use std::os::unix::fs::PermissionsExt;
 mod judge;
 
 /// `dlock doctor`.
-pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
+pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
+    let settings = &context.settings;
     let by = judge::Settings {
         store: settings.store.to_string(),
         named: match settings.store.source {
@@ -32,7 +33,7 @@ pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
         files: files(settings),
         exposed: settings.exposed.clone(),
     };
-    let findings = judge(&survey(settings)?, &by);
+    let findings = judge(&survey(context)?, &by);
     let report = if flags.json {
         json(&findings).map_err(|error| Error::Internal(error.to_string()))?
     } else {
@@ -43,25 +44,24 @@ pub fn doctor(settings: &Settings, flags: &Doctor) -> anyhow::Result<Exit> {
 }
 
 /// Has everything probed that the store is made of.
-fn survey(settings: &Settings) -> Result<Survey, Error> {
-    let prefix = &settings.prefix;
-    let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
+fn survey(context: &Context) -> Result<Survey, Error> {
+    let Settings { prefix, store, .. } = &context.settings;
     let probed =
         |masters: Vec<redis::Target>| masters.iter().map(|one| redis::probe::probe(one, prefix)).collect();
-    let unfound = |error| vec![Node { name: settings.store.to_string(), facts: Err(error) }];
-    Ok(match made(settings)? {
+    let unfound = |error| vec![Node { name: store.to_string(), facts: Err(error) }];
+    Ok(match context.made()? {
         Made::Directory(dir) => {
-            return Ok(Survey::Directory(file::probe::probe(&dir, &settings.store.to_string())));
+            return Ok(Survey::Directory(file::probe::probe(&dir, &store.to_string())));
         }
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
         Made::Masters(masters) => Survey::Masters(probed(masters)),
         Made::Sentinels(sentinels, service, master) => {
             let failover = redis::probe::down_after(&sentinels, &service);
-            let found = redis::RedisStore::sentinel(sentinels, service, master).masters(by());
+            let found = redis::RedisStore::sentinel(sentinels, service, master).masters(context.deadline());
             Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
         }
         Made::Cluster(seeds, node) => {
-            let found = redis::RedisStore::cluster(seeds, node).masters(by());
+            let found = redis::RedisStore::cluster(seeds, node).masters(context.deadline());
             let failover = found.as_ref().ok().and_then(|masters| redis::probe::node_timeout(masters));
             Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
         }

@@ -7,6 +7,7 @@ use crate::config::Settings;
 use crate::config::reach::{Access, PasswordAt};
 use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
+use crate::output::busy::listed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -160,7 +161,7 @@ impl<'a> Scope<'a> {
     }
 
     /// Whether it is everywhere.
-    pub fn is_open(self) -> bool {
+    fn is_open(self) -> bool {
         self.flags.store.is_empty() && self.flags.prefix.is_none()
     }
 
@@ -220,6 +221,23 @@ impl Holds {
         let mut all = self.inside_out().filter(|held| scope.has(held));
         let named = token.and_then(|token| all.clone().find(|held| held.token == token));
         named.or_else(|| all.next())
+    }
+
+    /// That none of them is the hold that a command is about, of this key or of any.
+    pub fn lack(&self, scope: Scope<'_>, key: Option<&Key>) -> Error {
+        let settings = scope.settings;
+        let of = key.map(|key| format!(" of {key}")).unwrap_or_default();
+        let others: Vec<String> =
+            self.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
+        let next = if others.is_empty() {
+            "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
+        } else if scope.is_open() || self.here(settings).next().is_some() {
+            format!("it holds {}", others.join(", "))
+        } else {
+            format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
+        };
+        let place = if scope.is_open() { String::new() } else { format!(" in {}", settings.store) };
+        Error::NotHeld(format!("this process runs under no lock{of}{place}: {next}"))
     }
 
     /// What the script acquired last.

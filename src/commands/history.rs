@@ -1,10 +1,8 @@
 //! How did the last runs under a lock go? Asks the store and prints; changes nothing. The store keeps 64 ends for 40
 //! days, those of holders that were never heard of again included.
 
-use super::{located, name, open};
+use super::context::Context;
 use crate::cli::history::History;
-use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::history::{Look, picture, table};
@@ -12,11 +10,11 @@ use crate::output::table::Width;
 use crate::output::{self, json};
 
 /// `dlock history KEY`.
-pub fn history(settings: &Settings, flags: &History) -> anyhow::Result<Exit> {
-    let name = name(settings, &flags.key.0)?;
-    let mut store = open(settings)?;
-    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-    let view = store.inspect(&name, by).map_err(|error| located(settings, error))?;
+pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
+    let name = context.name(&flags.key.0)?;
+    let view = context.open()?.inspect(&name, context.deadline());
+    let view = view.map_err(|error| context.with_origin(error))?;
+    let settings = &context.settings;
     let look = Look::of_stdout(settings.color);
     let text = match Width::of_stdout() {
         _ if flags.json => json::history(&view.log).map_err(|error| Error::Internal(error.to_string()))?,

@@ -1,9 +1,8 @@
 //! How does a command see a lock change without asking all the time? It has itself woken whenever something changes, and
 //! looks then; by itself it looks when a lease ends, which nobody need notice. What it looks for, it is told.
 
-use super::{located, open};
+use super::context::Context;
 use crate::clock::{self, Moment};
-use crate::config::Settings;
 use crate::error::Error;
 use crate::law::{FOREIGN_LOOK, WATCH_KEPT};
 use crate::lease::RIDE_OUT_PAUSE;
@@ -16,7 +15,7 @@ const APART: Duration = Duration::from_millis(5);
 
 /// One who looks on.
 pub struct Lookout<'a> {
-    settings: &'a Settings,
+    context: &'a Context,
     store: Box<dyn Store>,
     token: Token,
     reached: Reached,
@@ -59,10 +58,10 @@ pub enum Seen<T> {
 
 impl<'a> Lookout<'a> {
     /// One who has not looked yet.
-    pub fn open(settings: &'a Settings, first: First) -> Result<Self, Error> {
+    pub fn open(context: &'a Context, first: First) -> Result<Self, Error> {
         let token = Token::random()
             .map_err(|error| Error::Internal(format!("the system has no random bytes: {error}")))?;
-        Ok(Self { settings, store: open(settings)?, token, reached: Reached::NotYet, first })
+        Ok(Self { context, store: context.open()?, token, reached: Reached::NotYet, first })
     }
 
     /// The store, for what there is to do beside.
@@ -112,7 +111,7 @@ impl<'a> Lookout<'a> {
                     clock::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
                     continue;
                 }
-                Err(error) => return Err(located(self.settings, error)),
+                Err(error) => return Err(self.context.with_origin(error).into()),
             };
             let next = next.min(watch.until.unwrap_or(next));
             watch.sleep(end.map_or(next, |end| next.min(end)));
@@ -129,7 +128,7 @@ impl<'a> Lookout<'a> {
 
     fn by(&self, end: Option<Moment>) -> Moment {
         let now = Moment::now();
-        let by = now.after(self.settings.connect_timeout + self.settings.op_timeout);
+        let by = self.context.deadline();
         match (end, self.reached) {
             (Some(end), Reached::Before) => by.min(end.max(now.after(RIDE_OUT_PAUSE))),
             _ => by,

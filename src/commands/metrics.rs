@@ -1,26 +1,21 @@
 //! What is counted of the locks? Asks the store for each and prints; changes nothing.
 
+use super::context::Context;
 use super::wanted::Wanted;
-use super::{located, open};
 use crate::cli;
-use crate::clock::Moment;
-use crate::config::Settings;
 use crate::exit::Exit;
 use crate::lock::Name;
 use crate::output::metrics::{Page, Sample};
-use crate::output::{self, Kind, Printer};
+use crate::output::{self, Kind};
 use crate::store::{self, Which};
 use std::collections::BTreeSet;
 
 /// `dlock metrics`.
-pub fn metrics(
-    settings: &Settings,
-    flags: &cli::metrics::Metrics,
-    printer: &Printer,
-) -> anyhow::Result<Exit> {
-    let mut store = open(settings)?;
-    let wanted = Wanted::of(settings, &flags.keys)?;
-    let found = wanted.found(&mut *store, Which::Known).map_err(|error| located(settings, error))?;
+pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Result<Exit> {
+    let printer = &context.printer;
+    let mut store = context.open()?;
+    let wanted = Wanted::of(context, &flags.keys)?;
+    let found = wanted.found(&mut *store, Which::Known).map_err(|error| context.with_origin(error))?;
     let named: BTreeSet<&Name> = wanted.named().iter().collect();
     // The same series twice is an error of the format.
     let names: BTreeSet<&Name> = named.iter().copied().chain(&found.names).collect();
@@ -31,8 +26,7 @@ pub fn metrics(
     }
     let mut page = Page::new(flags.max_keys);
     for name in names {
-        let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let view = match store.inspect(name, by) {
+        let view = match store.inspect(name, context.deadline()) {
             // One lock with a damaged record must not hide the others.
             Err(error @ store::Error::Garbled(_)) => {
                 printer.say(Kind::Error, &format!("{} is not counted: {error}", name.key()));
@@ -45,7 +39,7 @@ pub fn metrics(
             Err(error) if !found.missing.is_empty() && error.is_transient() && !named.contains(name) => {
                 continue;
             }
-            answer => answer.map_err(|error| located(settings, error))?,
+            answer => answer.map_err(|error| context.with_origin(error))?,
         };
         // What only somebody who watched has left behind is no lock.
         if named.contains(name) || view.is_used() {

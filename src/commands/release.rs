@@ -2,52 +2,50 @@
 //! it away (`force`). Which of the three is meant is decided here: one's own hold comes first, so that a script whose lock
 //! has gone to another never stops that one's job.
 
+use super::context::Context;
 use super::held::{By, Held, Holds, Scope};
-use super::{name, open, prove, token_file, unsure};
+use super::token_file;
 use crate::cli;
-use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
 use crate::lock::{Key, Names, Token};
+use crate::output::Kind;
 use crate::output::busy::listed;
 use crate::output::time::span;
-use crate::output::{Kind, Printer};
 use crate::shell::word;
 
 mod ask;
 mod force;
 
 /// `dlock release`.
-pub fn release(settings: &Settings, flags: &cli::Release, printer: &Printer) -> anyhow::Result<Exit> {
+pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> {
     let key = &flags.key.0;
     if let Some(file) = &flags.token_file {
-        let (shown, name) = (format!("{key} in {}", settings.store), name(settings, key)?);
-        return give_back(settings, &name.into(), &token_file::read(file)?, &shown, printer);
+        let (shown, name) = (format!("{key} in {}", context.settings.store), context.name(key)?);
+        return give_back(context, &name.into(), &token_file::read(file)?, &shown);
     }
     let holds = Holds::of_process();
-    let scope = Scope::new(settings, &flags.common);
+    let scope = Scope::new(&context.settings, &flags.common);
     match holds.meant(scope, key) {
         Some(held) if flags.force => {
-            let settings = scope.settings(held)?;
-            force::force(&settings, &name(&settings, key)?, flags, printer)
+            let context = context.at(scope.settings(held)?);
+            force::force(&context, &context.name(key)?, flags)
         }
-        Some(held) => own(&scope.settings(held)?, held, key, printer),
-        None if flags.force => force::force(settings, &name(settings, key)?, flags, printer),
-        None => ask::ask(settings, &name(settings, key)?, flags, printer),
+        Some(held) => own(&context.at(scope.settings(held)?), held, key),
+        None if flags.force => force::force(context, &context.name(key)?, flags),
+        None => ask::ask(context, &context.name(key)?, flags),
     }
 }
 
 /// A hold that this process has, by what DLOCK_HELD says.
-fn own(settings: &Settings, held: &Held, key: &Key, printer: &Printer) -> anyhow::Result<Exit> {
-    let shown = format!("{} in {}", listed(&held.keys), settings.store);
+fn own(context: &Context, held: &Held, key: &Key) -> anyhow::Result<Exit> {
+    let shown = format!("{} in {}", listed(&held.keys), context.settings.store);
     if held.by == By::Acquire {
         let names = held.names().map_err(Error::Usage)?;
-        return give_back(settings, &names, &held.token, &shown, printer);
+        return give_back(context, &names, &held.token, &shown);
     }
-    let mut store = open(settings)?;
-    Err(match prove(settings, &mut *store, held)? {
+    Err(match context.verify(&mut *context.open()?, held)? {
         Some(_) => Error::Usage(format!(
             "{shown} is held by the 'dlock run' around this process, and ends with its job; --force takes it away"
         )),
@@ -60,19 +58,11 @@ fn own(settings: &Settings, held: &Held, key: &Key, printer: &Printer) -> anyhow
     .into())
 }
 
-fn give_back(
-    settings: &Settings,
-    names: &Names,
-    token: &Token,
-    shown: &str,
-    printer: &Printer,
-) -> anyhow::Result<Exit> {
+fn give_back(context: &Context, names: &Names, token: &Token, shown: &str) -> anyhow::Result<Exit> {
     let end = End { ran: Ran::Yes, job: None };
-    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-    let mut store = open(settings)?;
-    let left = store.leave(names, token, &end, by);
+    let left = context.open()?.leave(names, token, &end, context.deadline());
     let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
-    let line = match left.map_err(|error| unsure(settings, error, &unknown))? {
+    let line = match left.map_err(|error| context.unsure(error, &unknown))? {
         Left::Released { cooling } if cooling.is_zero() => format!("{shown} is given back"),
         Left::Released { cooling } => {
             format!("{shown} is given back; its --min-hold keeps it for {} more", span(cooling))
@@ -86,6 +76,6 @@ fn give_back(
             .into());
         }
     };
-    printer.say(Kind::Done, &line);
+    context.printer.say(Kind::Done, &line);
     Ok(Exit::Ok)
 }

@@ -2,57 +2,54 @@
 //! there, by a plan that knows its lease, and is only looked at here.
 
 use super::acquire::TTL;
+use super::context::Context;
 use super::held::{By, Holds, Scope};
-use super::stores::bearable;
-use super::{name, no_hold, open, prove, token_file, unsure};
+use super::token_file;
 use crate::cli;
-use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::Renewal;
 use crate::lock::{Names, Token};
+use crate::output::Kind;
 use crate::output::busy::listed;
 use crate::output::time::{local, millis, now, span};
-use crate::output::{Kind, Printer};
 use crate::store;
 use std::time::Duration;
 
 /// `dlock renew`.
-pub fn renew(settings: &Settings, flags: &cli::renew::Renew, printer: &Printer) -> anyhow::Result<Exit> {
+pub fn renew(context: &Context, flags: &cli::renew::Renew) -> anyhow::Result<Exit> {
     if let (Some(file), Some(key)) = (&flags.token_file, &flags.key) {
         let lease = Lease {
-            shown: format!("{key} in {}", settings.store),
-            names: name(settings, key)?.into(),
+            shown: format!("{key} in {}", context.settings.store),
+            names: context.name(key)?.into(),
             token: token_file::read(file)?,
             ttl: None,
         };
-        return lease.renew(settings, flags, printer);
+        return lease.renew(context, flags);
     }
     let holds = Holds::of_process();
-    let scope = Scope::new(settings, &flags.common);
+    let scope = Scope::new(&context.settings, &flags.common);
     let held = match &flags.key {
         Some(key) => holds.meant(scope, key),
         None => holds.acquired(scope).or_else(|| holds.current(scope)),
     };
     let Some(held) = held else {
-        return Err(no_hold(settings, scope, &holds, flags.key.as_ref()).into());
+        return Err(holds.lack(scope, flags.key.as_ref()).into());
     };
-    let settings = &scope.settings(held)?;
-    let shown = format!("{} in {}", listed(&held.keys), settings.store);
+    let context = context.at(scope.settings(held)?);
+    let shown = format!("{} in {}", listed(&held.keys), context.settings.store);
     if held.by == By::Run {
-        let mut store = open(settings)?;
-        let proof = prove(settings, &mut *store, held)?.ok_or_else(|| no_more(&shown))?;
+        let proof = context.verify(&mut *context.open()?, held)?.ok_or_else(|| no_more(&shown))?;
         let lease = span(proof.lease);
         let text = format!(
             "{shown} is renewed by the 'dlock run' that holds it; its lease is good for {lease} more"
         );
-        printer.say(Kind::Detail, &text);
+        context.printer.say(Kind::Detail, &text);
         return Ok(Exit::Ok);
     }
     let names = held.names().map_err(Error::Usage)?;
     let ttl = held.ttl.map(|ttl| ttl.get());
-    Lease { shown, names, token: held.token.clone(), ttl }.renew(settings, flags, printer)
+    Lease { shown, names, token: held.token.clone(), ttl }.renew(&context, flags)
 }
 
 /// What is to be renewed.
@@ -65,27 +62,22 @@ struct Lease {
 }
 
 impl Lease {
-    fn renew(
-        &self,
-        settings: &Settings,
-        flags: &cli::renew::Renew,
-        printer: &Printer,
-    ) -> anyhow::Result<Exit> {
-        let by = || Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let mut store = open(settings)?;
+    fn renew(&self, context: &Context, flags: &cli::renew::Renew) -> anyhow::Result<Exit> {
+        let printer = &context.printer;
+        let mut store = context.open()?;
         let ttl = match flags.ttl {
             Some(ttl) => {
-                bearable(settings, "--ttl", ttl.get())?;
+                context.check_lease_limit("--ttl", ttl.get())?;
                 ttl.get()
             }
             None => {
-                let proof = store.prove(&self.names, &self.token, by());
-                let proof = proof.map_err(|error| self.unsure(settings, error))?;
+                let proof = store.prove(&self.names, &self.token, context.deadline());
+                let proof = proof.map_err(|error| self.unsure(context, error))?;
                 self.ttl.unwrap_or(TTL).max(proof.map(|proof| proof.lease).unwrap_or_default())
             }
         };
-        let answer = store.renew(&self.names, &self.token, ttl, by());
-        match answer.map_err(|error| self.unsure(settings, error))? {
+        let answer = store.renew(&self.names, &self.token, ttl, context.deadline());
+        match answer.map_err(|error| self.unsure(context, error))? {
             Renewal::Renewed => {}
             Renewal::Asked => printer.say(
                 Kind::Warning,
@@ -109,8 +101,8 @@ impl Lease {
         Ok(Exit::Ok)
     }
 
-    fn unsure(&self, settings: &Settings, error: store::Error) -> Error {
-        unsure(settings, error, &format!("whether {} is renewed is not known", self.shown))
+    fn unsure(&self, context: &Context, error: store::Error) -> store::Error {
+        context.unsure(error, &format!("whether {} is renewed is not known", self.shown))
     }
 }
 

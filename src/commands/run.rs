@@ -4,43 +4,42 @@
 //! The order is the safety: the guard is forked before any thread and before anything is asked for (I7), the job starts
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
+use super::context::Context;
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
-use super::stores::{HoldOn, holdable, open_for_hold};
-use super::{located, names, say_default, settle};
+use super::stores::HoldOn;
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::Settings;
 use crate::config::run::{KeepFor, Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan};
+use crate::job::{self, Alone, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
-use account::Account;
+use enclosing::Enclosing;
 use ending::{job_end, ran};
-use nested::Around;
-use place::Place;
+use env::{environment, environment_inside};
+use messages::{Messages, Right};
+use report::RunReport;
+use report_file::ReportFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
-use surroundings::environment;
-use words::{Right, Words};
 
-mod account;
-mod alone;
+mod enclosing;
 mod ending;
-mod nested;
-mod place;
-mod prove;
+mod env;
+mod messages;
+mod orphaned;
 mod relay;
-mod surroundings;
-mod words;
+mod report;
+mod report_file;
+mod verify;
 
 /// A dlock that is told to end while it waits gives the guard this long to leave the queue, and then is gone (I9).
 const LEAVING: Duration = Duration::from_millis(60);
@@ -49,38 +48,38 @@ const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQU
 
 /// `dlock run`.
 pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
-    let report = flags.report.as_deref().map(Place::find).transpose()?;
-    let mut account = Account::default();
-    let mut voice = Printer::early(Some(&flags.common));
-    let result = settle(&flags.common).and_then(|(mut settings, printer)| {
-        voice = printer.about(flags.key.first().map_or("", |key| key.as_str()));
-        say_default(&mut settings, &voice);
-        account.store = Some(settings.store.to_string());
-        guarded(&settings, &settings.run(flags)?, voice.clone(), &mut account)
-    });
-    if let Some(report) = report {
-        report.write(&account, flags, &result, &voice);
+    let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
+    let mut report = RunReport::default();
+    let mut printer = Printer::early(Some(&flags.common));
+    let result =
+        Context::new(&flags.common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
+            printer = context.printer.clone();
+            context.say_default();
+            report.store = Some(context.settings.store.to_string());
+            guarded(&context, &context.settings.run(flags)?, &mut report)
+        });
+    if let Some(file) = file {
+        file.write(&report, flags, &result, &printer);
     }
     result
 }
 
 /// A run whose settings are known.
-fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Account) -> anyhow::Result<Exit> {
+fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Result<Exit> {
     let holds = Holds::of_process();
-    let Around { rest, under } = nested::look_around(settings, run, waits(run), &holds, &printer)?;
-    account.nested = under.is_some();
-    let min_hold = match under {
-        Some(under) if rest.is_empty() => return nested::run_under(settings, run, &under, printer, account),
+    let (rest, enclosing) = enclosing::find_enclosing(context, run, waits(run), &holds).map_err(unstarted)?;
+    report.nested = enclosing.is_some();
+    let min_hold = match enclosing {
+        Some(enclosing) if rest.is_empty() => return run_inside(context, run, &enclosing, report),
         Some(_) => Duration::ZERO,
         None => run.min_hold,
     };
-    let names = names(settings, &rest)?;
-    holdable(settings, &names, run.mode)?;
+    let names = context.names(&rest)?;
+    context.check_supported(&names, run.mode)?;
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     let inherited = prepare()?;
-    let hold = HoldOn { replicas: run.replicas, max_lease: run.max_lease };
-    let mut store = open_for_hold(settings, hold).map_err(unstarted)?;
-    let keep = store.prepare(&token).map_err(|error| unstarted(located(settings, error)))?;
+    let mut store = context.open_for_hold(hold_on(run)).map_err(unstarted)?;
+    let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
     let wait = waits(run);
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
@@ -92,30 +91,70 @@ fn guarded(settings: &Settings, run: &Run, printer: Printer, account: &mut Accou
         owner: owner(label, run.reason.clone()),
         patience: wait.patience(),
     };
-    let words = Words::new(settings, &rest, run.mode, Right::Own, printer);
-    let schedule = Schedule::new(run.ttl, run.grace, settings.op_timeout);
+    let messages = Messages::new(context, &rest, run.mode, Right::Own);
+    let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
     let plan = Plan { spare: schedule.spare(), ..plan(run, job::group(), token.secret().into(), keep) };
     let group = plan.group;
+    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
     let guard =
-        Guard::fork(plan, &inherited, alone::alone(&mut *store, &names, &token, settings, run, &words))
-            .map_err(|error| internal("cannot make the guard", &error))?;
+        Guard::fork(plan, &inherited, orphaned).map_err(|error| internal("cannot make the guard", &error))?;
 
     let request = Request {
         names,
         ask,
         wait,
         schedule,
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
+        connect_timeout: context.settings.connect_timeout,
+        op_timeout: context.settings.op_timeout,
     };
     let limits = guard.limits();
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
-    account.asked = Some(Moment::now());
+    report.asked = Some(Moment::now());
     let lease =
         Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
     let own = Own { keys: rest, holds, token, schedule, lease };
     let runs = Runs::Command;
-    Session { settings, run, inherited, group, runs, guard, words, limits, account }.go(&own)
+    Session { context, run, inherited, group, runs, guard, messages, limits, report }.go(&own)
+}
+
+/// Runs the command under a hold of the job around. Whoever has that hold renews it, gives it back, and stops us with all
+/// the rest of its job should it be lost: so there is no lease here, no limit, and nothing to give back.
+fn run_inside(
+    context: &Context,
+    run: &Run,
+    enclosing: &Enclosing,
+    report: &mut RunReport,
+) -> anyhow::Result<Exit> {
+    let inherited = prepare()?;
+    let messages = Messages::new(context, &run.keys, run.mode, Right::OfEnclosing);
+    // Without a mark: what carries the token of that hold is the whole job around.
+    let plan = plan(run, job::group(), String::new(), Vec::new());
+    let group = plan.group;
+    let orphaned = |what| match what {
+        Alone::Refused(process) => messages.refused(&process),
+        Alone::Over { started: true, why: Some(_), .. } => messages.orphaned_inside(),
+        Alone::Over { .. } => {}
+    };
+    let guard =
+        Guard::fork(plan, &inherited, orphaned).map_err(|error| internal("cannot make the guard", &error))?;
+    messages.inside(enclosing);
+    let limits = guard.limits();
+    let runs = Runs::Command;
+    let mut session = Session { context, run, inherited, group, runs, guard, messages, limits, report };
+    session.report.asked = Some(Moment::now());
+    session.report.granted = Some((Moment::now(), enclosing.proof.fence));
+    session.report.slot = enclosing.proof.slot;
+    let env = environment_inside(&context.settings, &run.keys, enclosing);
+    session.guard.start(&env, Limits::NEVER).map_err(|error| internal("cannot start the command", &error))?;
+    session.report.started = true;
+    let over = session.supervise(None)?;
+    session.guard.done();
+    Ok(over.exit)
+}
+
+/// What this run asks of the store.
+fn hold_on(run: &Run) -> HoldOn {
+    HoldOn { replicas: run.replicas, max_lease: run.max_lease }
 }
 
 /// What the guard is to do.
@@ -145,15 +184,15 @@ fn prepare() -> anyhow::Result<Inherited> {
 
 /// One run, from the guard's birth to the end.
 struct Session<'a> {
-    settings: &'a Settings,
+    context: &'a Context,
     run: &'a Run,
     inherited: Inherited,
     group: Group,
     runs: Runs,
     guard: Guard,
-    words: Words<'a>,
+    messages: Messages<'a>,
     limits: job::LimitsSender,
-    account: &'a mut Account,
+    report: &'a mut RunReport,
 }
 
 /// The hold that this run asks for, keeps and gives back.
@@ -217,24 +256,24 @@ impl Session<'_> {
     fn obtain(&mut self, own: &Own) -> anyhow::Result<Obtained> {
         loop {
             // The line on a terminal moves on although nothing is heard.
-            let until = self.words.next();
+            let until = self.messages.next();
             match self.news(Some(&own.lease), until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
                 News::Signal(received) if received.signal == libc::SIGTSTP => {
-                    self.words.hush();
+                    self.messages.clear();
                     job::stop_by(libc::SIGTSTP);
                 }
-                News::Signal(received) if received.signal == libc::SIGWINCH => self.words.resized(),
+                News::Signal(received) if received.signal == libc::SIGWINCH => self.messages.resized(),
                 News::Signal(_) => {}
-                News::Nothing => self.words.still_waiting(),
+                News::Nothing => self.messages.still_waiting(),
                 News::Job(Event::Died) => {
                     self.leave(own);
-                    return Err(Error::Internal(self.words.guard_died_before_start()).into());
+                    return Err(Error::Internal(self.messages.guard_died_before_start()).into());
                 }
                 News::Job(_) => {}
-                News::Lease(Report::Waiting(waiting)) => self.words.waiting(waiting),
+                News::Lease(Report::Waiting(waiting)) => self.messages.waiting(waiting),
                 News::Lease(report) => {
                     if let Some(obtained) = self.hear(own, report)? {
                         return Ok(obtained);
@@ -248,13 +287,9 @@ impl Session<'_> {
     /// connection of its own: the other thread may be waiting on that of the lease.
     fn leave(&self, own: &Own) {
         own.lease.abandon();
-        let hold = HoldOn { replicas: self.run.replicas, max_lease: self.run.max_lease };
-        let (Ok(mut store), Ok(names)) =
-            (open_for_hold(self.settings, hold), names(self.settings, &own.keys))
-        else {
-            return;
-        };
-        let by = Moment::now().after(self.settings.connect_timeout + self.settings.op_timeout);
+        let (store, names) = (self.context.open_for_hold(hold_on(self.run)), self.context.names(&own.keys));
+        let (Ok(mut store), Ok(names)) = (store, names) else { return };
+        let by = self.context.deadline();
         let end = End { ran: Ran::No, job: None };
         // If it fails the lock is free when its lease ends, and a place in the queue is passed over.
         let _ = lease::give_back(&mut *store, &names, &own.token, &end, by);
@@ -268,37 +303,37 @@ impl Session<'_> {
     fn hear(&mut self, own: &Own, report: Report) -> anyhow::Result<Option<Obtained>> {
         match report {
             Report::Granted { grant, sent } => {
-                self.account.granted = Some((Moment::now(), grant.fence));
-                self.account.slot = grant.slot;
-                self.words.granted(grant);
+                self.report.granted = Some((Moment::now(), grant.fence));
+                self.report.slot = grant.slot;
+                self.messages.granted(grant);
                 let limits =
                     Limits { term_at: own.schedule.term_at(sent), kill_at: own.schedule.kill_at(sent) };
-                let held =
-                    Held::new(self.settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
-                let env = environment(self.settings, &self.run.keys, &held, grant.slot, own.holds.clone());
+                let settings = &self.context.settings;
+                let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
+                let env = environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone());
                 if let Err(error) = self.guard.start(&env, limits) {
                     self.leave(own);
                     return Err(internal("cannot start the command", &error));
                 }
-                self.account.started = true;
+                self.report.started = true;
                 return Ok(Some(Obtained::Lock));
             }
             Report::Busy(blocker) => {
-                self.words.busy(&blocker, self.run.wait);
+                self.messages.busy(&blocker, self.run.wait);
                 return Ok(Some(Obtained::Busy));
             }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
-                return Err(self.words.failed(error).into());
+                return Err(self.messages.failed(error).into());
             }
-            Report::TooSlow => return Err(self.words.too_slow(self.run.ttl.get()).into()),
+            Report::TooSlow => return Err(self.messages.too_slow(self.run.ttl.get()).into()),
             Report::TakenAway => {
-                self.account.lost = Some(lease::Loss::Revoked);
-                self.words.taken_away();
+                self.report.lost = Some(lease::Loss::Revoked);
+                self.messages.taken_away();
                 return Ok(Some(Obtained::TakenAway));
             }
-            Report::Trouble { error, .. } => self.words.trouble_in_queue(&error),
-            Report::Recovered => self.words.recovered(),
+            Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
+            Report::Recovered => self.messages.recovered(),
             Report::Waiting(_) | Report::Asked | Report::Lost { .. } => {}
         }
         Ok(None)
@@ -314,25 +349,25 @@ impl Session<'_> {
                     self.stop_without_command(received);
                 }
                 News::Lease(Report::Lost { how, kill_by }) => {
-                    self.account.lost = Some(how);
-                    self.words.lost(how, self.run.on_lost);
+                    self.report.lost = Some(how);
+                    self.messages.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
                     }
                 }
                 News::Lease(Report::Asked) => self.guard.stop(),
                 News::Lease(Report::Trouble { error, until }) => {
-                    self.words.trouble(&error, until.left(), self.run.on_lost);
+                    self.messages.trouble(&error, until.left(), self.run.on_lost);
                 }
                 News::Lease(Report::Recovered) => {
                     // The lock key was there all the time, or the renewal would have failed.
-                    self.account.lost = None;
-                    self.words.recovered();
+                    self.report.lost = None;
+                    self.messages.recovered();
                 }
                 News::Lease(_) => {}
                 News::Job(Event::NotStarted(why)) => {
-                    self.words.not_started(&self.run.argv, why);
-                    self.account.started = false;
+                    self.messages.not_started(&self.run.argv, why);
+                    self.report.started = false;
                     let exit = match why {
                         job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
                         job::NotStarted::Errno(_) => Exit::CannotExecute,
@@ -343,11 +378,11 @@ impl Session<'_> {
                 News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
                 News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
-                News::Job(Event::Stopping { why }) => self.words.stopping(why, self.run),
-                News::Job(Event::Refused(process)) => self.words.refused(&process),
+                News::Job(Event::Stopping { why }) => self.messages.stopping(why, self.run),
+                News::Job(Event::Refused(process)) => self.messages.refused(&process),
                 News::Job(Event::CommandEnded { status }) => {
                     self.runs = Runs::Rest;
-                    self.words.command_ended(status, || self.guard.processes());
+                    self.messages.command_ended(status, || self.guard.processes());
                 }
                 News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why)),
                 // What becomes of the job follows: `Stopping`, `Ended`.
@@ -359,11 +394,11 @@ impl Session<'_> {
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
     fn over(&mut self, status: Option<job::Status>, why: Option<job::Why>) -> Over {
         if why == Some(job::Why::Asked) {
-            self.account.lost.get_or_insert(lease::Loss::Asked);
+            self.report.lost.get_or_insert(lease::Loss::Asked);
         }
         if why == Some(job::Why::LeaseRanOut) {
             // The guard acts by its own clock, and may be ahead of the thread that renews.
-            self.account.lost.get_or_insert(lease::Loss::Deadline);
+            self.report.lost.get_or_insert(lease::Loss::Deadline);
         }
         let own = match status {
             Some(job::Status::Exited(code)) => Exit::Job(code),
@@ -372,20 +407,20 @@ impl Session<'_> {
         };
         let exit = match why {
             Some(job::Why::Lost | job::Why::LeaseRanOut | job::Why::Asked) => Exit::Lost,
-            _ if self.account.lost.is_some() => Exit::Lost,
+            _ if self.report.lost.is_some() => Exit::Lost,
             Some(job::Why::MaxRun) => Exit::TimedOut,
             Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
             None => own,
         };
         let job = status.map(job_end);
-        self.account.job = job;
-        Over { exit, end: End { ran: ran(why, self.account.lost), job } }
+        self.report.job = job;
+        Over { exit, end: End { ran: ran(why, self.report.lost), job } }
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
     /// another's and the rest still ours.
     fn give_back(self, own: &Own, mut over: Over) -> Exit {
-        let answer = match self.account.lost {
+        let answer = match self.report.lost {
             Some(lease::Loss::NotHeld) if own.keys.len() == 1 => Ok(Left::NotHeld),
             _ => own.lease.give_back(&over.end),
         };
@@ -393,16 +428,16 @@ impl Session<'_> {
             Ok(left) => {
                 if left == Left::NotHeld && over.end.ran != Ran::No && over.exit != Exit::Lost {
                     // Lost after the last renewal: CMD may have run without it.
-                    self.account.lost = Some(lease::Loss::NotHeld);
-                    self.words.lost_unnoticed(over.exit);
+                    self.report.lost = Some(lease::Loss::NotHeld);
+                    self.messages.lost_unnoticed(over.exit);
                     over.exit = Exit::Lost;
                 }
-                self.words.left(left);
+                self.messages.left(left);
                 self.guard.done();
             }
             // The guard tries once more, by itself.
             Err(error) => {
-                self.words.not_given_back(&error.to_string(), &over);
+                self.messages.not_given_back(&error.to_string(), &over);
                 let _ = self.guard.finish(Duration::ZERO);
             }
         }

@@ -1,7 +1,7 @@
 //! Who holds what, who waits, for how long? Asks the store and prints; changes nothing.
 
+use super::context::Context;
 use super::wanted::Wanted;
-use super::{located, open};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -9,23 +9,24 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
 use crate::output::record::{self, Place};
-use crate::output::{self, Kind, Printer, json, table};
+use crate::output::{self, Kind, json, table};
 use crate::store::{self, Store, View, Which};
 use std::time::Duration;
 
 mod watch;
 
 /// `dlock status`.
-pub fn status(settings: &Settings, flags: &cli::Status, printer: &Printer) -> anyhow::Result<Exit> {
+pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
+    let Context { settings, printer } = context;
     let view = Looks {
-        wanted: Wanted::of(settings, &flags.keys)?,
+        wanted: Wanted::of(context, &flags.keys)?,
         within: settings.connect_timeout + settings.op_timeout,
     };
-    let mut store = open(settings)?;
+    let mut store = context.open()?;
     if let Some(every) = flags.watch {
-        return watch::watch(settings, store, view, every.unwrap_or(Duration::from_secs(1)));
+        return watch::watch(context, store, view, every.unwrap_or(Duration::from_secs(1)));
     }
-    let seen = view.look(&mut *store).map_err(|error| located(settings, error))?;
+    let seen = view.look(&mut *store).map_err(|error| context.with_origin(error))?;
     for damaged in &seen.damaged {
         printer.say(Kind::Error, &damaged.line);
     }

@@ -1,13 +1,12 @@
 //! Which store do the settings mean? Joins what the URL names with the stores that there are: for those who hold locks, for
 //! those who only look, and for `doctor`, who wants to see each server by itself. Nothing is spoken to yet.
 
-use super::located;
-use crate::config::Settings;
+use super::context::Context;
 use crate::config::url::{self, Host, Place};
 use crate::error::Error;
 use crate::lock::{Mode, Names, Replicas};
+use crate::output::Kind;
 use crate::output::time::span as span_of;
-use crate::output::{Kind, Printer};
 use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::quorum::QuorumStore;
@@ -20,15 +19,15 @@ const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
 
 /// What a command that holds a lock asks of the store.
 #[derive(Clone, Copy)]
-pub(super) struct HoldOn {
+pub struct HoldOn {
     /// How many replicas acknowledge it.
-    pub(super) replicas: Replicas,
+    pub replicas: Replicas,
     /// The longest lease on independent masters.
-    pub(super) max_lease: Duration,
+    pub max_lease: Duration,
 }
 
 /// What a store is made of.
-pub(super) enum Made {
+pub enum Made {
     /// One server.
     Server(Target),
     /// Sentinels, what they call the master, and how to get into that.
@@ -41,109 +40,113 @@ pub(super) enum Made {
     Directory(PathBuf),
 }
 
-/// The store that the settings name.
-pub(super) fn open(settings: &Settings) -> Result<Box<dyn Store>, Error> {
-    open_for_hold(settings, HoldOn { replicas: Replicas::None, max_lease: settings.max_lease() })
-}
-
-/// The store, where a lock is to be held.
-pub(super) fn open_for_hold(settings: &Settings, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
-    let shown = settings.store.to_string();
-    let redis = match made(settings)? {
-        Made::Server(target) => RedisStore::new(target),
-        Made::Sentinels(sentinels, service, master) => RedisStore::sentinel(sentinels, service, master),
-        Made::Cluster(seeds, node) => RedisStore::cluster(seeds, node),
-        Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
-            return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
-        }
-        Made::Directory(dir) => {
-            let store = FileStore::open(&dir, &shown);
-            return Ok(Box::new(store.map_err(|error| located(settings, error))?));
-        }
-        Made::Masters(masters) => {
-            let printer = Printer::new(settings);
-            let tell = move |what: &str| printer.say(Kind::Detail, what);
-            return Ok(Box::new(QuorumStore::new(masters, shown, hold.max_lease, tell)));
-        }
-    };
-    Ok(Box::new(redis.acknowledged_by(hold.replicas)))
-}
-
-/// Whether the store that the settings name can hold these locks, and so, at all.
-pub(super) fn holdable(settings: &Settings, names: &Names, mode: Mode) -> Result<(), Error> {
-    let refusal = match settings.store.place {
-        Place::Quorum { .. } => QuorumStore::refusal(names, mode),
-        Place::Cluster { .. } => redis::apart(names.as_slice()),
-        _ => None,
-    };
-    refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
-}
-
-/// Whether a span may be asked of the store that the settings name; `flag` is where it was given.
-pub(super) fn bearable(settings: &Settings, flag: &str, span: Duration) -> Result<(), Error> {
-    let most = settings.max_lease();
-    match settings.store.place {
-        Place::Quorum { .. } if span > most => Err(Error::Usage(format!(
-            "{flag} {} is longer than --max-lease, {} on independent masters; see docs/stores.md",
-            span_of(span),
-            span_of(most)
-        ))),
-        _ => Ok(()),
+impl Context {
+    /// The store that the settings name.
+    pub fn open(&self) -> Result<Box<dyn Store>, Error> {
+        self.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: self.settings.max_lease() })
     }
-}
 
-/// What the store is made of.
-pub(super) fn made(settings: &Settings) -> Result<Made, Error> {
-    let store = &settings.store;
-    let shown = store.to_string();
-    let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
-    let certificates =
-        |tls: &Option<url::Tls>| tls.as_ref().map(|tls| certificates(settings, tls, &shown)).transpose();
-    let server = |address: Address, database: u16, tls: Option<Tls>| Target {
-        address,
-        database: u32::from(database),
-        username: store.credentials.as_ref().and_then(|login| login.username.clone()),
-        password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
-        tls,
-        shown: shown.clone(),
-        connect_timeout: settings.connect_timeout,
-        op_timeout: settings.op_timeout,
-    };
-    Ok(match &store.place {
-        Place::Tcp { host, db, tls } => Made::Server(server(tcp(host), *db, certificates(tls)?)),
-        Place::Unix { path, db } => Made::Server(server(Address::Unix(path.clone()), *db, None)),
-        Place::Sentinel { sentinels, master, db, tls } => {
-            let place = server(NOWHERE, *db, certificates(tls)?);
-            let login = store.sentinel_credentials.as_ref();
-            let sentinel = |host: &Host| Target {
-                address: tcp(host),
-                database: 0,
-                username: login.and_then(|login| login.username.clone()),
-                password: login.map(|login| login.password.expose().to_owned()),
-                shown: format!("the sentinel {host}"),
-                ..place.clone()
-            };
-            Made::Sentinels(sentinels.iter().map(sentinel).collect(), master.clone(), place)
-        }
-        Place::Cluster { nodes, tls } => {
-            Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, certificates(tls)?))
-        }
-        Place::Quorum { nodes, db, tls } => {
-            let place = server(NOWHERE, *db, certificates(tls)?);
-            let master = |host: &Host| Target {
-                address: tcp(host),
-                shown: Place::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
-                ..place.clone()
-            };
-            Made::Masters(nodes.iter().map(master).collect())
-        }
-        Place::File { dir } => Made::Directory(dir.clone()),
-    })
-}
+    /// The store, where a lock is to be held.
+    pub fn open_for_hold(&self, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+        let shown = self.settings.store.to_string();
+        let redis = match self.made()? {
+            Made::Server(target) => RedisStore::new(target),
+            Made::Sentinels(sentinels, service, master) => RedisStore::sentinel(sentinels, service, master),
+            Made::Cluster(seeds, node) => RedisStore::cluster(seeds, node),
+            Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
+                return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
+            }
+            Made::Directory(dir) => {
+                let store = FileStore::open(&dir, &shown);
+                return Ok(Box::new(store.map_err(|error| self.with_origin(error))?));
+            }
+            Made::Masters(masters) => {
+                let printer = self.printer.clone();
+                let tell = move |what: &str| printer.say(Kind::Detail, what);
+                return Ok(Box::new(QuorumStore::new(masters, shown, hold.max_lease, tell)));
+            }
+        };
+        Ok(Box::new(redis.acknowledged_by(hold.replicas)))
+    }
 
-/// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
-/// anything is asked for.
-fn certificates(settings: &Settings, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
-    let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-    Tls::read(Files { ca: named.ca.clone(), client }, shown).map_err(|error| located(settings, error))
+    /// Whether the store that the settings name can hold these locks, and so, at all.
+    pub fn check_supported(&self, names: &Names, mode: Mode) -> Result<(), Error> {
+        let refusal = match self.settings.store.place {
+            Place::Quorum { .. } => QuorumStore::refusal(names, mode),
+            Place::Cluster { .. } => redis::apart(names.as_slice()),
+            _ => None,
+        };
+        refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
+    }
+
+    /// Whether a span may be asked of the store that the settings name; `flag` is where it was given.
+    pub fn check_lease_limit(&self, flag: &str, span: Duration) -> Result<(), Error> {
+        let most = self.settings.max_lease();
+        match self.settings.store.place {
+            Place::Quorum { .. } if span > most => Err(Error::Usage(format!(
+                "{flag} {} is longer than --max-lease, {} on independent masters; see docs/stores.md",
+                span_of(span),
+                span_of(most)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the store is made of.
+    pub fn made(&self) -> Result<Made, Error> {
+        let settings = &self.settings;
+        let store = &settings.store;
+        let shown = store.to_string();
+        let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
+        let certificates =
+            |tls: &Option<url::Tls>| tls.as_ref().map(|tls| self.certificates(tls, &shown)).transpose();
+        let server = |address: Address, database: u16, tls: Option<Tls>| Target {
+            address,
+            database: u32::from(database),
+            username: store.credentials.as_ref().and_then(|login| login.username.clone()),
+            password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
+            tls,
+            shown: shown.clone(),
+            connect_timeout: settings.connect_timeout,
+            op_timeout: settings.op_timeout,
+        };
+        Ok(match &store.place {
+            Place::Tcp { host, db, tls } => Made::Server(server(tcp(host), *db, certificates(tls)?)),
+            Place::Unix { path, db } => Made::Server(server(Address::Unix(path.clone()), *db, None)),
+            Place::Sentinel { sentinels, master, db, tls } => {
+                let place = server(NOWHERE, *db, certificates(tls)?);
+                let login = store.sentinel_credentials.as_ref();
+                let sentinel = |host: &Host| Target {
+                    address: tcp(host),
+                    database: 0,
+                    username: login.and_then(|login| login.username.clone()),
+                    password: login.map(|login| login.password.expose().to_owned()),
+                    shown: format!("the sentinel {host}"),
+                    ..place.clone()
+                };
+                Made::Sentinels(sentinels.iter().map(sentinel).collect(), master.clone(), place)
+            }
+            Place::Cluster { nodes, tls } => {
+                Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, certificates(tls)?))
+            }
+            Place::Quorum { nodes, db, tls } => {
+                let place = server(NOWHERE, *db, certificates(tls)?);
+                let master = |host: &Host| Target {
+                    address: tcp(host),
+                    shown: Place::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
+                    ..place.clone()
+                };
+                Made::Masters(nodes.iter().map(master).collect())
+            }
+            Place::File { dir } => Made::Directory(dir.clone()),
+        })
+    }
+
+    /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
+    /// anything is asked for.
+    fn certificates(&self, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
+        let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
+        Tls::read(Files { ca: named.ca.clone(), client }, shown)
+            .map_err(|error| self.with_origin(error).into())
+    }
 }

@@ -2,25 +2,25 @@
 //! queue.
 
 use super::attend::Attendant;
+use super::context::Context;
 use super::held::Holds;
 use super::lookout::{First, Lookout, Remark, Seen};
-use super::{name, prove};
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::Endings;
 use crate::law::State;
 use crate::lock::Key;
+use crate::output::Kind;
 use crate::output::sight;
 use crate::output::time::span;
-use crate::output::{Kind, Printer};
 use crate::store::View;
 
 /// `dlock wait`.
-pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> anyhow::Result<Exit> {
-    let names = flags.keys.iter().map(|key| name(settings, key)).collect::<Result<Vec<_>, _>>()?;
+pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> {
+    let Context { settings, printer } = context;
+    let names = flags.keys.iter().map(|key| context.name(key)).collect::<Result<Vec<_>, _>>()?;
     let (since, end) = (Moment::now(), flags.wait.map(|bound| Moment::now().after(bound)));
     // Before the first thread. There is nothing to leave: a signal ends this as it ends anything, but the line goes.
     let endings = Endings::take().map_err(|error| internal(&error))?;
@@ -28,9 +28,9 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
     // Without a bound the store that cannot be reached may be one that never was.
     let bound = flags.wait.is_some_and(|bound| !bound.is_zero());
     let first = if bound { First::RiddenOut } else { First::Counts };
-    let mut lookout = Lookout::open(settings, first)?;
+    let mut lookout = Lookout::open(context, first)?;
     for key in &flags.keys {
-        refuse_own(settings, &mut lookout, key)?;
+        refuse_own(context, &mut lookout, key)?;
     }
     for name in &names {
         let mut last: Option<View> = None;
@@ -86,10 +86,10 @@ pub fn wait(settings: &Settings, flags: &cli::wait::Wait, printer: &Printer) -> 
 }
 
 /// Nobody lives to see the end of what ends with himself.
-fn refuse_own(settings: &Settings, lookout: &mut Lookout<'_>, key: &Key) -> Result<(), Error> {
-    let holds = Holds::of_process();
+fn refuse_own(context: &Context, lookout: &mut Lookout<'_>, key: &Key) -> Result<(), Error> {
+    let (holds, settings) = (Holds::of_process(), &context.settings);
     for held in holds.of_key(settings, key) {
-        if prove(settings, lookout.store(), held)?.is_some() {
+        if context.verify(lookout.store(), held)?.is_some() {
             return Err(Error::Usage(format!(
                 "this process itself runs under {key} in {}, and would wait for its own end",
                 settings.store

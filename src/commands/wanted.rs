@@ -1,8 +1,7 @@
 //! Which locks does a KEY mean? One, or, with `*` or `?` in it, every one whose key looks like that. For the commands that
 //! look at locks and change nothing; who takes a lock names it.
 
-use super::name;
-use crate::config::Settings;
+use super::context::Context;
 use crate::error::Error;
 use crate::lock::{Key, Name};
 use crate::store::{self, Found, Store, Which};
@@ -20,11 +19,11 @@ pub struct Wanted {
 
 impl Wanted {
     /// What the KEYs of a command line mean. Without any, all locks under the prefix are meant.
-    pub fn of(settings: &Settings, keys: &[Key]) -> Result<Self, Error> {
+    pub fn of(context: &Context, keys: &[Key]) -> Result<Self, Error> {
         let patterns = keys.iter().filter_map(Pattern::of).collect();
         let named = keys.iter().filter(|key| Pattern::of(key).is_none());
-        let named = named.map(|key| name(settings, key)).collect::<Result<_, _>>()?;
-        Ok(Self { named, patterns, prefix: settings.prefix.clone() })
+        let named = named.map(|key| context.name(key)).collect::<Result<_, _>>()?;
+        Ok(Self { named, patterns, prefix: context.settings.prefix.clone() })
     }
 
     /// Those named, in the order given.

@@ -1,13 +1,12 @@
 //! What happens to the locks, from now on? One thread looks and prints, see [`look`]; this one waits for what ends it: a
 //! signal, a reader that is gone, or the other thread's failure. So ^C ends it at once, whatever the store does.
 
-use super::open;
+use super::context::Context;
 use super::wanted::Wanted;
 use crate::cli;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::{self, Printer};
+use crate::output;
 use crate::sys::{self, SignalSet};
 use anyhow::Context as _;
 use look::{Form, Look};
@@ -22,14 +21,14 @@ mod look;
 const ENDING: SignalSet = SignalSet::of(&[libc::SIGINT, libc::SIGTERM]);
 
 /// `dlock watch`.
-pub fn watch(settings: &Settings, flags: &cli::watch::Watch, printer: &Printer) -> anyhow::Result<Exit> {
-    let wanted = Wanted::of(settings, &flags.keys)?;
-    let form = if flags.json { Form::Json } else { Form::Text(output::coloured(settings.color)) };
+pub fn watch(context: &Context, flags: &cli::watch::Watch) -> anyhow::Result<Exit> {
+    let wanted = Wanted::of(context, &flags.keys)?;
+    let form = if flags.json { Form::Json } else { Form::Text(output::coloured(context.settings.color)) };
     // That nothing can be written is better said before something happens.
     output::print("")?;
     sys::block(ENDING);
     let signals = sys::signalfd(ENDING).context("cannot read signals")?;
-    let mut look = Look::new(settings, open(settings)?, printer, wanted, form)?;
+    let mut look = Look::new(context.clone(), wanted, form)?;
     let (end, held_open) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .context("cannot make a pipe to another thread")?;
     let looking = thread::Builder::new()

@@ -2,35 +2,32 @@
 //! by their fences, and no other; and it is waited for until those have ended. Their dlocks stop the jobs; nothing is taken
 //! away here.
 
-use super::super::attend::Attendant;
-use super::super::lookout::{First, Lookout, Remark, Seen};
-use super::super::{operator, unsure};
 use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
+use crate::commands::attend::Attendant;
+use crate::commands::context::Context;
+use crate::commands::lookout::{First, Lookout, Remark, Seen};
+use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::Endings;
 use crate::law::{Holder, Requested, State};
 use crate::lock::{By, Mode, Name};
+use crate::output::Kind;
 use crate::output::busy::who;
 use crate::output::question::{self, Answer};
 use crate::output::sight;
 use crate::output::time::span;
-use crate::output::{Kind, Printer};
 use crate::store::View;
 use std::cell::RefCell;
 
 /// `dlock release KEY` of somebody's lock.
-pub fn ask(
-    settings: &Settings,
-    name: &Name,
-    flags: &cli::Release,
-    printer: &Printer,
-) -> anyhow::Result<Exit> {
+pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
+    let Context { settings, printer } = context;
     let place = format!("{} in {}", name.key(), settings.store);
-    let mut lookout = Lookout::open(settings, First::Counts)?;
+    let mut lookout = Lookout::open(context, First::Counts)?;
     let Seen::It(view) = lookout.look(name, None, |view| Some(view.clone()), |_| ())? else {
         return Err(Error::Internal("nothing was seen".into()).into());
     };
@@ -67,8 +64,8 @@ pub fn ask(
     } else {
         shown.iter().for_each(|line| printer.say(Kind::Done, &format!("{place}: {line}")));
     }
-    let pending = request(settings, name, &mut lookout, &asked, printer)?;
-    Ending { settings, name, place, flags, printer }.watch(&mut lookout, pending)
+    let pending = request(context, name, &mut lookout, &asked)?;
+    Ending { context, name, place, flags }.watch(&mut lookout, pending)
 }
 
 /// What there is to ask.
@@ -111,21 +108,18 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
 
 /// Asks each of them; answers those that are not over yet.
 fn request(
-    settings: &Settings,
+    context: &Context,
     name: &Name,
     lookout: &mut Lookout<'_>,
     asked: &[Holder],
-    printer: &Printer,
 ) -> Result<Vec<Holder>, Error> {
-    let operator = operator("dlock release");
+    let (printer, operator) = (&context.printer, owner("dlock release".into(), None));
     let mut pending = Vec::new();
     for holder in asked {
-        let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let answer = lookout.store().request(name, holder.fence, &operator, by);
+        let answer = lookout.store().request(name, holder.fence, &operator, context.deadline());
         let who = who(&holder.owner);
         let unknown = format!("whether {who} is asked for {} is not known", name.key());
-        let (kind, line) = match (answer.map_err(|error| unsure(settings, error, &unknown))?, holder.owner.by)
-        {
+        let (kind, line) = match (answer.map_err(|error| context.unsure(error, &unknown))?, holder.owner.by) {
             (Requested::Gone, _) => {
                 printer.say(Kind::Note, &format!("{who} has given it back meanwhile"));
                 continue;
@@ -150,11 +144,10 @@ fn request(
 
 /// The end of the holds that were asked for it.
 struct Ending<'a> {
-    settings: &'a Settings,
+    context: &'a Context,
     name: &'a Name,
     place: String,
     flags: &'a cli::Release,
-    printer: &'a Printer,
 }
 
 impl Ending<'_> {
@@ -162,9 +155,10 @@ impl Ending<'_> {
         if pending.is_empty() {
             return Ok(Exit::Ok);
         }
+        let Context { settings, printer } = self.context;
         let (since, end) = (Moment::now(), self.flags.timeout.map(|bound| Moment::now().after(bound)));
         // A signal ends the watching, not the asking. Before the first thread, and after the question.
-        let attendant = Endings::take().and_then(|endings| Attendant::start(endings, self.printer, |_| ()));
+        let attendant = Endings::take().and_then(|endings| Attendant::start(endings, printer, |_| ()));
         let attendant =
             attendant.map_err(|error| Error::Internal(format!("cannot wait for the end: {error}")))?;
         let pending = RefCell::new(pending);
@@ -183,7 +177,7 @@ impl Ending<'_> {
                 if pending.borrow().is_empty() {
                     return Some(());
                 }
-                let (view, store, seen) = (view.clone(), self.settings.store.to_string(), Moment::now());
+                let (view, store, seen) = (view.clone(), settings.store.to_string(), Moment::now());
                 attendant.waits(move |room| {
                     let now = Moment::now();
                     sight::watching(&store, &view, now.since(seen), now.since(since), room)
@@ -192,11 +186,11 @@ impl Ending<'_> {
             },
             |remark| match remark {
                 Remark::Trouble(error) => {
-                    let origin = self.settings.store.origin();
+                    let origin = settings.store.origin();
                     attendant.say(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
                 }
                 Remark::Recovered => {
-                    attendant.say(Kind::Note, &format!("{} answers again", self.settings.store));
+                    attendant.say(Kind::Note, &format!("{} answers again", settings.store));
                 }
             },
         );
@@ -209,7 +203,7 @@ impl Ending<'_> {
                 "after the {bound} of --timeout {} is still held by {whom}, who stays asked; --force takes it away",
                 self.place
             );
-            self.printer.say(Kind::Note, &text);
+            printer.say(Kind::Note, &text);
             return Ok(Exit::Busy(Exit::BUSY));
         }
         Ok(Exit::Ok)

@@ -1,9 +1,9 @@
 //! How is a lock taken away? Whoever holds it is refused every renewal from now on, and the next one gets it when that is
 //! safe, or at once. The person at the terminal is asked before; the holder is not.
 
-use super::super::{located, open, operator, unsure};
 use crate::cli;
-use crate::clock::Moment;
+use crate::commands::context::Context;
+use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -17,27 +17,21 @@ use crate::output::{Kind, Printer};
 use crate::store::View;
 
 /// `dlock release KEY --force`.
-pub fn force(
-    settings: &Settings,
-    name: &Name,
-    flags: &cli::Release,
-    printer: &Printer,
-) -> anyhow::Result<Exit> {
+pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
+    let Context { settings, printer } = context;
     let when = if flags.now { When::Now } else { When::Safe };
-    let revoke = Revoke { when, by: operator("dlock release --force") };
-    let mut store = open(settings)?;
+    let revoke = Revoke { when, by: owner("dlock release --force".into(), None) };
+    let mut store = context.open()?;
     // Where nobody can be asked, only what lets two jobs run needs a yes in advance.
     if !flags.yes && (flags.now || question::can_be_asked()) {
-        let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-        let view = store.inspect(name, by).map_err(|error| located(settings, error))?;
+        let view = store.inspect(name, context.deadline()).map_err(|error| context.with_origin(error))?;
         if !confirmed(&format!("{} in {}", name.key(), settings.store), &view, when, printer)? {
             return Ok(Exit::Busy(Exit::BUSY));
         }
     }
-    let by = Moment::now().after(settings.connect_timeout + settings.op_timeout);
-    let was = store.revoke(name, &revoke, by);
+    let was = store.revoke(name, &revoke, context.deadline());
     let unknown = format!("whether {} is taken away is not known, 'dlock status' shows it", name.key());
-    let was = was.map_err(|error| unsure(settings, error, &unknown))?;
+    let was = was.map_err(|error| context.unsure(error, &unknown))?;
     printer.say(Kind::Note, &revoked(settings, name, when, was)?);
     Ok(Exit::Ok)
 }

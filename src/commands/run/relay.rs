@@ -33,7 +33,7 @@ impl Session<'_> {
     /// The job was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
     pub(super) fn stop_too(&self, signal: i32) {
         if self.group == Group::Caller {
-            self.words.stopped(self.limits_left(), self.run.on_lost);
+            self.messages.stopped(self.limits_left(), self.run.on_lost);
             job::stop_by(signal);
         }
     }

@@ -3,7 +3,7 @@
 
 use super::{Looks, Seen, place};
 use crate::clock::{Moment, Timer};
-use crate::config::Settings;
+use crate::commands::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::bell::Bell;
@@ -39,7 +39,7 @@ const TAKEN: SignalSet = SignalSet::of(&[
 
 /// Shows the locks until a signal comes. The first look may fail as any other command would.
 pub fn watch(
-    settings: &Settings,
+    context: &Context,
     mut store: Box<dyn Store>,
     looks: Looks,
     every: Duration,
@@ -48,7 +48,7 @@ pub fn watch(
         Error::Usage(format!("--watch redraws a terminal, and {why}; leave it out to see the status once"))
     })?;
     let patterns = looks.wanted.patterns().into_iter().map(str::to_owned).collect();
-    let mut page = Page { settings, patterns, answered: None, failed: None };
+    let mut page = Page { context, patterns, answered: None, failed: None };
     sys::block(TAKEN);
     let signals = sys::signalfd(TAKEN).context("cannot read signals")?;
     let bell = Bell::new().context("cannot wake another thread")?;
@@ -113,7 +113,7 @@ fn next_signal(signals: &OwnedFd) -> Option<i32> {
 
 /// What is shown.
 struct Page<'a> {
-    settings: &'a Settings,
+    context: &'a Context,
     /// What was asked for, apart from locks by name.
     patterns: Vec<String>,
     /// The last answer, and when it came: for the eye, and to measure from.
@@ -131,17 +131,18 @@ impl Page<'_> {
                 self.failed = None;
             }
             Err(error) if error.is_transient() && self.answered.is_some() => self.failed = Some(error),
-            Err(error) => return Err(crate::commands::located(self.settings, error)),
+            Err(error) => return Err(self.context.with_origin(error).into()),
         }
         Ok(())
     }
 
     fn show(&self, screen: &mut Screen) -> Result<(), Error> {
         let Some((seen, at, moment)) = &self.answered else { return Ok(()) };
-        let (colours, width) = (coloured(self.settings.color), Width::of_stdout());
+        let settings = &self.context.settings;
+        let (colours, width) = (coloured(settings.color), Width::of_stdout());
         let clock = time::local(*at, time::now());
         let mut page = match &self.failed {
-            None => fitting(&format!("{clock}  {}", self.settings.store), width, ("", "")),
+            None => fitting(&format!("{clock}  {}", settings.store), width, ("", "")),
             Some(error) => {
                 let ink = if colours == Coloured::Yes { ("\x1b[31m", "\x1b[0m") } else { ("", "") };
                 let since = span(Moment::now().since(*moment));
@@ -151,7 +152,7 @@ impl Page<'_> {
         page.push('\n');
         page += &if seen.views.is_empty() {
             let patterns: Vec<&str> = self.patterns.iter().map(String::as_str).collect();
-            fitting(place(self.settings).empty(&patterns).trim_end(), width, ("", ""))
+            fitting(place(settings).empty(&patterns).trim_end(), width, ("", ""))
         } else {
             table::watched(&seen.views, width, colours)
         };

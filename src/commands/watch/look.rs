@@ -3,14 +3,13 @@
 //! the last look. A store that goes away is ridden out.
 
 use crate::clock::{Moment, sleep_until};
-use crate::commands::located;
+use crate::commands::context::Context;
 use crate::commands::wanted::Wanted;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::law::{WATCH_KEPT, millis};
 use crate::lock::{Name, Token};
 use crate::output::time::span;
-use crate::output::{self, Coloured, Kind, Printer};
+use crate::output::{self, Coloured, Kind};
 use crate::store::{self, Ear, Listener, Store, View, Which, events};
 use anyhow::Context as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,9 +41,8 @@ pub(super) enum Form {
 
 /// Looks at the locks and prints what happened.
 pub(super) struct Look {
-    settings: Settings,
+    context: Context,
     store: Box<dyn Store>,
-    printer: Printer,
     form: Form,
     token: Token,
     wanted: Wanted,
@@ -86,20 +84,14 @@ impl From<store::Error> for Stopped {
 
 impl Look {
     /// Takes the first look.
-    pub(super) fn new(
-        settings: &Settings,
-        mut store: Box<dyn Store>,
-        printer: &Printer,
-        wanted: Wanted,
-        form: Form,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn new(context: Context, wanted: Wanted, form: Form) -> anyhow::Result<Self> {
+        let mut store = context.open()?;
         let token = Token::random().context("the operating system has no randomness")?;
-        store.prepare(&token).map_err(|error| located(settings, error))?;
+        store.prepare(&token).map_err(|error| context.with_origin(error))?;
         let now = Moment::now();
         let mut look = Self {
-            settings: settings.clone(),
+            context,
             store,
-            printer: printer.clone(),
             form,
             token,
             list_at: wanted.searches().then_some(now),
@@ -113,9 +105,11 @@ impl Look {
         };
         let names = if look.wanted.searches() { look.list() } else { Ok(look.wanted.named().to_vec()) };
         let first = names.and_then(|names| names.into_iter().try_for_each(|name| look.begin(name)));
-        first.map_err(|error| located(settings, error))?;
-        let (count, place) = (look.watched.len(), &settings.store);
-        printer.say(Kind::Detail, &format!("watching from now on; {place} has {count} of the locks"));
+        first.map_err(|error| look.context.with_origin(error))?;
+        let (count, place) = (look.watched.len(), &look.context.settings.store);
+        look.context
+            .printer
+            .say(Kind::Detail, &format!("watching from now on; {place} has {count} of the locks"));
         Ok(look)
     }
 
@@ -126,13 +120,9 @@ impl Look {
                 Ok(()) => {}
                 Err(Stopped::Output(error)) => return Err(error),
                 Err(Stopped::Store(error)) if error.is_transient() => self.ride_out(&error),
-                Err(Stopped::Store(error)) => return Err(located(&self.settings, error)),
+                Err(Stopped::Store(error)) => return Err(self.context.with_origin(error).into()),
             }
         }
-    }
-
-    fn by(&self) -> Moment {
-        Moment::now().after(self.settings.connect_timeout + self.settings.op_timeout)
     }
 
     /// What there is to see of a lock before anything is told of it.
@@ -150,7 +140,7 @@ impl Look {
     /// A look, after it was said that one watches if it is time to: so nothing comes between. None where the record is
     /// damaged, if not this lock alone was asked for.
     fn view(&mut self, name: &Name, watch_at: Moment) -> Result<Option<View>, store::Error> {
-        let by = self.by();
+        let by = self.context.deadline();
         let watches = if watch_at.passed() { self.store.watch(name, &self.token, by) } else { Ok(()) };
         match watches.and_then(|()| self.store.inspect(name, by)) {
             Ok(view) => {
@@ -159,7 +149,7 @@ impl Look {
             }
             Err(error @ store::Error::Garbled(_)) if self.wanted.single().is_none() => {
                 if self.damaged.insert(name.clone()) {
-                    self.printer.say(Kind::Error, &format!("{} is not watched: {error}", name.key()));
+                    self.context.printer.say(Kind::Error, &format!("{} is not watched: {error}", name.key()));
                 }
                 Ok(None)
             }
@@ -185,7 +175,8 @@ impl Look {
     fn say_missing(&mut self, missing: &[store::Error]) {
         let missing: BTreeSet<String> = missing.iter().map(ToString::to_string).collect();
         for what in missing.difference(&self.missing) {
-            self.printer
+            self.context
+                .printer
                 .say(Kind::Warning, &format!("{what}; its locks are not watched until it answers again"));
         }
         self.missing = missing;
@@ -314,7 +305,7 @@ impl Look {
     fn ride_out(&mut self, error: &store::Error) {
         if self.cut_off.is_none() {
             self.cut_off = Some(Moment::now());
-            self.printer.say(
+            self.context.printer.say(
                 Kind::Warning,
                 &format!("{error}; nothing is seen until it answers again, and then what the log has of it"),
             );
@@ -328,8 +319,8 @@ impl Look {
 
     fn answered(&mut self) {
         if let Some(since) = self.cut_off.take() {
-            let (place, since) = (&self.settings.store, span(Moment::now().since(since)));
-            self.printer.say(Kind::Warning, &format!("{place} answers again, after {since}"));
+            let (place, since) = (&self.context.settings.store, span(Moment::now().since(since)));
+            self.context.printer.say(Kind::Warning, &format!("{place} answers again, after {since}"));
         }
     }
 }

@@ -41,7 +41,7 @@ enum Kind {
 }
 
 /// Has `ask` called in another process. The outer failure is that this could not be done.
-pub(super) fn apart(
+pub fn in_another_process(
     ask: impl FnOnce() -> Result<Vec<Option<Proof>>, Error>,
 ) -> io::Result<Result<Vec<Option<Proof>>, Error>> {
     let said = job::apart(|| {

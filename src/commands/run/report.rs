@@ -1,5 +1,5 @@
 //! What became of the run? Collects what `--report` tells, however the run ended. The one place that knows the outcome of
-//! a run. Where the report goes is decided in `place`.
+//! a run. Where the report goes is decided in `report_file`.
 
 use crate::cli;
 use crate::clock::Moment;
@@ -13,7 +13,7 @@ use crate::output::time::millis;
 
 /// What is known of a run; nothing to begin with.
 #[derive(Debug, Default)]
-pub struct Account {
+pub struct RunReport {
     /// The store, without its secret.
     pub store: Option<String>,
     /// When the lock was first asked for.
@@ -32,9 +32,9 @@ pub struct Account {
     pub lost: Option<Loss>,
 }
 
-impl Account {
+impl RunReport {
     /// The report of a run that ends now, and so.
-    pub fn report<'a>(&'a self, flags: &'a cli::Run, result: &anyhow::Result<Exit>) -> Report<'a> {
+    pub fn finished<'a>(&'a self, flags: &'a cli::Run, result: &anyhow::Result<Exit>) -> Report<'a> {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let outcome = self.outcome(exit);

@@ -2,9 +2,9 @@
 //! after the job is dead. This runs in the guard's process, whose only thread it is.
 
 use super::ending::{job_end, ran};
-use super::words::Words;
+use super::messages::Messages;
 use crate::clock::Moment;
-use crate::config::Settings;
+use crate::commands::context::Context;
 use crate::config::run::Run;
 use crate::job::Alone;
 use crate::law::{End, Ran};
@@ -17,24 +17,23 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to hand to the guard.
-pub fn alone<'a>(
+pub fn orphaned<'a>(
     store: &'a mut dyn Store,
     names: &'a Names,
     token: &'a Token,
-    settings: &'a Settings,
+    context: &'a Context,
     run: &'a Run,
-    words: &'a Words<'_>,
+    messages: &'a Messages<'_>,
 ) -> impl FnMut(Alone) + 'a {
     move |what| match what {
-        Alone::Refused(process) => words.refused(&process),
+        Alone::Refused(process) => messages.refused(&process),
         Alone::Over { started, status, why } => {
             let job = status.map(job_end);
             let ran = if started { ran(why, None) } else { Ran::No };
-            let patience = (settings.connect_timeout + settings.op_timeout).max(PATIENCE.min(run.ttl.get()));
-            let by = Moment::now().after(patience);
+            let by = context.deadline().max(Moment::now().after(PATIENCE.min(run.ttl.get())));
             let answer = give_back(store, names, token, &End { ran, job }, by);
             if started && why.is_some() {
-                words.alone(answer);
+                messages.orphaned(answer);
             }
         }
     }

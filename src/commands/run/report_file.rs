@@ -4,7 +4,7 @@
 //! dlock may have rights that others on this machine lack, and the path may lead through a directory that they can write.
 //! So a link is followed only if it belongs to root or to the caller, whatever the kernel is set to.
 
-use super::account::Account;
+use super::report::RunReport;
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -29,9 +29,9 @@ const LINKS_MAX: usize = 40;
 
 /// Where the report goes.
 #[derive(Debug)]
-pub struct Place(PathBuf);
+pub struct ReportFile(PathBuf);
 
-impl Place {
+impl ReportFile {
     /// Makes sure that a report can be written there: nobody should wait for a lock first, to hear then that it cannot.
     pub fn find(path: &Path) -> Result<Self, Error> {
         let can_be_written = Spot::reach(path).and_then(|spot| {
@@ -47,12 +47,12 @@ impl Place {
     /// Writes the report of a run that is over. If that fails the run is what it was.
     pub fn write(
         &self,
-        account: &Account,
+        report: &RunReport,
         flags: &cli::Run,
         result: &anyhow::Result<Exit>,
         printer: &Printer,
     ) {
-        let text = report::text(&account.report(flags, result)).map_err(|error| error.to_string());
+        let text = report::text(&report.finished(flags, result)).map_err(|error| error.to_string());
         let written = text.and_then(|text| {
             let spot = Spot::reach(&self.0)?;
             spot.replace(&text).map_err(|error| error.to_string())

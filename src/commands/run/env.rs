@@ -1,8 +1,8 @@
 //! What does the command find in its environment? The names of its hold, and the settings by which a dlock inside of the
 //! job reaches the same store.
 
-use super::super::held::{self, Held, Holds};
-use super::nested::Under;
+use super::enclosing::Enclosing;
+use crate::commands::held::{self, Held, Holds};
 use crate::config::Settings;
 use crate::lock::{Fence, Key, Token};
 use std::ffi::OsString;
@@ -24,8 +24,8 @@ pub fn environment(
 }
 
 /// The variables of a run of these `keys` under a hold of the job around.
-pub fn environment_under(settings: &Settings, keys: &[Key], under: &Under) -> Changes {
-    of_hold(settings, keys, &under.held.token, under.proof.fence, under.proof.slot)
+pub fn environment_inside(settings: &Settings, keys: &[Key], enclosing: &Enclosing) -> Changes {
+    of_hold(settings, keys, &enclosing.held.token, enclosing.proof.fence, enclosing.proof.slot)
 }
 
 fn of_hold(settings: &Settings, keys: &[Key], token: &Token, fence: Fence, slot: Option<u32>) -> Changes {

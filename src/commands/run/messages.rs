@@ -1,12 +1,11 @@
 //! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
 //! woken by it: which key, which store, what happened to the command, what comes next.
 
-use super::super::with_origin;
 use super::Over;
-use super::nested::Under;
+use super::enclosing::Enclosing;
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::Settings;
+use crate::commands::context::Context;
 use crate::config::run::{Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -14,22 +13,21 @@ use crate::job::{NotStarted, Process, Status, Why};
 use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
 use crate::lock::{Key, Mode};
+use crate::output::Kind;
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Waiter;
 use crate::output::time::span;
-use crate::output::{Kind, Printer};
 use crate::shell::word;
 use crate::store::{self};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// The voice of one run.
-pub struct Words<'a> {
-    printer: Printer,
+/// What one run says.
+pub struct Messages<'a> {
+    context: &'a Context,
     asked: Asked,
     right: Right,
-    settings: &'a Settings,
     live: RefCell<Waiter>,
     /// What was heard of the queue, and when.
     queue: RefCell<Option<(Waiting, Moment)>>,
@@ -44,22 +42,22 @@ pub enum Right {
     /// A hold of its own.
     Own,
     /// A hold of the job around, which is kept and given back out there.
-    OfTheJobAround,
+    OfEnclosing,
 }
 
-impl<'a> Words<'a> {
-    /// A voice that speaks of these keys.
-    pub fn new(settings: &'a Settings, keys: &[Key], mode: Mode, right: Right, printer: Printer) -> Self {
+impl<'a> Messages<'a> {
+    /// Of a run that asks for these keys.
+    pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right) -> Self {
         let since = Moment::now();
-        let asked = Asked { keys: keys.to_vec(), store: settings.store.to_string(), mode };
-        let live = RefCell::new(Waiter::new(&printer, since));
+        let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
+        let live = RefCell::new(Waiter::new(&context.printer, since));
         let job = Cell::new("the command");
-        Self { printer, asked, right, settings, live, queue: RefCell::default(), job, since }
+        Self { context, asked, right, live, queue: RefCell::default(), job, since }
     }
 
     fn say(&self, kind: Kind, text: &str) {
-        self.hush();
-        self.printer.say(kind, text);
+        self.clear();
+        self.context.printer.say(kind, text);
     }
 
     fn keys(&self) -> String {
@@ -80,7 +78,7 @@ impl<'a> Words<'a> {
     fn given_back(&self) -> String {
         match self.right {
             Right::Own => format!("{} is given back, ", self.lock()),
-            Right::OfTheJobAround => String::new(),
+            Right::OfEnclosing => String::new(),
         }
     }
 
@@ -90,7 +88,7 @@ impl<'a> Words<'a> {
     }
 
     /// Takes the line about waiting off the terminal.
-    pub fn hush(&self) {
+    pub fn clear(&self) {
         self.live.borrow_mut().clear();
     }
 
@@ -118,14 +116,14 @@ impl<'a> Words<'a> {
     }
 
     /// Runs under a hold of the job around.
-    pub fn inside(&self, under: &Under) {
-        if self.printer.says(Kind::Detail) {
-            let slot = under.proof.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
+    pub fn inside(&self, enclosing: &Enclosing) {
+        if self.context.printer.says(Kind::Detail) {
+            let slot = enclosing.proof.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
             let text = format!(
                 "the job around holds {} ({}{slot}, fence {}): running under that",
                 self.place(),
-                under.proof.mode,
-                under.proof.fence
+                enclosing.proof.mode,
+                enclosing.proof.fence
             );
             self.say(Kind::Detail, &text);
         }
@@ -133,9 +131,9 @@ impl<'a> Words<'a> {
 
     /// The lock is ours.
     pub fn granted(&self, grant: Grant) {
-        self.hush();
+        self.clear();
         let kind = if self.live.borrow().has_announced() { Kind::Note } else { Kind::Detail };
-        if self.printer.says(kind) {
+        if self.context.printer.says(kind) {
             let mode = match (self.asked.mode, grant.slot) {
                 (Mode::Exclusive, _) => String::new(),
                 (mode, None) => format!(" ({mode})"),
@@ -160,7 +158,7 @@ impl<'a> Words<'a> {
     /// The store failed before the lock was ours.
     pub fn failed(&self, error: store::Error) -> Error {
         let keys = self.keys();
-        let error = with_origin(self.settings, error);
+        let error = self.context.with_origin(error);
         Error::Store(error.map(|text| format!("{keys}: {text}; the command did not run")))
     }
 
@@ -181,7 +179,7 @@ impl<'a> Words<'a> {
 
     /// The store is gone while we wait.
     pub fn trouble_in_queue(&self, error: &store::Error) {
-        let origin = self.settings.store.origin();
+        let origin = self.context.settings.store.origin();
         let keys = self.keys();
         self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {keys}, trying again"));
         self.live.borrow_mut().announce();
@@ -221,7 +219,7 @@ impl<'a> Words<'a> {
     pub fn command_ended(&self, status: Status, rest: impl FnOnce() -> Vec<Process>) {
         const NAMED: usize = 5;
         self.job.set("the rest of the job");
-        if !self.printer.says(Kind::Detail) {
+        if !self.context.printer.says(Kind::Detail) {
             return;
         }
         let how = match status {
@@ -252,7 +250,7 @@ impl<'a> Words<'a> {
         let text = format!(
             "cannot renew {} ({error}, {}); trying again for {}, {then}",
             self.keys(),
-            self.settings.store.origin(),
+            self.context.settings.store.origin(),
             span(left)
         );
         self.say(Kind::Warning, &text);
@@ -313,7 +311,7 @@ impl<'a> Words<'a> {
             Right::Own => {
                 "; the lock is not given back before it ends, but if the lease runs out first, another may run beside it"
             }
-            Right::OfTheJobAround => "",
+            Right::OfEnclosing => "",
         };
         let text = format!(
             "process {pid} ({name}) of the command under {} cannot be stopped: it runs as another user (start dlock itself \
@@ -330,7 +328,7 @@ impl<'a> Words<'a> {
 
     /// CMD was stopped, and dlock is about to be.
     pub fn stopped(&self, left: Duration, on_lost: cli::OnLost) {
-        if self.right == Right::OfTheJobAround {
+        if self.right == Right::OfEnclosing {
             // The dlock around, which knows for how long, is stopped too, and says so.
             return;
         }
@@ -344,7 +342,7 @@ impl<'a> Words<'a> {
 
     /// Given back.
     pub fn left(&self, left: Left) {
-        if !self.printer.says(Kind::Detail) {
+        if !self.context.printer.says(Kind::Detail) {
             return;
         }
         let lock = self.lock();
@@ -388,16 +386,16 @@ impl<'a> Words<'a> {
     }
 
     /// From the guard: dlock is gone, and so is its job, which was a part of another one.
-    pub fn alone_inside(&self) {
+    pub fn orphaned_inside(&self) {
         let text = format!(
             "dlock was killed, so its guard stopped the command; the job around still holds {}",
             self.place()
         );
-        self.printer.say(Kind::Error, &text);
+        self.context.printer.say(Kind::Error, &text);
     }
 
     /// From the guard: dlock is gone, and so is its job.
-    pub fn alone(&self, given_back: Result<Left, store::Error>) {
+    pub fn orphaned(&self, given_back: Result<Left, store::Error>) {
         let lock = self.lock();
         let stopped = "dlock was killed, so its guard stopped the command";
         let text = match given_back {
@@ -411,7 +409,7 @@ impl<'a> Words<'a> {
                 format!("{stopped}; {lock} could not be given back ({error}) and is free when its lease ends")
             }
         };
-        self.printer.say(Kind::Error, &text);
+        self.context.printer.say(Kind::Error, &text);
     }
 }
 
