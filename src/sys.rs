@@ -9,18 +9,23 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// SIGPIPE was ignored when the process started.
-static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// What dlock ignores so that a write fails and does not kill: a reader that has gone, a limit on the size of files.
+pub const OF_WRITES: [c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
+/// Which of them were ignored when the process started.
+static IGNORED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 /// Which of the descriptors 0, 1 and 2 were closed when the process started.
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 /// Rust's runtime ignores SIGPIPE and opens /dev/null on a standard descriptor that is closed, both before `main`.
-/// The C library runs this earlier, and it only looks.
+/// The C library runs this earlier. It looks, and ignores SIGXFSZ as well.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = {
     extern "C" fn look() {
-        PIPE_IGNORED.store(ignored(libc::SIGPIPE), Ordering::Relaxed);
+        for (signal, was) in OF_WRITES.into_iter().zip(&IGNORED) {
+            was.store(ignored(signal), Ordering::Relaxed);
+        }
+        dispose(libc::SIGXFSZ, Disposition::Ignore);
         for (fd, closed) in (0..).zip(&CLOSED) {
             // SAFETY: F_GETFD only reads, and fails on a descriptor that is not open.
             closed.store(unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1, Ordering::Relaxed);
@@ -29,9 +34,10 @@ static LOOK: extern "C" fn() = {
     look
 };
 
-/// Whether SIGPIPE was ignored when dlock started, before Rust's runtime ignored it.
-pub fn pipe_was_ignored() -> bool {
-    PIPE_IGNORED.load(Ordering::Relaxed)
+/// Whether one of [`OF_WRITES`] was ignored when dlock started.
+pub fn was_ignored(signal: c_int) -> bool {
+    let known = OF_WRITES.into_iter().zip(&IGNORED).find(|(known, _)| *known == signal);
+    known.is_some_and(|(_, was)| was.load(Ordering::Relaxed))
 }
 
 /// Which of the descriptors 0, 1 and 2 were closed when dlock started, before Rust's runtime opened /dev/null there.

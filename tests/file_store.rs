@@ -1,8 +1,9 @@
 //! The store that is a directory, used as people use it: with other users, with limits, with somebody stopped at the
 //! wrong moment, and by many at once.
 
-use crate::support::dlock::BINARY;
+use crate::support::dlock::{BINARY, finish_all};
 use crate::support::proc;
+use crate::support::storm::Dice;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use rustix::process::{Signal, geteuid};
@@ -106,6 +107,11 @@ fn a_limit_on_files_is_said_and_kills_nobody() {
     let output = shell.env("DLOCK_STORE", world.url()).output().expect("sh");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("(ulimit -f)"), "{said}");
+    // Nor where the message would go to such a file.
+    let mut shell = world.command("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$0\" run -k k -- true 2> limited", BINARY]);
+    let status = shell.env("DLOCK_STORE", world.url()).status().expect("sh");
+    assert_eq!(status.code(), Some(69), "{status}");
     world.run("k", &[], "true").run();
 }
 
@@ -153,4 +159,70 @@ fn a_stopped_process_with_the_mutex_kills_no_job() {
     stopped.wait().expect("it is our child");
     world.write("end", "");
     holder.finish();
+}
+
+/// Who waits for one of many locks that are all held, each waiter for two of them: nobody's lease is lost for it, nobody
+/// is told that the store cannot be reached, and all leave when they are told to.
+#[test]
+fn many_that_wait_across_many_locks_harm_nobody() {
+    let (holders, waiters) = if is_soak() { (100, 150) } else { (20, 40) };
+    let world = World::new(Backend::File);
+    let mut dice = Dice(7);
+    let job = "echo up >> log; while ! [ -e end ]; do sleep 0.2; done";
+    let held: Vec<_> =
+        (0..holders).map(|key| world.run(&format!("k{key}"), &["-t", "10s"], job).spawn()).collect();
+    wait_until("all hold", || world.log().len() == holders);
+    let mut waiting = Vec::new();
+    for _ in 0..waiters {
+        let key = dice.roll(holders as u64);
+        let (one, other) =
+            (format!("k{key}"), format!("k{}", (key + 1 + dice.roll(holders as u64 - 1)) % holders as u64));
+        waiting.push(world.run(&one, &["-k", &other, "-w"], "true").dies_of(15).any_stderr().spawn());
+    }
+    let places = || {
+        let status = world.dlock(["status", "--json"]).any_stdout().run().stdout;
+        let locks: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let lengths = locks
+            .as_array()
+            .expect("locks")
+            .iter()
+            .map(|lock| lock["waiters"].as_array().map_or(0, Vec::len));
+        lengths.sum::<usize>()
+    };
+    wait_until("all wait", || places() == 2 * waiters);
+    waiting.iter().for_each(|one| one.signal(Signal::TERM));
+    finish_all(waiting);
+    wait_until("nobody waits", || places() == 0);
+    world.write("end", "");
+    finish_all(held);
+}
+
+/// As many as there are stand in one queue, in order, and the holder does not notice.
+#[test]
+fn a_long_queue_is_served_in_order() {
+    let waiters = if is_soak() { 1000 } else { 60 };
+    let world = World::new(Backend::File);
+    let job = "echo up >> log; while ! [ -e end ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "10s"], job).spawn();
+    world.wait_for_log("up");
+    let mut queue = Vec::new();
+    for number in 0..waiters {
+        queue.push(world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn());
+        // Each stands there before the next one comes.
+        if waiters < 100 || number % 50 == 0 {
+            world.wait_for_waiters("k", number + 1);
+        }
+    }
+    world.wait_for_waiters("k", waiters);
+    world.write("end", "");
+    holder.finish();
+    finish_all(queue);
+    let served: Vec<usize> = world.log()[1..].iter().filter_map(|line| line.parse().ok()).collect();
+    assert_eq!(served.len(), waiters);
+    assert!(is_soak() || served.is_sorted(), "{served:?}");
+}
+
+/// Whether `./test --soak` runs this.
+fn is_soak() -> bool {
+    std::env::var_os("DLOCK_SOAK").is_some()
 }

@@ -13,10 +13,11 @@ on_every_store!(
 );
 
 /// Ways to start a program with unusual signal masks and dispositions; each execs its arguments.
-const SIGNAL_HABITS: [&[&str]; 10] = [
+const SIGNAL_HABITS: [&[&str]; 11] = [
     &["env"],
     &["nohup"],
     &["env", "--ignore-signal=PIPE"],
+    &["env", "--ignore-signal=XFSZ"],
     &["env", "--ignore-signal=CHLD"],
     &["env", "--ignore-signal=INT,QUIT"],
     &["env", "--ignore-signal=TERM,HUP,TSTP,TTOU,TTIN,CONT,WINCH,USR1"],

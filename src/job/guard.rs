@@ -535,8 +535,8 @@ fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
         Ok(with) => with,
         Err(error) => return io::Error::from(error),
     };
-    if !sys::pipe_was_ignored() {
-        sys::dispose(libc::SIGPIPE, Disposition::Default);
+    for signal in sys::OF_WRITES.into_iter().filter(|signal| !sys::was_ignored(*signal)) {
+        sys::dispose(signal, Disposition::Default);
     }
     if setup.child_ignored {
         sys::dispose(libc::SIGCHLD, Disposition::Ignore);

@@ -85,7 +85,7 @@ impl Inherited {
     pub fn ignored(&self, signal: i32) -> bool {
         match signal {
             libc::SIGCHLD => self.ignored_child,
-            libc::SIGPIPE => sys::pipe_was_ignored(),
+            libc::SIGPIPE | libc::SIGXFSZ => sys::was_ignored(signal),
             _ => sys::ignored(signal),
         }
     }

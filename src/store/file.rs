@@ -17,11 +17,14 @@
 //!
 //! It does not help against a machine that several others mount the directory from; see [`directory`].
 
+mod boot;
 mod directory;
 mod life;
 mod mutex;
 pub mod probe;
+mod queue;
 mod record;
+mod slot;
 mod step;
 mod sweep;
 #[cfg(test)]
@@ -29,12 +32,14 @@ mod tests;
 
 use crate::clock::Moment;
 use crate::law::{Acquired, Ask, End, Left, Patience, Proof, Renewal, Requested, Revoke, Revoked};
-use crate::law::{Book, HEARTBEAT, LOG_KEPT, Phase, Record, SILENCE, Time};
+use crate::law::{Book, HEARTBEAT, LOG_KEPT, SILENCE, Time};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::store::{Ear, Error, Listener, Store, View, Waiter};
+use boot::Boot;
 use directory::{Directory, FileName, Kind};
 use life::{Life, Pulse, Watch, pulse};
-use record::{Access, Boot, CatchUp, FILE_MOST, Kept, load};
+use record::{CatchUp, Kept};
+use slot::{Access, FILE_MOST, load};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -44,6 +49,9 @@ use step::{Look, Step};
 
 /// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
 const WATCHED_MOST: usize = 256;
+
+/// So many of a queue the law is shown at first: whom a release grants the lock, and who is behind that.
+const FRONT: usize = 2;
 
 /// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads all of
 /// them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
@@ -134,22 +142,27 @@ impl FileStore {
         by: Moment,
         operation: impl Fn(&mut Step<'_>) -> R,
     ) -> Result<R, Error> {
-        let mut needed = BTreeSet::new();
+        let (mut needed, mut front) = (BTreeSet::new(), FRONT);
         loop {
             let mut step = Step::open(&self.directory, &self.boot, names, &needed, by)?;
+            step.reveal(front, me, look)?;
             #[cfg(test)]
             {
                 step.killed_before = self.killed_before;
             }
-            step.bury(me, look);
+            step.bury(me, look)?;
             step.drop_spent(me);
             let answer = operation(&mut step);
             let missing = step.missing();
-            if missing.is_empty() {
+            let is_short = step.has_come_too_far();
+            if missing.is_empty() && !is_short {
                 step.finish(me)?;
                 return Ok(answer);
             }
             step.forget();
+            if is_short {
+                front *= 8;
+            }
             needed.extend(missing);
         }
     }
@@ -162,10 +175,11 @@ impl FileStore {
         look: Look,
         operation: impl Fn(&mut Step<'_>) -> R,
     ) -> Result<Option<R>, Error> {
-        let mut step = Step::look(&self.directory, &self.boot, names, CatchUp::Due)?;
-        step.bury(Some(me), look);
+        let mut step = Step::look(&self.directory, &self.boot, names)?;
+        // What is being changed meanwhile may look damaged.
+        let is_fit = step.reveal(1, Some(me), look).and_then(|()| step.bury(Some(me), look)).is_ok();
         let answer = operation(&mut step);
-        Ok(step.is_idle(me).then_some(answer))
+        Ok((is_fit && !step.has_come_too_far() && step.is_idle(me)).then_some(answer))
     }
 
     /// What the next `sleep` looks at.
@@ -207,7 +221,7 @@ impl FileStore {
         if until < end || !life.say(until) || self.boot.now() >= end {
             return Ok(None);
         }
-        let mut step = Step::look(&self.directory, &self.boot, names, CatchUp::Due)?;
+        let mut step = Step::look(&self.directory, &self.boot, names)?;
         let is_known = names.iter().all(|name| {
             let record = step.book.records.get(name.as_str());
             record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
@@ -220,15 +234,10 @@ impl FileStore {
         Ok(Some(renewal))
     }
 
-    /// The records of these locks, read without their mutexes, with the dead among `whom` buried. Who gives its token
-    /// back changes the record before its life ends, so if one that seems dead is still named by the same record
-    /// afterwards, it is dead.
-    fn read(
-        &self,
-        names: &Names,
-        by: Moment,
-        whom: impl Fn(&Kept) -> Vec<Token>,
-    ) -> Result<(Vec<Kept>, Time), Error> {
+    /// The records of these locks, read without their mutexes, with the dead buried: of `whom`, or all of them, and then
+    /// with all who wait. Who gives its token back changes the record before its life ends, so if one that seems dead is
+    /// still named by the same record afterwards, it is dead.
+    fn read(&self, names: &Names, whom: Option<&Token>, by: Moment) -> Result<(Vec<Kept>, Time), Error> {
         let directory = &*self.directory;
         let files: Vec<FileName> =
             names.iter().map(|name| FileName::of(name.as_str(), Kind::Record)).collect();
@@ -245,19 +254,30 @@ impl FileStore {
             let offset = pages.iter().map(|kept| kept.offset).max().unwrap_or_default();
             pages.iter_mut().for_each(|kept| kept.lift(offset));
             let now = pages.first().map_or(Time(0), |kept| kept.now(&self.boot));
+            let mut shown = Ok(());
+            for kept in &mut pages {
+                kept.catch_up(directory, &self.boot, now, CatchUp::All);
+                if whom.is_none() {
+                    shown = shown.and(kept.show_all(directory, &self.boot, now));
+                }
+            }
+            let named = |kept: &Kept| match whom {
+                Some(token) => vec![token.clone()],
+                None => kept.tokens(),
+            };
             let dead: BTreeSet<Token> = pages
                 .iter()
-                .flat_map(|kept| whom(kept).into_iter().filter(|token| self.is_dead(kept, token)))
+                .flat_map(|kept| named(kept).into_iter().filter(|token| self.is_dead(kept, token)))
                 .collect();
-            if !dead.is_empty() && !by.passed() {
+            if (!dead.is_empty() || shown.is_err()) && !by.passed() {
                 let again = load_all()?;
                 if again != contents {
                     contents = again;
                     continue;
                 }
             }
+            shown?;
             for kept in &mut pages {
-                kept.catch_up(directory, &self.boot, now, CatchUp::All);
                 dead.iter().for_each(|token| kept.record.bury(now, token));
             }
             return Ok((pages, now));
@@ -330,7 +350,10 @@ impl Store for FileStore {
             if life.is_some_and(|life| !life.has_ended()) {
                 step.believe_in(token, ask.ttl);
             }
-            let answer = step.book.acquire(step.now, names, ask);
+            let mut answer = step.book.acquire(step.now, names, ask);
+            if let Acquired::Waiting(waiting) = &mut answer {
+                waiting.ahead = step.ahead(token);
+            }
             let whom = match answer {
                 Acquired::Waiting(_) => step.whom_to_watch(token, WATCHED_MOST),
                 _ => BTreeSet::new(),
@@ -390,7 +413,7 @@ impl Store for FileStore {
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
         self.follow()?;
-        let (pages, now) = self.read(names, by, |_| vec![token.clone()])?;
+        let (pages, now) = self.read(names, Some(token), by)?;
         let records = pages.into_iter().map(|kept| (kept.name, kept.record)).collect();
         Ok(Book { records }.prove(now, names, token))
     }
@@ -420,13 +443,7 @@ impl Store for FileStore {
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         self.follow()?;
-        let all = |kept: &Kept| {
-            let Record { waiters, holds, .. } = &kept.record;
-            let holders =
-                holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token);
-            waiters.keys().chain(holders).cloned().collect()
-        };
-        let (pages, now) = self.read(&name.clone().into(), by, all)?;
+        let (pages, now) = self.read(&name.clone().into(), None, by)?;
         Ok(view(name, now, &pages[0]))
     }
 

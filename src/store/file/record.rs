@@ -7,97 +7,34 @@
 //! brought to one time when a step needs them together: see [`Kept::lift`]. After another boot nothing of a hold or a
 //! waiter can be alive: both are dropped, and fence and log stay.
 //!
-//! The file is a [`Header`] of fixed length, and a body somewhere behind it. A change writes the new body where the old
-//! one is not, then the header, which is so short that a kill cannot cut it: a dlock that is killed while it writes leaves
-//! the old record. So the file keeps its owner and its rights, whoever changes it, and mostly needs no more space on the
-//! disk. Writing the body and the header are two acts here, so that a step on several locks can do all that may fail
-//! before the first of them changes. Who reads without the mutex looks at the header again afterwards; the body that it
-//! named is not written over before there is another one.
-//!
-//! There is no fsync. It would make every step many times dearer, and guards only against a crash of the machine,
-//! which ends every hold anyway; a fence starts from the clock if its record is lost. What a crash may leave is told from
-//! damage by its date, before this boot.
+//! How it lies in the file is told in [`super::slot`], and how those who wait for it are kept in [`super::queue`].
 //!
 //! What is read may have been put there by somebody else who may write the directory: all of it has bounds, see
 //! [`Kept::check`].
 
-use crate::clock::Moment;
 use crate::law::LoggedEnd;
 use crate::law::{
     ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time,
 };
 use crate::law::{millis, stat::Stat};
-use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::lock::{SLOTS_MAX, Token};
 use crate::store::Error;
+use crate::store::file::boot::{Boot, micros};
 use crate::store::file::directory::{Directory, FileName, Kind};
 use crate::store::file::life::{Told, told};
-use rustix::fs::{OFlags, fstat, ftruncate, renameat};
-use rustix::io::{Errno, pread, pwrite};
-use rustix::process::{Resource, getrlimit};
-use rustix::time::{ClockId, clock_gettime};
+use crate::store::file::queue::{Entry, Queue, Room};
+use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-const FORMAT: u32 = 3;
-/// One exclusive holder; one that is replaced by each change.
-const FORMER_FORMATS: [u32; 2] = [1, 2];
-/// More than a record ever has: some fifty thousand waiters.
-const RECORD_MOST: u64 = 32 << 20;
-/// And its file, with what is not used of it.
-pub(super) const FILE_MOST: u64 = 4 * RECORD_MOST;
+/// One exclusive holder; one that is replaced by each change; one that has its waiters in it.
+const FORMER_FORMATS: [u32; 3] = [1, 2, 3];
 /// No time and no fence is greater: what is added to them does not overflow.
-const NUMBER_MOST: u64 = 1 << 60;
-/// A file that is this many times larger than what is in it is cut, if it is larger than that, too.
-const SLACK: (u64, u64) = (4, 64 * 1024);
-
-/// This boot of the machine.
-#[derive(Debug, Clone)]
-pub(super) struct Boot {
-    id: String,
-    /// For tests: how far the clock runs ahead.
-    #[cfg(test)]
-    pub(super) ahead: Duration,
-}
-
-impl Boot {
-    /// The boot that runs now.
-    pub(super) fn current() -> Result<Self, std::io::Error> {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        Ok(Self::new(id.trim()))
-    }
-
-    pub(super) fn new(id: &str) -> Self {
-        Self {
-            id: id.into(),
-            #[cfg(test)]
-            ahead: Duration::ZERO,
-        }
-    }
-
-    /// The time since it began.
-    pub(super) fn now(&self) -> Duration {
-        let now = Moment::now().since_boot();
-        #[cfg(test)]
-        let now = now + self.ahead;
-        now
-    }
-
-    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because
-    /// what ends is counted in these and must be shifted without loss.
-    fn offset(&self) -> u64 {
-        let wall = clock_gettime(ClockId::Realtime);
-        let wall = Duration::new(wall.tv_sec.try_into().unwrap_or(0), wall.tv_nsec.try_into().unwrap_or(0));
-        micros(wall.saturating_sub(Moment::now().since_boot())) / 1000 * 1000
-    }
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
+pub(super) const NUMBER_MOST: u64 = 1 << 60;
 
 /// All that is kept of one lock.
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,16 +46,20 @@ pub(super) struct Kept {
     pub(super) offset: u64,
     /// When it was last written.
     used: Time,
-    /// The tokens that have a life file. Others are believed to live.
+    /// The tokens that have a life file. Others are believed to live. (Those of waiters stand in the queue.)
     pub(super) lives: BTreeMap<Token, Alive>,
-    /// What the law keeps; its log only while a step runs.
+    /// What the law keeps: its log only while a step runs, and those waiters only whom it was shown.
     pub(super) record: Record,
+    #[serde(skip)]
+    pub(super) queue: Queue,
+    #[serde(skip)]
+    slot: Option<Arc<Slot>>,
     /// The ends, newest first. Only `inspect` needs to understand them; they are most of the file.
     log: VecDeque<Box<RawValue>>,
 }
 
 /// What is known of a token that has a life file.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Alive {
     /// How many locks it asked for together: where it is buried in all of them, its file can go.
     pub(super) locks: u32,
@@ -132,10 +73,16 @@ struct Any {
     format: u32,
 }
 
+/// Where the third format has the rest.
+#[derive(Deserialize)]
+struct ThirdHeader {
+    at: usize,
+    length: usize,
+}
+
 /// What is read of the formats before this one.
 #[derive(Deserialize)]
 struct Former {
-    format: u32,
     name: String,
     record: FormerRecord,
     log: VecDeque<Box<RawValue>>,
@@ -161,75 +108,6 @@ impl Former {
     }
 }
 
-/// Where in the file the record is: one line of JSON of a fixed length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub(super) struct Header {
-    format: u32,
-    /// The first byte of the body.
-    at: u64,
-    /// How many bytes it has.
-    length: u64,
-    /// How often the record was changed.
-    turn: u64,
-}
-
-impl Header {
-    /// In bytes; less than a page, so that it is written at once or not at all.
-    const LENGTH: usize = 96;
-    const FIRST: Self = Self { format: FORMAT, at: Self::LENGTH as u64, length: 0, turn: 0 };
-
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let line = bytes.get(..Self::LENGTH)?.strip_suffix(b"\n")?;
-        let header: Self = serde_json::from_slice(line).ok()?;
-        let fits = header.at >= Self::LENGTH as u64 && header.at <= FILE_MOST - RECORD_MOST;
-        (header.format == FORMAT && fits && header.length <= RECORD_MOST).then_some(header)
-    }
-
-    fn bytes(self) -> Vec<u8> {
-        let Self { format, at, length, turn } = self;
-        let line =
-            format!("{{\"format\":{format},\"at\":{at:10},\"length\":{length:10},\"turn\":{turn:20}}}");
-        format!("{line:width$}\n", width = Self::LENGTH - 1).into_bytes()
-    }
-
-    /// That of a body of `length` bytes, which leaves the present one alone.
-    fn next(self, length: u64) -> Self {
-        let first = Self::FIRST.at;
-        let at = if first + length <= self.at { first } else { self.at + self.length };
-        Self { format: FORMAT, at, length, turn: self.turn.wrapping_add(1) }
-    }
-}
-
-/// What a record file has in it.
-#[derive(Debug)]
-pub(super) struct Content {
-    /// The record; of a former format, or of none of dlock's, the whole file.
-    pub(super) bytes: Vec<u8>,
-    slot: Option<Slot>,
-}
-
-/// An open record file of this format.
-#[derive(Debug)]
-pub(super) struct Slot {
-    file: OwnedFd,
-    header: Header,
-    size: u64,
-}
-
-impl PartialEq for Content {
-    /// Whether they say the same.
-    fn eq(&self, other: &Self) -> bool {
-        self.bytes == other.bytes
-    }
-}
-
-impl Content {
-    /// Where to write the next one, if it can be written in place.
-    pub(super) fn into_slot(self) -> Option<Slot> {
-        self.slot
-    }
-}
-
 impl Kept {
     fn new(name: &str, boot: &Boot) -> Self {
         let offset = boot.offset();
@@ -240,6 +118,8 @@ impl Kept {
             used: Time(0),
             lives: BTreeMap::new(),
             record: Record::default(),
+            queue: Queue::default(),
+            slot: None,
             log: VecDeque::new(),
         }
     }
@@ -265,6 +145,11 @@ impl Kept {
             Ok(None) => return bad("its format is another"),
             Err(error) => return bad(&shortened(&error.to_string())),
         };
+        kept.queue = match Queue::parse(&content.queue) {
+            Ok(queue) => queue,
+            Err(why) => return bad(why),
+        };
+        kept.slot.clone_from(&content.slot);
         if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, Kind::Record) != *file {
             return bad("it is that of another lock");
         }
@@ -275,7 +160,7 @@ impl Kept {
             kept.begin_boot(boot);
         }
         if kept.is_history(boot) {
-            return Ok(Self::new(&kept.name, boot));
+            return Ok(Self { slot: kept.slot, ..Self::new(&kept.name, boot) });
         }
         Ok(kept)
     }
@@ -284,15 +169,23 @@ impl Kept {
         if content.slot.is_some() {
             return serde_json::from_slice(&content.bytes).map(Some);
         }
-        let any: Any = serde_json::from_slice(&content.bytes)?;
-        Ok(FORMER_FORMATS.contains(&any.format).then(|| Self::of_former(&content.bytes, boot)).flatten())
+        let first = content.bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let any: Any = serde_json::from_slice(first)?;
+        let bytes = match any.format {
+            3 => {
+                let ThirdHeader { at, length } = serde_json::from_slice(first)?;
+                content.bytes.get(at..at.saturating_add(length)).unwrap_or_default()
+            }
+            _ => &content.bytes,
+        };
+        Ok(FORMER_FORMATS.contains(&any.format).then(|| Self::of_former(bytes, boot)).flatten())
     }
 
     /// What a record of a former format keeps, where nobody holds its lock or waits for it: fence, log and totals. A busy
     /// one is left to the dlock that wrote it.
     fn of_former(bytes: &[u8], boot: &Boot) -> Option<Self> {
         let former: Former = serde_json::from_slice(bytes).ok()?;
-        if !FORMER_FORMATS.contains(&former.format) || !former.is_idle() {
+        if !former.is_idle() {
             return None;
         }
         let mut kept = Self { log: former.log, ..Self::new(&former.name, boot) };
@@ -328,21 +221,8 @@ impl Kept {
                 most(number)?;
             }
         }
-        for (of, waiter) in &record.waiters {
-            token(of)?;
-            for number in [waiter.ticket, waiter.since.0, waiter.silent.0, waiter.forget.0] {
-                most(number)?;
-            }
-            if matches!(waiter.mode, Mode::Slots(slots) if slots > SLOTS_MAX) {
-                return Err("a waiter wants too many slots");
-            }
-            if !waiter.names.contains(&self.name) {
-                return Err("a waiter waits for other locks");
-            }
-        }
-        for (ticket, of) in &record.queue {
-            most(*ticket)?;
-            token(of)?;
+        if !record.waiters.is_empty() || !record.queue.is_empty() {
+            return Err("waiters stand in the record itself");
         }
         for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
             most(until.0)?;
@@ -354,7 +234,6 @@ impl Kept {
     /// whose time has come by the record; with `All` every holder. `now` must have been read before this is called: see
     /// [`super::life`].
     pub(super) fn catch_up(&mut self, directory: &Directory, boot: &Boot, now: Time, whom: CatchUp) {
-        let due = |at: Duration, offset: u64| Due(offset.saturating_add(micros(at)) / 1000);
         let record = &mut self.record;
         let mut longer: Vec<(Token, Due)> = Vec::new();
         let mut missing: Vec<Token> = Vec::new();
@@ -384,26 +263,63 @@ impl Kept {
         // Who was heard of in his own file was heard of.
         let mut heard = record.absence.heard;
         if heard.0 > 0 {
-            for token in record.waiters.keys().filter(|token| self.lives.contains_key(*token)) {
+            for entry in self.queue.entries.iter().filter(|entry| entry.has_life) {
                 if now.millis().saturating_sub(heard.0) <= millis(ABSENCE) {
                     break;
                 }
-                if let Told::Until(at) = told(directory, token, boot.now()) {
+                let token = entry.token();
+                if let Some(Told::Until(at)) = token.map(|token| told(directory, &token, boot.now())) {
                     heard = heard.max(due(at.saturating_sub(SILENCE), self.offset));
                 }
             }
             record.absence.heard = heard;
         }
-        for (token, waiter) in &mut record.waiters {
-            if !waiter.silent.passed(now) || !self.lives.contains_key(token) {
-                continue;
+    }
+
+    /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said since in its own
+    /// file. Answers the locks that it waits for.
+    pub(super) fn show(
+        &mut self,
+        at: usize,
+        record: &mut Record,
+        directory: &Directory,
+        boot: &Boot,
+        now: Time,
+    ) -> Result<Vec<String>, Error> {
+        let note = match (&self.slot, self.queue.entries.get(at)) {
+            (Some(slot), Some(entry)) => slot.notes(entry.note()),
+            _ => Ok(Vec::new()),
+        };
+        let note = note.map_err(|errno| directory.error("read the record of the lock", errno))?;
+        let offset = self.offset;
+        let shown = self.queue.show(at, &note, &self.name, record, &mut self.lives, |token, waiter| {
+            if !waiter.silent.passed(now) {
+                return;
             }
-            if let Told::Until(at) = told(directory, token, boot.now()) {
-                waiter.silent = waiter.silent.max(due(at, self.offset));
-                let forget = due(at.saturating_sub(SILENCE) + TICKET_KEPT, self.offset);
+            if let Told::Until(until) = told(directory, token, boot.now()) {
+                waiter.silent = waiter.silent.max(due(until, offset));
+                let forget = due(until.saturating_sub(SILENCE) + TICKET_KEPT, offset);
                 waiter.forget = waiter.forget.max(forget);
             }
-        }
+        });
+        shown.map_err(|why| damaged(directory, &FileName::of(&self.name, Kind::Record), why))
+    }
+
+    /// Shows all who wait, to be looked at.
+    pub(super) fn show_all(&mut self, directory: &Directory, boot: &Boot, now: Time) -> Result<(), Error> {
+        let mut record = std::mem::take(&mut self.record);
+        let all = 0..self.queue.entries.len();
+        let shown =
+            all.into_iter().try_for_each(|at| self.show(at, &mut record, directory, boot, now).map(drop));
+        self.record = record;
+        shown
+    }
+
+    /// All that it names, but for what a min-hold keeps.
+    pub(super) fn tokens(&self) -> Vec<Token> {
+        let Record { waiters, holds, .. } = &self.record;
+        let holders = holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token);
+        waiters.keys().chain(holders).cloned().collect()
     }
 
     /// Nothing that ran before this boot is alive.
@@ -413,8 +329,7 @@ impl Kept {
         self.lives.clear();
         let now = self.now(boot);
         let record = &mut self.record;
-        record.queue.clear();
-        record.waiters.clear();
+        self.queue.clear();
         record.absence = Absence::default();
         record.spent.clear();
         record.watchers.clear();
@@ -461,33 +376,26 @@ impl Kept {
             due(&mut hold.until);
             due(&mut hold.cool);
         }
-        for waiter in record.waiters.values_mut() {
-            waiter.ticket = waiter.ticket.saturating_add(shift);
-            time(&mut waiter.since);
-            due(&mut waiter.silent);
-            due(&mut waiter.forget);
-        }
         let Absence { heard, from, back } = &mut record.absence;
         [heard, from, back].into_iter().for_each(due);
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }
         record.watchers.values_mut().for_each(due);
-        let queue = std::mem::take(&mut record.queue);
-        record.queue =
-            queue.into_iter().map(|(ticket, token)| (ticket.saturating_add(shift), token)).collect();
+        self.queue.lift(shift);
     }
 
     /// Whether nothing is left of it but a history that is too old to keep.
     fn is_history(&self, boot: &Boot) -> bool {
         let record = &self.record;
-        let idle = record.lock == Lock::Free && record.holds.is_empty() && record.waiters.is_empty();
+        let idle = record.lock == Lock::Free && record.holds.is_empty() && self.queue.is_empty();
         idle && self.now(boot).0.saturating_sub(self.used.0) > micros(HISTORY_KEPT)
     }
 
     /// Whether there is nothing to keep.
     pub(super) fn is_empty(&self) -> bool {
-        self.record == Record::default() && self.log.is_empty()
+        let is_idle = self.record == Record::default() && self.log.is_empty();
+        is_idle && self.queue.entries.iter().all(Entry::is_shown)
     }
 
     /// The log, newest first.
@@ -495,18 +403,24 @@ impl Kept {
         self.log.iter().filter_map(|end| serde_json::from_str(end.get()).ok()).collect()
     }
 
-    /// Writes the record where it is not read yet; `slot` is that of the present one. The caller has the mutex.
-    pub(super) fn write(
-        &mut self,
-        directory: &Directory,
-        now: Time,
-        slot: Option<Slot>,
-    ) -> Result<Draft, Error> {
+    /// Writes the record where it is not read yet. The caller has the mutex.
+    pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
-        let Record { holds, waiters, spent, watchers, .. } = &self.record;
+        let file = FileName::of(&self.name, Kind::Record);
+        let none = Room { entries: 0, notes: 0, noted: 0 };
+        let old_notes = || match &self.slot {
+            Some(slot) => slot.all_notes().map_err(|_| "its notes cannot be read"),
+            None => Ok(Vec::new()),
+        };
+        let room = self.slot.as_ref().map_or(none, |slot| slot.room());
+        let change = self
+            .queue
+            .change(&self.record, &self.lives, now, room, old_notes)
+            .map_err(|why| damaged(directory, &file, why))?;
+        (self.record.waiters, self.record.queue) = Default::default();
+        let Record { holds, spent, watchers, .. } = &self.record;
         self.lives.retain(|token, _| {
-            waiters.contains_key(token)
-                || spent.contains_key(token)
+            spent.contains_key(token)
                 || watchers.contains_key(token)
                 || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         });
@@ -517,21 +431,23 @@ impl Kept {
             self.log.push_front(serde_json::value::to_raw_value(end).map_err(garbled)?);
         }
         self.log.truncate(LOG_KEPT);
-        let bytes = serde_json::to_vec(self).map_err(garbled)?;
-        if bytes.len() as u64 > RECORD_MOST {
+        let body = serde_json::to_vec(self).map_err(garbled)?;
+        let parts = [body.len(), change.entries.len(), change.notes.len()];
+        if parts.iter().any(|length| *length as u64 > RECORD_MOST) {
             return Err(Error::Unavailable(format!(
                 "{}: too many hold or wait for {:?}; try again when some have left",
                 directory.shown(),
                 self.name,
             )));
         }
-        let record = FileName::of(&self.name, Kind::Record);
-        let draft = match slot {
-            Some(slot) => Draft::spare(directory, &record, slot, &bytes),
-            None => Draft::new(directory, record, &bytes),
-        };
-        draft.map_err(|errno| unwritten(directory, errno))
+        Draft::write(directory, file, self.slot.take(), &body, &change)
+            .map_err(|errno| unwritten(directory, errno))
     }
+}
+
+/// What somebody said in his own file, as a time of a lock.
+fn due(at: Duration, offset: u64) -> Due {
+    Due(offset.saturating_add(micros(at)) / 1000)
 }
 
 /// Which files of holders [`Kept::catch_up`] looks at.
@@ -543,215 +459,28 @@ pub(super) enum CatchUp {
     All,
 }
 
-/// A record that is written and not yet in its place.
-#[derive(Debug)]
-pub(super) enum Draft {
-    /// In a part of the file that the header does not name.
-    Spare {
-        /// The file, with its present header.
-        slot: Slot,
-        /// The header that names the new record.
-        next: Header,
-    },
-    /// In a file of its own: there is none yet, or one of a former format.
-    File {
-        /// That file.
-        at: FileName,
-        /// What it becomes.
-        record: FileName,
-    },
-}
-
-impl Draft {
-    fn spare(directory: &Directory, record: &FileName, slot: Slot, bytes: &[u8]) -> Result<Self, Errno> {
-        let next = slot.header.next(bytes.len() as u64);
-        write_at(directory, record, &slot.file, bytes, next.at)?;
-        Ok(Self::Spare { slot, next })
-    }
-
-    fn new(directory: &Directory, record: FileName, bytes: &[u8]) -> Result<Self, Errno> {
-        let draft = record.with(Kind::Draft);
-        let file = match directory.create_file(draft.as_str(), OFlags::WRONLY) {
-            Err(Errno::EXIST) => {
-                // Left by a dlock that was killed; perhaps another user's.
-                directory.remove(&draft)?;
-                directory.create_file(draft.as_str(), OFlags::WRONLY)?
-            }
-            created => created?,
-        };
-        let next = Header::FIRST.next(bytes.len() as u64);
-        let all = [&*next.bytes(), bytes].concat();
-        let this = Self::File { at: draft, record };
-        let Self::File { record, .. } = &this else { return Ok(this) };
-        match write_at(directory, record, &file, &all, 0) {
-            Ok(()) => Ok(this),
-            Err(errno) => {
-                this.discard(directory);
-                Err(errno)
-            }
-        }
-    }
-
-    /// Puts it in its place, whole or not at all.
-    pub(super) fn place(&self, directory: &Directory) -> Result<(), Error> {
-        let placed = match self {
-            Self::Spare { slot, next } => {
-                let placed = write_all(&slot.file, &next.bytes(), 0);
-                let end = next.at + next.length;
-                if placed.is_ok() && slot.size > SLACK.1 && slot.size > end * SLACK.0 {
-                    // A pity, no more, if it cannot be.
-                    ftruncate(&slot.file, end).ok();
-                }
-                placed
-            }
-            Self::File { at, record } => renameat(directory, at.as_str(), directory, record.as_str()),
-        };
-        placed.map_err(|errno| unwritten(directory, errno))
-    }
-
-    /// Forgets it.
-    pub(super) fn discard(&self, directory: &Directory) {
-        if let Self::File { at, .. } = self {
-            directory.remove(at).ok();
-        }
-    }
-}
-
-fn unwritten(directory: &Directory, errno: Errno) -> Error {
-    directory.error("write the record of the lock", errno)
-}
-
-/// What a record is read for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    /// To be looked at, while others change it.
-    Look,
-    /// To be changed: the caller has the mutex.
-    Change,
-}
-
-/// The content of a record file; nothing if there is none, or if a crash of the machine took it.
-pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Result<Option<Content>, Error> {
-    /// More often it is not changed while one looks.
-    const LOOKS: u32 = 1000;
-    let doing = "read the record of the lock";
-    let failed = |errno| directory.error(doing, errno);
-    let flags = match access {
-        Access::Look => OFlags::RDONLY,
-        Access::Change => OFlags::RDWR,
-    };
-    let Some((file, stat)) = directory.open_file(name.as_str(), flags, doing)? else { return Ok(None) };
-    let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
-    if size > FILE_MOST {
-        return Err(directory.strange(name.as_str(), &format!("has {size} bytes, more than a record")));
-    }
-    // Mostly all there is.
-    let start = read_at(&file, 0, 16 * 1024).map_err(failed)?;
-    for _ in 0..LOOKS {
-        let head = match access {
-            Access::Change => start.get(..Header::LENGTH).unwrap_or_default().to_vec(),
-            Access::Look => read_at(&file, 0, Header::LENGTH as u64).map_err(failed)?,
-        };
-        let Some(header) = Header::parse(&head) else { break };
-        let end = header.at + header.length;
-        let bytes = match (access, start.get(usize_of(header.at)..usize_of(end))) {
-            (Access::Change, Some(bytes)) => bytes.to_vec(),
-            _ => read_at(&file, header.at, header.length).map_err(failed)?,
-        };
-        let again = || read_at(&file, 0, Header::LENGTH as u64).map_err(failed);
-        if access == Access::Change || again()? == head {
-            if bytes.len() < usize_of(header.length) && is_older_than_this_boot(&file) {
-                return Ok(None);
-            }
-            return Ok(Some(Content { bytes, slot: Some(Slot { file, header, size }) }));
-        }
-    }
-    let bytes = read_at(&file, 0, FILE_MOST).map_err(failed)?;
-    if bytes.iter().all(|byte| *byte == 0) && is_older_than_this_boot(&file) {
-        return Ok(None);
-    }
-    Ok(Some(Content { bytes, slot: None }))
-}
-
-fn usize_of(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-/// At most so many bytes; fewer at the end of the file.
-fn read_at(file: &OwnedFd, at: u64, most: u64) -> Result<Vec<u8>, Errno> {
-    let mut bytes = vec![0; usize_of(most.min(64 * 1024))];
-    let mut length = 0;
-    loop {
-        match pread(file, &mut bytes[length..], at + length as u64) {
-            Err(Errno::INTR) => continue,
-            Ok(0) => break,
-            count => length += count?,
-        }
-        if length as u64 == most {
-            break;
-        }
-        if length == bytes.len() {
-            bytes.resize(usize_of(most.min(4 * length as u64)), 0);
-        }
-    }
-    bytes.truncate(length);
-    Ok(bytes)
-}
-
-fn is_older_than_this_boot(file: &OwnedFd) -> bool {
-    let boot = i64::try_from(Boot::new("").offset() / 1_000_000).unwrap_or(i64::MAX);
-    fstat(file).is_ok_and(|stat| stat.st_ctime < boot)
-}
-
-#[cfg_attr(not(test), expect(unused_variables, reason = "tests fill the disk for one record"))]
-fn write_at(
-    directory: &Directory,
-    record: &FileName,
-    file: &OwnedFd,
-    bytes: &[u8],
-    at: u64,
-) -> Result<(), Errno> {
-    #[cfg(test)]
-    if directory.is_full_for(record) {
-        return Err(Errno::NOSPC);
-    }
-    // Else the kernel would end us by SIGXFSZ, whose disposition is the job's affair.
-    let limit = getrlimit(Resource::Fsize).current;
-    if limit.is_some_and(|limit| at + bytes.len() as u64 > limit) {
-        return Err(Errno::FBIG);
-    }
-    write_all(file, bytes, at)
-}
-
-fn write_all(file: &OwnedFd, bytes: &[u8], at: u64) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match pwrite(file, &bytes[done..], at + done as u64) {
-            Err(Errno::INTR) => {}
-            written => done += written?,
-        }
-    }
-    Ok(())
-}
-
 /// What a parser says may quote what it found.
 fn shortened(why: &str) -> String {
     why.chars().filter(|c| !c.is_control()).take(120).collect()
 }
 
 fn not_understood(directory: &Directory, file: &FileName, bytes: &[u8], why: &str) -> Error {
-    let head = bytes.get(..Header::LENGTH).unwrap_or(bytes);
-    let any = serde_json::from_slice::<Any>(bytes).or_else(|_| serde_json::from_slice(head));
+    let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let any = serde_json::from_slice::<Any>(bytes).or_else(|_| serde_json::from_slice(first));
     match any {
         Ok(any) if any.format != FORMAT => Error::Unfit(format!(
             "{}: {file} was written by another version of dlock (format {}, this one knows {FORMAT}); use that version",
             directory.shown(),
             any.format,
         )),
-        _ => Error::Garbled(format!(
-            "{}: {file} is not a record of dlock's, or damaged ({why}); it was left as it is: move it away when nothing \
-             runs under its lock",
-            directory.shown(),
-        )),
+        _ => damaged(directory, file, why),
     }
+}
+
+fn damaged(directory: &Directory, file: &FileName, why: &str) -> Error {
+    Error::Garbled(format!(
+        "{}: {file} is not a record of dlock's, or damaged ({why}); it was left as it is: move it away when nothing runs \
+         under its lock",
+        directory.shown(),
+    ))
 }

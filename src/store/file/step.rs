@@ -36,10 +36,13 @@ use crate::clock::Moment;
 use crate::law::{Book, Hold, Lock, Phase, Record, Time, millis};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
+use crate::store::file::boot::Boot;
 use crate::store::file::directory::{Directory, FileName, Kind};
 use crate::store::file::life::{Pulse, pulse};
 use crate::store::file::mutex::Mutex;
-use crate::store::file::record::{Access, Alive, Boot, CatchUp, Content, Draft, Kept, Slot, load};
+use crate::store::file::queue::Joins;
+use crate::store::file::record::{Alive, CatchUp, Kept};
+use crate::store::file::slot::{Access, Draft, load};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::Discriminant;
 use std::time::Duration;
@@ -51,6 +54,9 @@ const SPENT_MOST: usize = 16;
 #[derive(Debug)]
 pub(super) struct Step<'a> {
     directory: &'a Directory,
+    boot: &'a Boot,
+    /// Who asks, and whether it may be about to join a queue.
+    me: Option<(Token, Joins)>,
     /// The full names of the locks that the operation is about.
     asked: BTreeSet<String>,
     /// In order of name.
@@ -73,8 +79,6 @@ struct Page {
     mutex: Option<Mutex>,
     kept: Kept,
     file: File,
-    /// Where the record is written in place.
-    slot: Option<Slot>,
     /// The record as it was; most of those that the operation is not about stay so.
     was: Option<Box<Record>>,
     before: Glance,
@@ -111,7 +115,7 @@ impl<'a> Step<'a> {
     /// Takes the mutexes, and reads the records of these locks and of those that it turned out to need as well.
     pub(super) fn open(
         directory: &'a Directory,
-        boot: &Boot,
+        boot: &'a Boot,
         names: &Names,
         needed: &BTreeSet<String>,
         by: Moment,
@@ -122,44 +126,30 @@ impl<'a> Step<'a> {
             let mutex = Mutex::lock(directory, name, by)?;
             pages.push(Page::read(directory, boot, name, Some(mutex), Access::Change)?);
         }
-        Ok(Self::with(directory, boot, asked, pages, CatchUp::Due))
+        Ok(Self::with(directory, boot, asked, pages))
     }
 
     /// Reads the records of these locks, as they are now, to see what an operation would do.
-    pub(super) fn look(
-        directory: &'a Directory,
-        boot: &Boot,
-        names: &Names,
-        whom: CatchUp,
-    ) -> Result<Self, Error> {
+    pub(super) fn look(directory: &'a Directory, boot: &'a Boot, names: &Names) -> Result<Self, Error> {
         let asked: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         let read = |name: &String| Page::read(directory, boot, name, None, Access::Look);
         let pages = asked.iter().map(read).collect::<Result<_, _>>()?;
-        Ok(Self::with(directory, boot, asked, pages, whom))
+        Ok(Self::with(directory, boot, asked, pages))
     }
 
-    fn with(
-        directory: &'a Directory,
-        boot: &Boot,
-        asked: BTreeSet<String>,
-        mut pages: Vec<Page>,
-        whom: CatchUp,
-    ) -> Self {
+    fn with(directory: &'a Directory, boot: &'a Boot, asked: BTreeSet<String>, mut pages: Vec<Page>) -> Self {
         let offset = pages.iter().map(|page| page.kept.offset).max().unwrap_or_default();
         pages.iter_mut().for_each(|page| page.kept.lift(offset));
         let now = pages.first().map_or(Time(0), |page| page.kept.now(boot));
         let mut book = Book::default();
         for page in &mut pages {
-            page.kept.catch_up(directory, boot, now, whom);
-            let record = std::mem::take(&mut page.kept.record);
-            page.before = Glance::at(&record);
-            if page.mutex.is_none() || !asked.contains(&page.kept.name) {
-                page.was = Some(Box::new(record.clone()));
-            }
-            book.records.insert(page.kept.name.clone(), record);
+            page.kept.catch_up(directory, boot, now, CatchUp::Due);
+            book.records.insert(page.kept.name.clone(), std::mem::take(&mut page.kept.record));
         }
         Self {
             directory,
+            boot,
+            me: None,
             asked,
             pages,
             book,
@@ -168,6 +158,72 @@ impl<'a> Step<'a> {
             #[cfg(test)]
             killed_before: None,
         }
+    }
+
+    /// Shows the law those waiters to whom it may turn: the first so many of each queue, `me`, who is before that one, and
+    /// whoever is the last where it joins.
+    pub(super) fn reveal(&mut self, front: usize, me: Option<&Token>, look: Look) -> Result<(), Error> {
+        let joins = if matches!(look, Look::Wants(_)) { Joins::Yes } else { Joins::No };
+        self.me = me.map(|me| (me.clone(), joins));
+        self.show(front)?;
+        for page in &mut self.pages {
+            let Some(record) = self.book.records.get(&page.kept.name) else { continue };
+            page.before = Glance::at(record);
+            if page.mutex.is_none() || !self.asked.contains(&page.kept.name) {
+                page.was = Some(Box::new(record.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, front: usize) -> Result<(), Error> {
+        for at in 0..self.pages.len() {
+            while let Some(waiter) = self.exposed(at, front) {
+                self.show_one(at, waiter)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exposed(&self, at: usize, front: usize) -> Option<usize> {
+        let kept = &self.pages[at].kept;
+        let me = self.me.as_ref().filter(|_| self.asked.contains(&kept.name));
+        let me = me.map(|(me, joins)| (me, *joins));
+        kept.queue.exposed(self.book.records.get(&kept.name)?, front, me)
+    }
+
+    /// Shows one waiter, in all its queues: the law takes it out of all at once.
+    fn show_one(&mut self, at: usize, waiter: usize) -> Result<(), Error> {
+        let Self { pages, book, directory, boot, now, .. } = self;
+        let mut show = |page: &mut Page, waiter: usize| match book.records.get_mut(&page.kept.name) {
+            Some(record) => page.kept.show(waiter, record, directory, boot, *now),
+            None => Ok(Vec::new()),
+        };
+        let token = pages[at].kept.queue.entries[waiter].token();
+        let names = show(&mut pages[at], waiter)?;
+        for page in pages.iter_mut().filter(|page| names.len() > 1 && names.contains(&page.kept.name)) {
+            if let Some(waiter) = token.as_ref().and_then(|token| page.kept.queue.find(token)) {
+                show(page, waiter)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the law came to waiters that it was not shown.
+    pub(super) fn has_come_too_far(&self) -> bool {
+        (0..self.pages.len()).any(|at| self.exposed(at, 1).is_some())
+    }
+
+    /// How many stand before a waiter, at most in any of its queues.
+    pub(super) fn ahead(&self, me: &Token) -> u64 {
+        let ahead = self.pages.iter().filter_map(|page| {
+            let record =
+                self.book.records.get(&page.kept.name).filter(|_| self.asked.contains(&page.kept.name))?;
+            let ticket = record.waiters.get(me)?.ticket;
+            let shown = record.queue.range(..(ticket, me.clone())).count() as u64;
+            Some(shown + page.kept.queue.unseen_before(record, me))
+        });
+        ahead.max().unwrap_or_default()
     }
 
     /// The locks that the law turned to and that were not read.
@@ -226,17 +282,18 @@ impl<'a> Step<'a> {
 
     /// Buries whoever is dead and stands where it would hold up others or be granted a lock: the heads, the one directly
     /// before `me` in each of its queues, and holders as `look` says.
-    pub(super) fn bury(&mut self, me: Option<&Token>, look: Look) {
+    pub(super) fn bury(&mut self, me: Option<&Token>, look: Look) -> Result<(), Error> {
         let mut felt: BTreeSet<Token> = BTreeSet::new();
         loop {
             // Again and again: behind a dead head stands another one.
+            self.show(1)?;
             let found: Vec<Token> = self
                 .suspects(me, look)
                 .filter(|token| Some(*token) != me && !felt.contains(token))
                 .cloned()
                 .collect();
             if found.is_empty() {
-                return;
+                return Ok(());
             }
             for token in found {
                 if !felt.contains(&token) && self.is_dead(&token) {
@@ -360,7 +417,7 @@ impl<'a> Step<'a> {
             match (page.kept.is_empty(), page.file) {
                 _ if is_same => {}
                 (true, File::Absent) => {}
-                (is_empty, _) => match page.kept.write(self.directory, self.now, page.slot.take()) {
+                (is_empty, _) => match page.kept.write(self.directory, self.now) {
                     Ok(draft) => {
                         let emptied = is_empty.then(|| FileName::of(&page.kept.name, Kind::Record));
                         changes.push((at, Change { draft, emptied }));
@@ -443,8 +500,7 @@ impl Page {
         let content = load(directory, &record, access)?;
         let kept = Kept::parse(directory, &record, content.as_ref(), Some(name), boot)?;
         let file = if content.is_some() { File::Exists } else { File::Absent };
-        let slot = content.and_then(Content::into_slot);
-        Ok(Self { mutex, kept, file, slot, was: None, before: Glance::default() })
+        Ok(Self { mutex, kept, file, was: None, before: Glance::default() })
     }
 
     /// A mutex goes with its record, and so does that of a lock of which nothing was kept. If it cannot be removed, a

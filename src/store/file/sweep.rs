@@ -5,7 +5,9 @@
 use crate::law::HISTORY_KEPT;
 use crate::store::file::directory::{FileName, Kind, SWEPT, kind_of};
 use crate::store::file::mutex::Mutex;
-use crate::store::file::record::{Access, Kept, load};
+use crate::store::file::queue::Entry;
+use crate::store::file::record::Kept;
+use crate::store::file::slot::{Access, load};
 use crate::store::file::{FileStore, life};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
 use std::collections::BTreeSet;
@@ -79,7 +81,8 @@ impl FileStore {
     /// The lives of which a record knows; nothing if one cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?;
-        let tokens = records.iter().flat_map(|kept| kept.lives.keys());
+        let waiters = records.iter().flat_map(|kept| &kept.queue.entries).filter_map(Entry::token);
+        let tokens = records.iter().flat_map(|kept| kept.lives.keys().cloned()).chain(waiters);
         Some(tokens.map(|token| FileName::of(token.secret(), Kind::Life)).collect())
     }
 

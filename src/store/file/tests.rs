@@ -424,7 +424,8 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         (b"hello", true),
         (b"{\"format\":1,\"anything\":[]}", false),
         (b"{\"format\":2,\"anything\":[]}", false),
-        (b"{\"format\":4,\"anything\":[]}", false),
+        (b"{\"format\":3,\"anything\":[]}", false),
+        (b"{\"format\":5,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
         std::fs::write(place.path(Kind::Record)?, bytes)?;
@@ -447,15 +448,20 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
 fn former(format: u32, lock: &str, hold: &str, waiters: &str) -> Result<String> {
     let (name, token) = (name()?, "0123456789abcdef0123456789abcdef");
     let end = r#"{"outcome":"released","owner":{},"fence":8,"since":1,"ended":2,"waited":0}"#;
-    Ok(format!(
-        r#"{{"format":{format},"name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
+    let rest = format!(
+        r#""name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
         name.as_str()
-    ))
+    );
+    if format < 3 {
+        return Ok(format!("{{\"format\":{format},{rest}"));
+    }
+    let header = format!("{{\"format\":3,\"at\":96,\"length\":{},\"turn\":7}}", rest.len() + 1);
+    Ok(format!("{header:95}\n{{{rest}"))
 }
 
 #[test]
 fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
-    for format in [1, 2] {
+    for format in [1, 2, 3] {
         let place = Place::new()?;
         std::fs::write(place.path(Kind::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
         let seen = place.store()?.inspect(&name()?, by())?;
@@ -480,14 +486,16 @@ fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
         (r#""Free""#, "{}", "{}"),
         (r#""Free""#, "null", r#"{"0123456789abcdef0123456789abcdef":{}}"#),
     ] {
-        let place = Place::new()?;
-        let bytes = former(1, lock, hold, waiters)?;
-        std::fs::write(place.path(Kind::Record)?, &bytes)?;
-        let mut process = place.process()?;
-        let answer = process.acquire(Patience::None);
-        let error = answer.err().context("taken")?.to_string();
-        assert!(error.contains("another version"), "{error}");
-        assert_eq!(std::fs::read_to_string(place.path(Kind::Record)?)?, bytes);
+        for format in [1, 3] {
+            let place = Place::new()?;
+            let bytes = former(format, lock, hold, waiters)?;
+            std::fs::write(place.path(Kind::Record)?, &bytes)?;
+            let mut process = place.process()?;
+            let answer = process.acquire(Patience::None);
+            let error = answer.err().context("taken")?.to_string();
+            assert!(error.contains("another version"), "{error}");
+            assert_eq!(std::fs::read_to_string(place.path(Kind::Record)?)?, bytes);
+        }
     }
     Ok(())
 }

@@ -314,7 +314,7 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     );
 
     // Every time in it is an hour ahead of its clock now; lifted by another record, they stay that.
-    behind.write(&directory, now, read()?.into_slot())?.place(&directory)?;
+    behind.write(&directory, now)?.place(&directory)?;
     let left = place.view("a")?.left.context("held")?;
     assert!(left > Duration::from_secs(3600));
     let mut new = place.wants(&["b"], Mode::Exclusive)?;

@@ -168,8 +168,9 @@ fn a_forged_record_does_no_more_than_be_refused() -> Result<()> {
         let file = FileName::of(name()?.as_str(), Kind::Record);
         let content = load(&directory, &file, Access::Change)?.context("no record")?;
         let mut kept = Kept::parse(&directory, &file, Some(&content), None, &boot)?;
+        kept.show_all(&directory, &boot, kept.now(&boot))?;
         change(&mut kept);
-        kept.write(&directory, kept.now(&boot), content.into_slot())?.place(&directory)?;
+        kept.write(&directory, kept.now(&boot))?.place(&directory)?;
         let view = place.view("nightly");
         Ok((place, view))
     };

@@ -1,0 +1,52 @@
+//! Which boot of the machine is this, and what time is it in it? CLOCK_BOOTTIME, which never steps and goes on while the
+//! machine sleeps; and the offset that makes it readable.
+
+use crate::clock::Moment;
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// This boot of the machine.
+#[derive(Debug, Clone)]
+pub(super) struct Boot {
+    pub(super) id: String,
+    /// For tests: how far the clock runs ahead.
+    #[cfg(test)]
+    pub(super) ahead: Duration,
+}
+
+impl Boot {
+    /// The boot that runs now.
+    pub(super) fn current() -> Result<Self, std::io::Error> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        Ok(Self::new(id.trim()))
+    }
+
+    pub(super) fn new(id: &str) -> Self {
+        Self {
+            id: id.into(),
+            #[cfg(test)]
+            ahead: Duration::ZERO,
+        }
+    }
+
+    /// The time since it began.
+    pub(super) fn now(&self) -> Duration {
+        let now = Moment::now().since_boot();
+        #[cfg(test)]
+        let now = now + self.ahead;
+        now
+    }
+
+    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because
+    /// what ends is counted in these and must be shifted without loss.
+    pub(super) fn offset(&self) -> u64 {
+        let wall = clock_gettime(ClockId::Realtime);
+        let wall = Duration::new(wall.tv_sec.try_into().unwrap_or(0), wall.tv_nsec.try_into().unwrap_or(0));
+        micros(wall.saturating_sub(Moment::now().since_boot())) / 1000 * 1000
+    }
+}
+
+/// In whole microseconds.
+pub(super) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}

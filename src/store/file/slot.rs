@@ -1,0 +1,394 @@
+//! How does a record change in one act? Its file has a [`Header`] of a fixed length, which says where in the file the rest
+//! is: the record itself (the body), the log of the queue, and the notes about those in it. A change writes the new body
+//! where nothing is, adds to the log and the notes behind what is valid of them, and then writes the header, which is so
+//! short that a kill cannot cut it: a dlock that is killed while it writes leaves the old record. So the file keeps its
+//! owner and its rights, whoever changes it, and mostly needs no more space on the disk. Writing the rest and the header
+//! are two acts here, so that a step on several locks can do all that may fail before the first of them changes.
+//!
+//! Who reads without the mutex looks at the header again afterwards; what it named is not written over before there is
+//! another one.
+//!
+//! There is no fsync. It would make every step many times dearer, and guards only against a crash of the machine,
+//! which ends every hold anyway; a fence starts from the clock if its record is lost. What a crash may leave is told from
+//! damage by its date, before this boot.
+
+use crate::store::Error;
+use crate::store::file::boot::Boot;
+use crate::store::file::directory::{Directory, FileName, Kind};
+use crate::store::file::queue::{Change, How, Room};
+use rustix::fs::{OFlags, fstat, ftruncate, renameat};
+use rustix::io::{Errno, pread, pwrite};
+use serde::Deserialize;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub(super) const FORMAT: u32 = 4;
+/// No part of a record is larger.
+pub(super) const RECORD_MOST: u64 = 32 << 20;
+/// And its file, with what is not used of it.
+pub(super) const FILE_MOST: u64 = 8 * RECORD_MOST;
+/// A file that is this many times larger than what is in it is cut, if it is larger than that, too.
+const SLACK: (u64, u64) = (4, 64 * 1024);
+
+/// Where in the file everything is: one line of JSON of a fixed length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(super) struct Header {
+    format: u32,
+    /// How often the record was changed.
+    turn: u64,
+    body: Extent,
+    queue: Extent,
+    notes: Extent,
+}
+
+/// A part of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+struct Extent {
+    at: u64,
+    /// How many bytes of it are valid.
+    length: u64,
+    /// How many it may have.
+    room: u64,
+}
+
+impl Extent {
+    const NONE: Self = Self { at: Header::LENGTH as u64, length: 0, room: 0 };
+    /// Room is given in pieces of this size.
+    const PIECE: u64 = 2048;
+
+    fn end(self) -> u64 {
+        self.at + self.room
+    }
+
+    /// The first place where so much is free.
+    fn free(taken: &[Self], length: u64, room: u64) -> Self {
+        let fits = |at: u64| taken.iter().all(|other| at + room <= other.at || other.end() <= at);
+        let ends = taken.iter().map(|other| other.end());
+        let at = ends.chain([Self::NONE.at]).filter(|at| fits(*at)).min();
+        Self { at: at.unwrap_or(Self::NONE.at), length, room }
+    }
+
+    /// With as much room again as is used.
+    fn growing(taken: &[Self], length: u64) -> Self {
+        if length == 0 {
+            return Self::NONE;
+        }
+        Self::free(taken, length, (2 * length).next_multiple_of(Self::PIECE))
+    }
+
+    fn longer(self, by: usize) -> Self {
+        Self { length: self.length + by as u64, ..self }
+    }
+
+    fn fits(self) -> bool {
+        let has_room = self.length <= self.room && self.room <= 3 * RECORD_MOST;
+        self.at >= Self::NONE.at && self.at <= FILE_MOST - 3 * RECORD_MOST && has_room
+    }
+}
+
+impl Header {
+    /// In bytes; less than a page, so that it is written at once or not at all.
+    pub(super) const LENGTH: usize = 192;
+    const FIRST: Self =
+        Self { format: FORMAT, turn: 0, body: Extent::NONE, queue: Extent::NONE, notes: Extent::NONE };
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let line = bytes.get(..Self::LENGTH)?.strip_suffix(b"\n")?;
+        let header: Self = serde_json::from_slice(line).ok()?;
+        let fits = [header.body, header.queue, header.notes].into_iter().all(Extent::fits);
+        (header.format == FORMAT && fits).then_some(header)
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        let part = |Extent { at, length, room }: Extent| format!("[{at:10},{length:10},{room:10}]");
+        let Self { format, turn, body, queue, notes } = self;
+        let line = format!(
+            "{{\"format\":{format},\"turn\":{turn:20},\"body\":{},\"queue\":{},\"notes\":{}}}",
+            part(body),
+            part(queue),
+            part(notes)
+        );
+        format!("{line:width$}\n", width = Self::LENGTH - 1).into_bytes()
+    }
+
+    /// That of a body of `length` bytes and a queue that changes so. What the present one names is left alone.
+    fn next(self, length: u64, change: &Change) -> Self {
+        let mut taken = vec![self.body, self.queue, self.notes];
+        let (queue, notes) = match change.how {
+            How::Append => (self.queue.longer(change.entries.len()), self.notes.longer(change.notes.len())),
+            How::Anew => {
+                let queue = Extent::growing(&taken, change.entries.len() as u64);
+                taken.push(queue);
+                let notes = Extent::growing(&taken, change.notes.len() as u64);
+                taken.push(notes);
+                (queue, notes)
+            }
+        };
+        let body = Extent::free(&taken, length, length);
+        Self { format: FORMAT, turn: self.turn.wrapping_add(1), body, queue, notes }
+    }
+}
+
+/// What a record file has in it.
+#[derive(Debug)]
+pub(super) struct Content {
+    /// The record; of a former format, or of none of dlock's, the whole file.
+    pub(super) bytes: Vec<u8>,
+    /// The log of its queue.
+    pub(super) queue: Vec<u8>,
+    pub(super) slot: Option<Arc<Slot>>,
+}
+
+/// An open record file of this format.
+#[derive(Debug)]
+pub(super) struct Slot {
+    file: OwnedFd,
+    header: Header,
+    size: u64,
+}
+
+impl PartialEq for Content {
+    /// Whether they say the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes && self.queue == other.queue
+    }
+}
+
+impl Slot {
+    /// How much may be added to the queue.
+    pub(super) fn room(&self) -> Room {
+        let Header { queue, notes, .. } = self.header;
+        let left = |part: Extent| part.room - part.length;
+        Room { entries: left(queue), notes: left(notes), noted: notes.length }
+    }
+
+    /// A part of the notes; less where there is less.
+    pub(super) fn notes(&self, (at, length): (u64, u64)) -> Result<Vec<u8>, Errno> {
+        let notes = self.header.notes;
+        let (at, end) = (at.min(notes.length), at.saturating_add(length).min(notes.length));
+        read_at(&self.file, notes.at + at, end - at)
+    }
+
+    /// All of them.
+    pub(super) fn all_notes(&self) -> Result<Vec<u8>, Errno> {
+        self.notes((0, u64::MAX))
+    }
+}
+
+/// A record that is written and not yet in its place.
+#[derive(Debug)]
+pub(super) enum Draft {
+    /// In parts of the file that the header does not name.
+    Spare {
+        /// The file, with its present header.
+        slot: Arc<Slot>,
+        /// The header that names the new record.
+        next: Header,
+    },
+    /// In a file of its own: there is none yet, or one of a former format.
+    File {
+        /// That file.
+        at: FileName,
+        /// What it becomes.
+        record: FileName,
+    },
+}
+
+impl Draft {
+    pub(super) fn write(
+        directory: &Directory,
+        record: FileName,
+        slot: Option<Arc<Slot>>,
+        body: &[u8],
+        change: &Change,
+    ) -> Result<Self, Errno> {
+        match slot {
+            Some(slot) => {
+                let next = slot.header.next(body.len() as u64, change);
+                write_parts(directory, &record, &slot.file, next, body, change)?;
+                Ok(Self::Spare { slot, next })
+            }
+            None => Self::new(directory, record, body, change),
+        }
+    }
+
+    fn new(directory: &Directory, record: FileName, body: &[u8], change: &Change) -> Result<Self, Errno> {
+        let draft = record.with(Kind::Draft);
+        let file = match directory.create_file(draft.as_str(), OFlags::WRONLY) {
+            Err(Errno::EXIST) => {
+                // Left by a dlock that was killed; perhaps another user's.
+                directory.remove(&draft)?;
+                directory.create_file(draft.as_str(), OFlags::WRONLY)?
+            }
+            created => created?,
+        };
+        let next = Header::FIRST.next(body.len() as u64, change);
+        let written = write_parts(directory, &record, &file, next, body, change)
+            .and_then(|()| write_at(directory, &record, &file, &next.bytes(), 0));
+        let this = Self::File { at: draft, record };
+        if written.is_err() {
+            this.discard(directory);
+        }
+        written.map(|()| this)
+    }
+
+    /// Puts it in its place, whole or not at all.
+    pub(super) fn place(&self, directory: &Directory) -> Result<(), Error> {
+        let placed = match self {
+            Self::Spare { slot, next } => {
+                let placed = write_all(&slot.file, &next.bytes(), 0);
+                let end = [next.body, next.queue, next.notes].map(Extent::end).into_iter().max().unwrap_or(0);
+                if placed.is_ok() && slot.size > SLACK.1 && slot.size > end * SLACK.0 {
+                    // A pity, no more, if it cannot be.
+                    ftruncate(&slot.file, end).ok();
+                }
+                placed
+            }
+            Self::File { at, record } => renameat(directory, at.as_str(), directory, record.as_str()),
+        };
+        placed.map_err(|errno| unwritten(directory, errno))
+    }
+
+    /// Forgets it.
+    pub(super) fn discard(&self, directory: &Directory) {
+        if let Self::File { at, .. } = self {
+            directory.remove(at).ok();
+        }
+    }
+}
+
+/// All but the header.
+fn write_parts(
+    directory: &Directory,
+    record: &FileName,
+    file: &OwnedFd,
+    next: Header,
+    body: &[u8],
+    change: &Change,
+) -> Result<(), Errno> {
+    let queue = next.queue.at + next.queue.length - change.entries.len() as u64;
+    let notes = next.notes.at + next.notes.length - change.notes.len() as u64;
+    for (bytes, at) in [(&*change.notes, notes), (&*change.entries, queue), (body, next.body.at)] {
+        write_at(directory, record, file, bytes, at)?;
+    }
+    Ok(())
+}
+
+pub(super) fn unwritten(directory: &Directory, errno: Errno) -> Error {
+    directory.error("write the record of the lock", errno)
+}
+
+/// What a record is read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// To be looked at, while others change it.
+    Look,
+    /// To be changed: the caller has the mutex.
+    Change,
+}
+
+/// The content of a record file; nothing if there is none, or if a crash of the machine took it.
+pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Result<Option<Content>, Error> {
+    /// More often it is not changed while one looks.
+    const LOOKS: u32 = 1000;
+    let doing = "read the record of the lock";
+    let failed = |errno| directory.error(doing, errno);
+    let flags = match access {
+        Access::Look => OFlags::RDONLY,
+        Access::Change => OFlags::RDWR,
+    };
+    let Some((file, stat)) = directory.open_file(name.as_str(), flags, doing)? else { return Ok(None) };
+    let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+    if size > FILE_MOST {
+        return Err(directory.strange(name.as_str(), &format!("has {size} bytes, more than a record")));
+    }
+    // Mostly all there is.
+    let start = read_at(&file, 0, 16 * 1024).map_err(failed)?;
+    let part = |part: Extent| {
+        let known = start.get(usize_of(part.at)..usize_of(part.at + part.length));
+        match known.filter(|_| access == Access::Change) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => read_at(&file, part.at, part.length).map_err(failed),
+        }
+    };
+    for _ in 0..LOOKS {
+        let head = match access {
+            Access::Change => start.get(..Header::LENGTH).unwrap_or_default().to_vec(),
+            Access::Look => read_at(&file, 0, Header::LENGTH as u64).map_err(failed)?,
+        };
+        let Some(header) = Header::parse(&head) else { break };
+        let (bytes, queue) = (part(header.body)?, part(header.queue)?);
+        if access == Access::Change || read_at(&file, 0, Header::LENGTH as u64).map_err(failed)? == head {
+            let is_whole =
+                bytes.len() == usize_of(header.body.length) && queue.len() == usize_of(header.queue.length);
+            if !is_whole && is_older_than_this_boot(&file) {
+                return Ok(None);
+            }
+            return Ok(Some(Content { bytes, queue, slot: Some(Arc::new(Slot { file, header, size })) }));
+        }
+    }
+    let bytes = read_at(&file, 0, FILE_MOST).map_err(failed)?;
+    if bytes.iter().all(|byte| *byte == 0) && is_older_than_this_boot(&file) {
+        return Ok(None);
+    }
+    Ok(Some(Content { bytes, queue: Vec::new(), slot: None }))
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// At most so many bytes; fewer at the end of the file.
+fn read_at(file: &OwnedFd, at: u64, most: u64) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; usize_of(most.min(64 * 1024))];
+    let mut length = 0;
+    loop {
+        match pread(file, &mut bytes[length..], at + length as u64) {
+            Err(Errno::INTR) => continue,
+            Ok(0) => break,
+            count => length += count?,
+        }
+        if length as u64 == most {
+            break;
+        }
+        if length == bytes.len() {
+            bytes.resize(usize_of(most.min(4 * length as u64)), 0);
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+fn is_older_than_this_boot(file: &OwnedFd) -> bool {
+    let boot = i64::try_from(Boot::new("").offset() / 1_000_000).unwrap_or(i64::MAX);
+    fstat(file).is_ok_and(|stat| stat.st_ctime < boot)
+}
+
+#[cfg_attr(not(test), expect(unused_variables, reason = "tests fill the disk for one record"))]
+fn write_at(
+    directory: &Directory,
+    record: &FileName,
+    file: &OwnedFd,
+    bytes: &[u8],
+    at: u64,
+) -> Result<(), Errno> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    #[cfg(test)]
+    if directory.is_full_for(record) {
+        return Err(Errno::NOSPC);
+    }
+    write_all(file, bytes, at)
+}
+
+fn write_all(file: &OwnedFd, bytes: &[u8], at: u64) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match pwrite(file, &bytes[done..], at + done as u64) {
+            Err(Errno::INTR) => {}
+            written => done += written?,
+        }
+    }
+    Ok(())
+}
