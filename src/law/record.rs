@@ -169,6 +169,9 @@ pub struct Absence {
     pub from: Due,
     /// When that time was noticed to be over.
     pub back: Due,
+    /// When the time before that one, in which none was heard of either, was noticed to be over.
+    #[serde(default)]
+    pub back_before: Due,
 }
 
 /// What is kept of a token that was given back.
@@ -238,20 +241,22 @@ impl Record {
     }
 
     /// When a waiter counts as silent. One that was not silent when nobody could be heard any more, and was not heard of
-    /// since, has a whole silence from when that was over; unless its ticket is forgotten before.
+    /// since, has a whole silence from when that was over; unless its ticket is forgotten before, or it was not heard of
+    /// since the time before that one either.
     pub(super) fn silent_at(&self, waiter: &Waiter) -> Due {
-        let Absence { from, back, .. } = self.absence;
+        let Absence { from, back, back_before, .. } = self.absence;
         let silence = millis(SILENCE);
         let again = Due(back.0.saturating_add(silence));
-        let was_heard = waiter.silent > from && waiter.silent.0.saturating_sub(silence) <= from.0;
+        let heard = waiter.silent.0.saturating_sub(silence);
+        let was_heard = waiter.silent > from && (back_before.0..=from.0).contains(&heard);
         if was_heard && again <= waiter.forget { waiter.silent.max(again) } else { waiter.silent }
     }
 
     /// To be called before it is asked who is silent. What was noticed is not noticed again, or the dead would stay.
     pub(super) fn notice_absence(&mut self, now: Time) {
-        let Absence { heard, from, .. } = self.absence;
+        let Absence { heard, from, back, .. } = self.absence;
         if heard.0 > 0 && heard != from && now.millis().saturating_sub(heard.0) > millis(ABSENCE) {
-            self.absence = Absence { heard, from: heard, back: Due(now.millis()) };
+            self.absence = Absence { heard, from: heard, back: Due(now.millis()), back_before: back };
         }
     }
 

@@ -291,6 +291,22 @@ fn who_is_dead_is_not_waited_for_again_and_again() {
     }
 }
 
+/// One absence after the other: who was not heard of before the first has its whole silence once more, and not twice.
+#[test]
+fn who_is_dead_is_excused_by_one_absence_only() {
+    let mut scene = Scene::new();
+    scene.ttl = Duration::from_secs(60);
+    assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
+    scene.pass(3_300);
+    assert!(!scene.queue(3, "a", X));
+    scene.pass(1_600);
+    assert!(!scene.queue(3, "a", X));
+    scene.leave(3, "a");
+    scene.pass(3_500);
+    scene.leave(1, "a");
+    assert!(scene.ask(9, "a", X), "the dead one is waited for again");
+}
+
 #[test]
 fn next_is_when_what_is_in_the_way_ends() {
     let mut scene = Scene::new();

@@ -376,8 +376,8 @@ impl Kept {
             due(&mut hold.until);
             due(&mut hold.cool);
         }
-        let Absence { heard, from, back } = &mut record.absence;
-        [heard, from, back].into_iter().for_each(due);
+        let Absence { heard, from, back, back_before } = &mut record.absence;
+        [heard, from, back, back_before].into_iter().for_each(due);
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }

@@ -141,10 +141,11 @@ end
 local function absence(lock)
   local a = lock.absence
   if not a then
-    local h = redis.call('HMGET', key_of('heard', lock), 'last', 'from', 'back')
-    a = { last = tonumber(h[1]) or 0, from = tonumber(h[2]) or 0, back = tonumber(h[3]) or 0 }
+    local h = redis.call('HMGET', key_of('heard', lock), 'last', 'from', 'back', 'before')
+    a = { last = tonumber(h[1]) or 0, from = tonumber(h[2]) or 0, back = tonumber(h[3]) or 0,
+      before = tonumber(h[4]) or 0 }
     if a.last > 0 and a.last ~= a.from and ms - a.last > ABSENCE then
-      a.from, a.back, a.is_news = a.last, ms, true
+      a.from, a.back, a.before, a.is_news = a.last, ms, a.back, true
     end
     lock.absence = a
   end
@@ -152,12 +153,13 @@ local function absence(lock)
 end
 
 -- When a waiter counts as silent, of which its record says this. One that was not silent when nobody could be heard any
--- more, and was not heard of since, has a whole silence from when that was over; unless its ticket is forgotten before.
+-- more, and was not heard of since, has a whole silence from when that was over; unless its ticket is forgotten before, or
+-- it was not heard of since the time before that one either.
 local function silent_at(lock, silent)
   local a = absence(lock)
   local heard, again = silent - SILENCE, a.back + SILENCE
-  if silent > a.from and heard <= a.from and again <= heard + TICKET_KEPT then return math.max(silent, again) end
-  return silent
+  local was_heard = silent > a.from and heard <= a.from and heard >= a.before
+  return was_heard and again <= heard + TICKET_KEPT and math.max(silent, again) or silent
 end
 
 -- The locks that the script was called for.
