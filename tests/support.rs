@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod cluster;
+pub mod deadline;
 pub mod dlock;
 pub mod hole;
 pub mod job;

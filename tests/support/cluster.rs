@@ -69,7 +69,7 @@ pub fn url(ports: &[u16]) -> String {
 
 /// A node that knows nobody.
 pub fn node(world: &World, name: &str) -> Redis {
-    // Another suite may take the port of the cluster's bus between our choice and the bind; then the server ends.
+    // A server whose bus finds its port taken ends.
     let bus = wait_for("a port for the bus", || {
         let port = next_port();
         std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)

@@ -7,11 +7,13 @@ use redis::{Client, Connection, FromRedisValue, RedisResult};
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Mutex;
 
 /// The server. Dropping it kills it.
 pub struct Redis {
@@ -32,7 +34,7 @@ impl Redis {
     /// [`Redis::start`] with an environment.
     pub fn start_within(home: &Path, options: &[&str], environment: Vec<(&'static str, OsString)>) -> Self {
         let options = options.iter().map(ToString::to_string).collect::<Vec<_>>();
-        // Another suite may take the port between our choice and the server's bind: then the next port is tried.
+        // Somebody who knows nothing of these tests may have the port: then the next one is tried.
         wait_for("a free port for redis-server", || {
             let port = next_port();
             let child = launch(port, home, &options, &environment)?;
@@ -143,12 +145,24 @@ pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> Re
     command.query(connection)
 }
 
-/// A port below the range from which the kernel picks those of outgoing connections. Where to start depends on the
-/// process, so that two suites side by side seldom meet.
+/// A port below the range from which the kernel picks those of outgoing connections. Nobody else is given it: whoever
+/// takes ports takes a hundred at a time, by a name that the kernel gives to one process only.
 pub fn next_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let start = u16::try_from(std::process::id() % 97).expect("below 97") * 200;
-    10_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000
+    // The names are kept as long as this process lives.
+    static TAKEN: Mutex<(Vec<UnixDatagram>, Range<u16>)> = Mutex::new((Vec::new(), 0..0));
+    let mut taken = TAKEN.lock().expect("no test thread panics here");
+    let (names, ports) = &mut *taken;
+    if let Some(port) = ports.next() {
+        return port;
+    }
+    let free = (100..300).find_map(|number| {
+        let name = SocketAddr::from_abstract_name(format!("dlock-tests-have-ports-{number}xx")).ok()?;
+        Some((UnixDatagram::bind_addr(&name).ok()?, number * 100))
+    });
+    let (name, first) = free.expect("20,000 ports are enough for all suites of this machine");
+    names.push(name);
+    *ports = first + 1..first + 100;
+    first
 }
 
 /// A server that answers on `port`, or nothing if it could not start there.

@@ -47,7 +47,7 @@ impl Sentinel {
                 if child.try_wait().expect("the child is ours").is_some() {
                     return Some(false);
                 }
-                // Another test's server may have the port, and ours not have found that out yet.
+                // A stranger's server may have the port, and ours not have found that out yet.
                 let own = format!("process_id:{}\r\n", child.id());
                 let mut connection = dial(port).ok()?;
                 if let Some((user, password)) = login {
