@@ -47,7 +47,7 @@ fn the_documented_line_is_enough() {
     run("k", &[], "true").run();
     run("tick", &["--min-hold", "1h"], "true").run();
     run("tick", &[], "true").status(75).any_stderr().run();
-    let holder = run("k", &["-t", "600ms", "--reason", "why"], until_go).any_stderr().spawn();
+    let holder = run("k", &["-t", "6s", "--reason", "why"], until_go).any_stderr().spawn();
     world.wait_for_log("started");
     world.redis().after_renewal("dlock:k");
     run("k", &[], "true").status(75).any_stderr().run();
@@ -70,11 +70,11 @@ fn the_documented_line_is_enough() {
 
     // Taken away, given back by token, given back by the guard.
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
-    let lost = run("lost", &["-t", "2s"], job).status(79).any_stderr().spawn();
+    let lost = run("lost", &["-t", "6s"], job).status(79).any_stderr().spawn();
     wait_until("it runs", || !world.read("token").is_empty());
     dlock(&["release", "lost", "--token-file", "token"]).run();
     lost.finish();
-    let forced = run("forced", &["-t", "2s"], "echo forced >> log; exec sleep 1000");
+    let forced = run("forced", &["-t", "6s"], "echo forced >> log; exec sleep 1000");
     let forced = forced.status(79).any_stderr().spawn();
     world.wait_for_log("forced");
     dlock(&["release", "forced", "--force"]).run();

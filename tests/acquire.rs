@@ -205,7 +205,7 @@ fn the_hold_outlives_its_process_until_the_lease_ends(backend: Backend) {
     waiter.finish();
     world.run("queued", &[], "true").status(75).any_stderr().run();
 
-    world.dlock(["acquire", "-k", "short", "-t", "500ms", "-q"]).any_stdout().run();
+    world.dlock(["acquire", "-k", "short", "-t", "3s", "-q"]).any_stdout().run();
     world.wait_for_state("short", "free");
     world.run("short", &[], "true").run();
     let log = world.dlock(["history", "short", "--json"]).any_stdout().run().stdout;

@@ -41,7 +41,7 @@ fn outside_of_a_job_it_is_not(backend: Backend) {
 fn once_it_is_gone_it_says_so(backend: Backend) {
     let world = World::new(backend);
     let job = "$D check && echo held; $D release k -q --force; $D check; echo $?";
-    let run = world.run("k", &["--on-lost", "warn", "-t", "2s"], job).env("D", BINARY);
+    let run = world.run("k", &["--on-lost", "warn", "-t", "8s"], job).env("D", BINARY);
     let run = run.stdout("held\n79\n").any_stderr().run();
     assert!(run.stderr.contains("is not held any more"), "{}", run.stderr);
 }

@@ -138,7 +138,7 @@ fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
 fn a_stopped_process_with_the_mutex_kills_no_job() {
     let world = World::new(Backend::File);
     let holder =
-        world.run("k", &["-t", "3s"], "echo up >> log; while ! [ -e end ]; do sleep 0.05; done").spawn();
+        world.run("k", &["-t", "8s"], "echo up >> log; while ! [ -e end ]; do sleep 0.05; done").spawn();
     world.wait_for_log("up");
     let mutex = fs::read_dir(world.path("locks")).expect("a directory").flatten();
     let mutex = mutex.map(|file| file.path()).find(|path| path.extension().is_some_and(|end| end == "mutex"));

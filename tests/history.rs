@@ -24,7 +24,7 @@ fn every_kind_of_end(backend: Backend) {
     world.run("k", &[], "exit 3").status(3).run();
     world.run("k", &[], "kill -TERM $$").dies_of(15).run();
     // Nobody is left to give the lock back, or to stop the job: the lease ends by itself.
-    let crashed = world.run("k", &["-t", "1s"], HOLD).any_stderr().spawn();
+    let crashed = world.run("k", &["-t", "5s"], HOLD).any_stderr().spawn();
     world.wait_for_log("up");
     for pid in [crashed.guard(), crashed.pid()] {
         proc::signal(pid, Signal::STOP);
@@ -143,7 +143,7 @@ fn cut_runs_short(world: &World, store: &str) {
 #[test]
 fn a_job_that_goes_on_without_its_lock_has_lost_it() {
     let world = World::new(Backend::Redis);
-    let run = world.run("k", &["-t", "1s", "--on-lost", "warn"], HOLD).status(79).any_stderr().spawn();
+    let run = world.run("k", &["-t", "6s", "--on-lost", "warn"], HOLD).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<i64>(&["DEL", "dlock:k"]);
     wait_until("it says so", || run.messages().contains("lost"));

@@ -38,7 +38,7 @@ fn no_lost_packet_disturbs_a_job() {
     each_fault(3..=5, |world, proxy, fault, number| {
         proxy.plan(number, fault);
         let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
-        let holder = world.run("k", &["-t", "4s"], job).env("DLOCK_STORE", proxy.url());
+        let holder = world.run("k", &["-t", "8s"], job).env("DLOCK_STORE", proxy.url());
         let holder = holder.status(5).any_stderr().spawn();
         // Two more than the one that is hit: the heartbeat has gone on.
         wait_until("requests go on", || proxy.seen() >= number + 2);
@@ -186,7 +186,7 @@ fn leaves_at_the_grant(leaving: Leaving) {
         let wait: &[&str] = if leaving == Leaving::TimedOut { &["-w", "1s"] } else { &["-w"] };
         let timed_out = Instant::now() + WAIT;
         // One that has just started its job when it is stopped holds the lock until its lease ends.
-        let ttl = if leaving == Leaving::Stopped { "2s" } else { "5m" };
+        let ttl = if leaving == Leaving::Stopped { "3s" } else { "5m" };
         let first = world.run("k", &[wait, &["-t", ttl]].concat(), "echo first >> log");
         let mut first = first.any_stderr().spawn();
         wait_until("the first waits", || world.waiters("k") == 1 || first.has_ended());
@@ -209,7 +209,7 @@ fn leaves_at_the_grant(leaving: Leaving) {
         holder.finish();
         // A dead waiter delays the queue by 5 s at most; a busy machine adds to it.
         wait_within(
-            Duration::from_secs(12),
+            Duration::from_secs(20),
             &format!("{leaving:?}, round {round}: the next is served"),
             || world.log().contains(&"next".into()).then_some(()),
         );

@@ -46,13 +46,13 @@ fn history(world: &World, key: &str) {
     holder.finish();
     waiter.finish();
     std::fs::remove_file(world.path("go")).expect("it was there");
-    let crashed = world.run(key, &["-t", "1s"], HOLD).any_stderr().spawn();
+    let crashed = world.run(key, &["-t", "5s"], HOLD).any_stderr().spawn();
     world.wait_for_lines("up", 2);
     let pids = [crashed.guard(), crashed.pid()];
     pids.into_iter().for_each(|pid| proc::signal(pid, Signal::STOP));
     pids.into_iter().for_each(|pid| proc::signal(pid, Signal::KILL));
     wait_until("the lock is free", || world.state(key) == "free");
-    let forced = world.run(key, &["-t", "2s"], HOLD).status(79).any_stderr().spawn();
+    let forced = world.run(key, &["-t", "6s"], HOLD).status(79).any_stderr().spawn();
     world.wait_for_lines("up", 3);
     world.dlock(["release", key, "--force"]).any_stderr().run();
     forced.finish();

@@ -29,7 +29,7 @@ fn the_second_host_is_busy(backend: Backend) {
 fn it_counts_from_the_grant(backend: Backend) {
     let world = World::new(backend);
     // The job takes longer than the min-hold: nothing of it is left.
-    world.run("tick", &["-t", "1s", "--min-hold", "1s"], "sleep 1.2").run();
+    world.run("tick", &["--min-hold", "1s"], "sleep 1.2").run();
     assert_eq!(world.state("tick"), "free");
     // And a shorter one is over a little later.
     world.run("tick", &["--min-hold", "1s"], "true").run();
@@ -41,7 +41,7 @@ fn it_counts_from_the_grant(backend: Backend) {
 
 fn it_outlives_a_kill(backend: Backend) {
     let world = World::new(backend);
-    let options = ["-t", "2s", "--min-hold", "5m", "--grace", "200ms"];
+    let options = ["-t", "6s", "--min-hold", "5m", "--grace", "200ms"];
     let holder =
         world.run("tick", &options, "echo up >> log; exec sleep 1000").dies_of(9).any_stderr().spawn();
     world.wait_for_log("up");

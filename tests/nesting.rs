@@ -324,8 +324,8 @@ fn a_signal_reaches_the_command(backend: Backend) {
 fn what_is_lost_outside_ends_everything_inside(backend: Backend) {
     let world = World::new(backend);
     world.write("deaf", "trap '' TERM; echo $$ > $1.pid; while :; do sleep 0.02; done");
-    let script = "$D run -k k -- sh deaf same & $D run -k l -t 3s -- sh deaf other & wait";
-    let run = outer(&world, &["-t", "2s", "--grace", "100ms"], script).status(79).any_stderr().spawn();
+    let script = "$D run -k k -- sh deaf same & $D run -k l -t 8s -- sh deaf other & wait";
+    let run = outer(&world, &["-t", "8s", "--grace", "100ms"], script).status(79).any_stderr().spawn();
     let jobs = ["same.pid", "other.pid"].map(|file| world.wait_for_pid(file));
     let next =
         format!("for pid in {} {}; do kill -0 $pid && echo overlap; done; echo next", jobs[0], jobs[1]);

@@ -152,7 +152,7 @@ fn the_password_is_said_again_on_a_new_connection() {
     let world = World::with_redis(&[&any[..], &app].concat());
     let url = format!("redis://app:{SECRET}@127.0.0.1:{}", world.redis().port());
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "2s"], job).env("DLOCK_STORE", url).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], job).env("DLOCK_STORE", url).any_stderr().spawn();
     world.wait_for_log("up");
     for _ in 0..3 {
         world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

@@ -52,7 +52,7 @@ fn a_free_lock_is_released_already(backend: Backend) {
 fn a_token_gives_back_its_own_hold_only(backend: Backend) {
     let world = World::new(backend);
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
-    let holder = world.run("k", &["-t", "2s"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
     wait_until("the job runs", || !world.read("token").is_empty());
     world.write("strange", "00000000000000000000000000000000\n");
     world.dlock(["release", "k", "--token-file", "strange"]).status(79).stderr_like("dlock: .*\n").run();
@@ -138,7 +138,7 @@ fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
 
 fn a_person_says_yes_or_no(backend: Backend) {
     let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "2s"]);
+    let holder = endless(&world, "k", &["-t", "6s"]);
     let mut terminal = Terminal::open(&world);
     for (answer, status) in [("\n", 75), ("n\n", 75), ("yess\n", 75), ("\x04", 75)] {
         terminal.type_line("dlock release k; echo STATUS $?");
@@ -192,7 +192,7 @@ fn the_next_holder_is_not_asked(backend: Backend) {
 fn a_bound_runs_out_and_the_holder_stays_asked(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo term >> log; [ -e go ] && exit' TERM; echo up >> log; while :; do sleep 0.02; done";
-    let holder = world.run("k", &["-t", "2s", "--grace", "1h"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s", "--grace", "1h"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     let release = world.dlock(["release", "k", "-y", "--timeout", "0.3"]).status(75).any_stderr().run();
     assert!(release.stderr.contains("is still held by"), "{}", release.stderr);
@@ -207,7 +207,7 @@ fn a_bound_runs_out_and_the_holder_stays_asked(backend: Backend) {
 fn a_signal_ends_the_watching_only(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo term >> log' TERM; echo up >> log; until [ -e go ]; do sleep 0.02; done";
-    let holder = world.run("k", &["-t", "2s", "--grace", "1h"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s", "--grace", "1h"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     let release = world.dlock(["release", "k", "-y"]).dies_of(15).any_stderr().spawn();
     world.wait_for_log("term");
@@ -220,7 +220,7 @@ fn a_signal_ends_the_watching_only(backend: Backend) {
 
 fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
     let world = World::new(backend);
-    let options = ["-t", "2s", "-n", "3"];
+    let options = ["-t", "6s", "-n", "3"];
     let holders: Vec<Running> = (0..3).map(|_| endless(&world, "k", &options)).collect();
     let held = |count: usize| world.status("k")["holders"].as_array().map(Vec::len) == Some(count);
     assert!(held(3));
@@ -236,7 +236,7 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
     assert_eq!(said.matches("gave it back").count(), 2, "{said}");
     assert_eq!(world.state("k"), "free");
     holders.into_iter().for_each(|holder| drop(holder.finish()));
-    let alone = endless(&world, "k", &["-t", "2s"]);
+    let alone = endless(&world, "k", &["-t", "6s"]);
     world.dlock(["release", "k", "-y", "--slot", "0"]).status(64).any_stderr().run();
     world.dlock(["release", "k", "-y", "-q"]).run();
     alone.finish();
@@ -244,7 +244,7 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
 
 fn a_script_is_waited_for_until_its_lease_ends(backend: Backend) {
     let world = World::new(backend);
-    world.dlock(["acquire", "-q", "-k", "k", "-t", "1s"]).any_stdout().run();
+    world.dlock(["acquire", "-q", "-k", "k", "-t", "3s"]).any_stdout().run();
     let said = world.dlock(["release", "k", "-yv"]).any_stderr().run().stderr;
     for part in ["acquired by a script", "--force", "let its lease end"] {
         assert!(said.contains(part), "{part}: {said}");
@@ -277,7 +277,7 @@ fn where_nobody_holds_it_there_is_nothing_to_ask(backend: Backend) {
 
 fn force_says_what_it_did(backend: Backend) {
     let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "2s"]);
+    let holder = endless(&world, "k", &["-t", "6s"]);
     let output = world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
     let said = output.stdout + &output.stderr;
     assert!(said.contains(&holder.pid().to_string()) && said.contains('k'), "it names whose it was: {said}");
@@ -289,7 +289,7 @@ fn force_says_what_it_did(backend: Backend) {
 
 fn force_takes_a_lock_from_several(backend: Backend) {
     let world = World::new(backend);
-    let holders: Vec<Running> = (0..2).map(|_| endless(&world, "k", &["-t", "2s", "-s"])).collect();
+    let holders: Vec<Running> = (0..2).map(|_| endless(&world, "k", &["-t", "6s", "-s"])).collect();
     let said = world.dlock(["release", "k", "--force"]).any_stderr().run().stderr;
     assert!(holders.iter().all(|holder| said.contains(&format!("pid {}", holder.pid()))), "{said}");
     holders.into_iter().for_each(|holder| drop(holder.finish()));
@@ -303,7 +303,7 @@ fn force_takes_a_lock_from_several(backend: Backend) {
 
 fn force_asks_the_person_at_the_terminal(backend: Backend) {
     let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "2s"]);
+    let holder = endless(&world, "k", &["-t", "6s"]);
     let mut terminal = Terminal::open(&world);
     for (options, question) in
         [("--force", "take it away? [y/N] "), ("--force --now", "may still run? [y/N] ")]
@@ -327,7 +327,7 @@ fn force_asks_the_person_at_the_terminal(backend: Backend) {
     terminal.type_line("dlock release k --force; dlock release k --force --now; echo STATUS $?");
     let shown = terminal.expect("STATUS 0");
     assert_eq!(shown.matches("is free; nothing to release").count(), 2, "{shown}");
-    let holder = endless(&world, "k", &["-t", "2s"]);
+    let holder = endless(&world, "k", &["-t", "6s"]);
     terminal.type_line("dlock release k --force -y; echo STATUS $?");
     let shown = terminal.expect("STATUS 0");
     assert!(!shown.contains("[y/N]"), "{shown}");
@@ -337,7 +337,7 @@ fn force_asks_the_person_at_the_terminal(backend: Backend) {
 
 fn both_jobs_may_run_only_after_a_yes(backend: Backend) {
     let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "2s"]);
+    let holder = endless(&world, "k", &["-t", "6s"]);
     let release =
         world.dlock(["release", "k", "--force", "--now"]).stdin("y\n").status(64).any_stderr().run();
     for part in [&format!("pid {}", holder.pid()), "no terminal", "-y"] {

@@ -68,7 +68,7 @@ fn what_is_gone_stays_gone(backend: Backend) {
     acquire(&world, &["-k", "k"]);
     world.dlock(["release", "k", "-q", "--force"]).run();
     renew("dlock: an operator took k in .* away.*\n");
-    acquire(&world, &["-k", "short", "-t", "500ms"]);
+    acquire(&world, &["-k", "short", "-t", "3s"]);
     world.wait_for_state("short", "free");
     let renew = world.dlock(["renew"]).env("DLOCK_HELD", world.read("held"));
     renew.status(79).stderr_like("dlock: short in .* is not held any more.*\n").run();

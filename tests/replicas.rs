@@ -111,7 +111,7 @@ fn all_of_none_are_too_few() {
 #[test]
 fn renewals_are_acknowledged_too() {
     let here = with(1);
-    let options = ["-t", "3s", "--replicas", "1"];
+    let options = ["-t", "8s", "--replicas", "1"];
     let holder = here.world.run("k", &options, JOB).status(79).any_stderr().spawn();
     here.world.wait_for_log("up");
     here.master.after_renewal("dlock:k");

@@ -55,10 +55,11 @@ fn what_commands_print(backend: Backend) {
     let mut definitions = Definitions::read();
     let print = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
     for mode in [&["-k", "a"][..], &["-k", "b", "-k", "c", "-s"], &["-k", "d", "-n", "2"]] {
-        let words = [&["acquire", "--json", "-q", "-t", "500ms"], mode].concat();
+        let words = [&["acquire", "--json", "-q", "-t", "3s"], mode].concat();
         definitions.check("acquire", &print(&words));
     }
     definitions.check("status", &print(&["status", "--json"]));
+    ["a", "b", "c", "d"].iter().for_each(|key| world.wait_for_state(key, "free"));
     definitions.check("status", &print(&["status", "never", "--json"]));
     definitions.check("history", &print(&["history", "never", "--json"]));
 

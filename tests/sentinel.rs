@@ -257,17 +257,17 @@ fn a_run_inside_a_job_does_not_mind_silent_ones() {
 fn renewals_do_not_wait_for_sentinels() {
     let mut watched = watched(2, &[]);
     let world = &watched.world;
-    let holder = world.run("k", &["-t", "2s"], JOB).status(7).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], JOB).status(7).any_stderr().spawn();
     world.wait_for_log("up");
-    for _ in 0..3 {
+    for _ in 0..2 {
         watched.master.after_renewal("dlock:k");
     }
     watched.sentinels[0].pause();
-    for _ in 0..6 {
+    for _ in 0..5 {
         watched.master.after_renewal("dlock:k");
     }
     watched.sentinels.iter_mut().for_each(Sentinel::kill);
-    for _ in 0..6 {
+    for _ in 0..5 {
         watched.master.after_renewal("dlock:k");
     }
     world.write("go", "");
@@ -297,9 +297,9 @@ fn over_tls() {
         .stderr_like("dlock: .*the sentinel .*\n")
         .run();
     world.use_store(format!("{url}?ca={}/ca.pem", home.display()));
-    let holder = world.run("k", &["-t", "1s"], JOB).status(7).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], JOB).status(7).any_stderr().spawn();
     world.wait_for_log("up");
-    for _ in 0..4 {
+    for _ in 0..3 {
         world.redis().after_renewal("dlock:k");
     }
     world.write("go", "");
@@ -376,7 +376,7 @@ fn connections_and_commands_are_few() {
     let world = &watched.world;
     world.run("k", &[], "true").run();
     watched.master.ask::<()>(&["CONFIG", "RESETSTAT"]);
-    let holder = world.run("k", &["-t", "2s"], JOB).status(7).spawn();
+    let holder = world.run("k", &["-t", "6s"], JOB).status(7).spawn();
     world.wait_for_log("up");
     let stats: String = watched.master.ask(&["INFO", "commandstats"]);
     let calls = |name: &str| {

@@ -63,14 +63,13 @@ fn a_server_that_cannot_persist_says_so() {
 fn memory_pressure_ends_no_job() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    // On a busy machine two renewals in a row of so short a lease may come late, which is said.
-    let holder = world.run("k", &["-t", "3s"], job).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], job).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "-t", "3s"], "echo waited >> log; sleep 4").any_stderr().spawn();
+    let waiter = world.run("k", &["-w", "-t", "6s"], "echo waited >> log; sleep 7").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     unavailable(&world, "memory");
-    for _ in 0..8 {
+    for _ in 0..5 {
         world.redis().after_renewal("dlock:k");
     }
     assert_eq!(world.state("k"), "held", "status goes on, too");
@@ -88,7 +87,7 @@ fn memory_pressure_ends_no_job() {
 fn memory_pressure_stops_no_operator() {
     let world = World::new(Backend::Redis);
     let job = "echo up >> log; exec sleep 1000";
-    let holder = world.run("k", &["-t", "2s"], job).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     unavailable(&world, "memory");
@@ -119,7 +118,7 @@ fn an_evicted_record_ends_no_hold() {
     let world = World::new(Backend::Redis);
     let job =
         "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
-    let holder = world.run("k", &["-t", "2s"], job).status(7).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], job).status(7).any_stderr().spawn();
     world.wait_for_log("up");
     for _ in 0..2 {
         assert_eq!(world.redis().ask::<i64>(&["DEL", "dlock.hold:{dlock:k}:dlock:k"]), 1);
@@ -136,9 +135,9 @@ fn an_evicted_record_ends_no_hold() {
 fn forgotten_scripts_are_told_again() {
     let world = World::new(Backend::Redis);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "3s"], job).spawn();
+    let holder = world.run("k", &["-t", "8s"], job).spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "-t", "3s"], "echo waited >> log").any_stderr().spawn();
+    let waiter = world.run("k", &["-w", "-t", "8s"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.redis().ask::<()>(&["SCRIPT", "FLUSH"]);
     world.redis().after_renewal("dlock:k");
@@ -224,7 +223,7 @@ fn every_key_has_an_end() {
     waiter.finish();
     all_end("free");
     let other =
-        world.run("l", &["-t", "1s"], "echo other >> log; exec sleep 1000").status(79).any_stderr().spawn();
+        world.run("l", &["-t", "6s"], "echo other >> log; exec sleep 1000").status(79).any_stderr().spawn();
     world.wait_for_log("other");
     world.dlock(["release", "l", "--force"]).any_stdout().any_stderr().run();
     all_end("revoked");

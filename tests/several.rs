@@ -154,7 +154,7 @@ fn opposite_orders_never_deadlock(backend: Backend) {
 fn a_lock_of_several_that_is_lost_is_all_lost(backend: Backend) {
     let world = World::new(backend);
     let lost = "dlock: the hold of a and b in .*; the command is being stopped\n|dlock: .*took the hold of a and b .*\n";
-    let run = on(&world, &["a", "b"], &["-t", "2s"], &hold("up")).status(79).stderr_like(lost).spawn();
+    let run = on(&world, &["a", "b"], &["-t", "6s"], &hold("up")).status(79).stderr_like(lost).spawn();
     world.wait_for_log("up");
     world.dlock(["release", "b", "--force"]).any_stderr().run();
     run.finish();

@@ -142,10 +142,10 @@ fn the_order_of_arrival_is_kept_between_modes(backend: Backend) {
     assert_eq!(order, (0..kinds.len()).collect::<Vec<_>>(), "{log:?}");
 }
 
-/// Killed alone, its guard gives the hold back; the others are not disturbed over several leases.
+/// Killed alone, its guard gives the hold back; the others are not disturbed over more than a lease.
 fn a_reader_that_dies_leaves_the_others_alone(backend: Backend) {
     let world = World::new(backend);
-    let short = ["-s", "-t", "1s", "--grace", "100ms"];
+    let short = ["-s", "-t", "5s", "--grace", "100ms"];
     let mut dying = world.run("k", &short, &hold("dying")).spawn();
     world.wait_for_log("start dying");
     let stays = world.run("k", &short, &hold("stays")).spawn();
@@ -153,8 +153,8 @@ fn a_reader_that_dies_leaves_the_others_alone(backend: Backend) {
     dying.signal(Signal::KILL);
     wait_until("one is left", || world.status("k")["holders"].as_array().is_some_and(|all| all.len() == 1));
     wait_until("the dead one has ended", || dying.has_ended());
-    let held = || world.status("k")["holders"][0]["held_ms"].as_u64() > Some(2500);
-    wait_until("it is kept for more than two leases", held);
+    let held = || world.status("k")["holders"][0]["held_ms"].as_u64() > Some(6000);
+    wait_until("it is kept for more than a lease", held);
     world.run("k", &[], "true").status(75).any_stderr().run();
     let writer = world.run("k", &["-w"], "echo writer >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -167,9 +167,9 @@ fn a_reader_that_dies_leaves_the_others_alone(backend: Backend) {
 /// Nothing tells of its end but its lease; that of the other does not count for it.
 fn a_reader_that_is_lost_with_its_guard_delays_the_writer_by_its_lease(backend: Backend) {
     let world = World::new(backend);
-    let lost = world.run("k", &["-s", "-t", "2s"], &format!("echo $$ > lost.pid; {}", hold("lost"))).spawn();
+    let lost = world.run("k", &["-s", "-t", "6s"], &format!("echo $$ > lost.pid; {}", hold("lost"))).spawn();
     world.wait_for_log("start lost");
-    let stays = world.run("k", &["-s", "-t", "3s"], &hold("stays")).any_stderr().spawn();
+    let stays = world.run("k", &["-s", "-t", "8s"], &hold("stays")).any_stderr().spawn();
     world.wait_for_log("start stays");
     let job = world.wait_for_pid("lost.pid");
     for pid in [lost.guard(), lost.pid(), job] {

@@ -132,9 +132,9 @@ fn a_slot_is_where_slots_are(backend: Backend) {
 
 fn a_dead_holders_slot_is_used_again(backend: Backend) {
     let world = World::new(backend);
-    let dying = world.run("k", &["-n3", "-t", "2s", "--grace", "100ms"], &hold("dying")).spawn();
+    let dying = world.run("k", &["-n3", "-t", "8s", "--grace", "100ms"], &hold("dying")).spawn();
     world.wait_for_log("dying 0");
-    let stays = world.run("k", &["-n3", "-t", "1s"], &hold("stays")).spawn();
+    let stays = world.run("k", &["-n3", "-t", "8s"], &hold("stays")).spawn();
     world.wait_for_log("stays 1");
     dying.signal(Signal::KILL);
     wait_until("one is left", || world.status("k")["holders"].as_array().is_some_and(|all| all.len() == 1));

@@ -276,7 +276,7 @@ fn a_killed_dlock() {
 fn a_lease_outlives_its_connection() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     let job = "echo started >> log; while [ ! -e go ]; do sleep 0.02; done";
-    let running = world.run("k", &["-t", "4s"], job).any_stderr().spawn();
+    let running = world.run("k", &["-t", "8s"], job).any_stderr().spawn();
     world.wait_for_log("started");
     for _ in 0..2 {
         world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

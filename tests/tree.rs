@@ -2,6 +2,7 @@
 //! stopped and signalled as the whole of it.
 
 use crate::signals::{COUNTER, RELAYED};
+use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
 use crate::support::dlock::Running;
 use crate::support::pty::{CTRL_C, CTRL_Z, Terminal};
 use crate::support::wait::wait_until;
@@ -9,7 +10,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use crate::support::{job, proc};
 use rustix::process::Signal;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 on_every_store!(
     the_lock_is_kept_for_a_daemon,
@@ -62,7 +63,7 @@ fn nothing_overlapped(world: &World) {
 
 fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let world = World::new(backend);
-    let dlock = world.run("k", &["-v", "--tree", "-t", "2s"], &format!("{DAEMON}\nexit 7"));
+    let dlock = world.run("k", &["-v", "--tree", "-t", "5s"], &format!("{DAEMON}\nexit 7"));
     let dlock = dlock.status(7).any_stderr().spawn();
     let daemon = world.wait_for_pid("daemon.pid");
     wait_for_the_rest(&dlock);
@@ -70,7 +71,7 @@ fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let line = message.lines().find(|line| line.contains(KEPT)).expect("it was there");
     assert!(line.contains("status 7") && line.contains(&format!("{daemon} (sh)")), "{line}");
     // Longer than the lease: it is renewed.
-    world.run("k", &["-w", "3s"], "echo overlap >> log").status(75).any_stderr().run();
+    world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
     let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");
@@ -175,7 +176,7 @@ fn a_signal_reaches_all_that_is_left_once(backend: Backend) {
 fn an_operator_stops_what_is_left(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let options = ["-v", "--tree", "-t", "5s", "--grace", "1s"];
+    let options = ["-v", "--tree", "-t", "10s", "--grace", "1s"];
     let dlock = world.run("k", &options, job::FAMILY).status(79).any_stderr().spawn();
     orphan(&world, &dlock);
     let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
@@ -195,16 +196,12 @@ fn an_operator_stops_what_is_left(backend: Backend) {
 fn a_lease_that_runs_out_stops_what_is_left() {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
-    let dlock = world.run("k", &["-v", "--tree", "-t", "2s"], job::FAMILY).status(79).any_stderr().spawn();
+    let dlock = world.run("k", &["-v", "--tree", "-t", "8s"], job::FAMILY).status(79).any_stderr().spawn();
     orphan(&world, &dlock);
     let expires = world.redis().after_renewal("dlock:k");
     world.redis_mut().kill();
-    wait_until("the rest is dead", || {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
-        let living = job::survivors(&world);
-        assert!(living.is_empty() || now < u128::try_from(expires).expect("after 1970"), "alive: {living:?}");
-        living.is_empty()
-    });
+    let end = end_of_last_lease(expires, now(), Duration::from_secs(8));
+    dead_in_time(|| now() >= end, || job::survivors(&world));
     dlock.finish();
 }
 
@@ -236,7 +233,7 @@ fn dlock_killed_while_it_waits_for_the_rest(backend: Backend) {
 fn dlock_stopped_while_it_waits_for_the_rest(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let dlock = world.run("k", &["-v", "--tree", "-t", "4s"], job::FAMILY).status(79).any_stderr().spawn();
+    let dlock = world.run("k", &["-v", "--tree", "-t", "8s"], job::FAMILY).status(79).any_stderr().spawn();
     orphan(&world, &dlock);
     let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -263,7 +260,7 @@ fn guard_killed_while_it_waits_for_the_rest(backend: Backend) {
 
 fn on_lost_warn_waits_for_the_rest(backend: Backend) {
     let world = World::new(backend);
-    let options = ["-v", "--tree", "-t", "1s", "--on-lost", "warn"];
+    let options = ["-v", "--tree", "-t", "6s", "--on-lost", "warn"];
     let dlock = world.run("k", &options, &format!("{DAEMON}\nexit 7")).status(79).any_stderr().spawn();
     wait_for_the_rest(&dlock);
     world.dlock(["release", "k", "--force", "--now", "-y"]).any_stdout().any_stderr().run();

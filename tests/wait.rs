@@ -69,7 +69,7 @@ fn it_takes_nothing_and_holds_up_nobody(backend: Backend) {
 
 fn it_sees_a_lease_end_that_nobody_notices(backend: Backend) {
     let world = World::new(backend);
-    world.dlock(["acquire", "-k", "k", "-t", "700ms", "-q"]).any_stdout().run();
+    world.dlock(["acquire", "-k", "k", "-t", "3s", "-q"]).any_stdout().run();
     world.dlock(["wait", "k"]).run();
     assert_eq!(world.state("k"), "free");
 }

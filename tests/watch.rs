@@ -137,7 +137,7 @@ fn every_kind_of_event(backend: Backend) {
 fn a_crashed_holder(backend: Backend) {
     let world = World::new(backend);
     let watch = watch(&world, &["k", "--json"]);
-    let crashed = world.run("k", &["-t", "1s"], HOLD).any_stderr().spawn();
+    let crashed = world.run("k", &["-t", "5s"], HOLD).any_stderr().spawn();
     world.wait_for_log("up");
     wait_for_events(&watch, 1);
     let pids = [crashed.guard(), crashed.pid()];
@@ -289,7 +289,7 @@ fn a_short_run_of_several_is_told_of_each(backend: Backend) {
 fn a_server_that_starts_anew() {
     let mut world = World::new(Backend::Redis);
     for arguments in [&["k", "--json"][..], &["--json"]] {
-        let holder = world.run("k", &["-t", "3s"], HOLD).any_stderr().status(79).spawn();
+        let holder = world.run("k", &["-t", "6s"], HOLD).any_stderr().status(79).spawn();
         world.wait_for_log("up");
         let watch = watch(&world, arguments);
         world.redis_mut().kill();
@@ -334,7 +334,7 @@ fn an_outage_is_caught_up() {
 fn a_lock_that_vanishes_is_lost() {
     let world = World::new(Backend::Redis);
     let watch = watch(&world, &["k", "--json"]);
-    let holder = world.run("k", &["-t", "2s"], HOLD).status(79).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "6s"], HOLD).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<()>(&["DEL", "dlock:k"]);
     holder.finish();
