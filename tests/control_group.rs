@@ -109,7 +109,7 @@ fn nothing_is_left_of_a_group_whose_maker_is_killed() {
     let Some(group) = Group::make("left") else { return };
     let world = World::new(Backend::Redis);
     let run = world.run("k", &["--max-run", "1s", "--grace", "3s"], STUBBORN);
-    let holder = group.around(run, None).status(70).any_stderr().spawn();
+    let holder = group.around(run, None).status(124).any_stderr().spawn();
     let job = world.wait_for_pid("job.pid");
     world.wait_for_log("taken");
     let made = group.inner();

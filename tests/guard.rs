@@ -402,6 +402,25 @@ fn what_carries_the_hold_is_stopped_too() {
     child.wait().expect("it is our child");
 }
 
+/// However busy the machine is.
+#[test]
+fn a_guard_that_stops_a_job_comes_before_others() {
+    if !Command::new("chrt").args(["-r", "1", "true"]).status().is_ok_and(|status| status.success()) {
+        println!("skipped: this user may not have a real-time priority");
+        return;
+    }
+    let world = World::new(Backend::Redis);
+    let job = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; echo up >> log; while :; do sleep 0.02; done";
+    let options = ["--max-run", "2s", "--grace", "1m"];
+    let holder = world.run("k", &options, job).status(124).any_stderr().spawn();
+    world.wait_for_log("up");
+    let guard = holder.guard();
+    assert!(!proc::is_real_time(guard), "not before");
+    wait_until("it has a real-time priority", || proc::is_real_time(guard));
+    world.write("go", "");
+    holder.finish();
+}
+
 /// Who has become another user, as through sudo, cannot be stopped by a dlock that may not signal that user: it is
 /// named, and the lock is not given back early.
 #[test]

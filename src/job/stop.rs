@@ -7,7 +7,7 @@ use super::family::{Blow, Depth, Family, Sweep};
 use super::procfs::Member;
 use super::{Process, Why};
 use crate::clock::Moment;
-use crate::sys;
+use crate::sys::{self, Hurry};
 use std::time::Duration;
 
 /// A grace is cut short for a job that takes long to kill, but whoever has been told has this part of what is left.
@@ -43,6 +43,8 @@ pub(super) struct Stop {
     search: Searching,
     /// From when on what does not end is taken into a control group, if it is.
     gather_at: Option<Moment>,
+    /// A machine that is short of time must not keep the KILL waiting.
+    hurry: Option<Hurry>,
 }
 
 /// How far the search for strays has got.
@@ -71,13 +73,17 @@ impl Stop {
             deep_at: kill_at,
             search,
             gather_at: None,
+            hurry: None,
         };
         if kill_at.passed() {
             // Past the end already: KILL at once.
+            stop.hurry = Some(Hurry::begin());
             return (stop, Vec::new());
         }
         let (members, cost) = family.look();
         let looked = Moment::now();
+        // Not before: what is killed will not be hurried, and the look tells how long that takes.
+        stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(PAUSE);
         let until = kill_at.before(lead(cost, kill_at.since(looked)));
         let mut sweep = family.term(asked(&members, || until.passed()));
@@ -116,9 +122,8 @@ impl Stop {
         let mut sweep = if self.is_due(bound) { self.kill(family, first) } else { Sweep::default() };
         if self.gather_at.is_some_and(Moment::passed) {
             let now = Moment::now();
-            if !self.has_time_to_gather(now, bound) || family.gather(now.after(STEP)) {
-                self.gather_at = None;
-            }
+            let done = !self.has_time_to_gather(now, bound) || family.gather(now.after(STEP));
+            self.gather_at = (!done).then(|| Moment::now().after(STEP));
         }
         if self.search == Searching::Round && !sweep.no_child {
             let blow = if self.passes > 0 { Blow::Kill } else { Blow::Term };
@@ -179,6 +184,7 @@ impl Stop {
             }
             family.begin_round();
             self.search = Searching::LastRound;
+            self.hurry = None;
         }
         if !family.search(blow.unwrap_or(Blow::Term), Moment::now().after(STEP), sweep) {
             return false;
@@ -204,7 +210,9 @@ impl Stop {
     fn wake_but_to_gather(&self, bound: Moment) -> Moment {
         match self.search {
             Searching::Rest => self.kill_wake(bound),
-            Searching::Round | Searching::LastRound => Moment::now(),
+            // The job wants to run, too.
+            Searching::Round => self.kill_wake(bound).min(Moment::now().after(STEP)),
+            Searching::LastRound => Moment::now(),
         }
     }
 

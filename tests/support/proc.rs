@@ -15,6 +15,12 @@ pub fn stopped(pid: i32) -> bool {
     state(pid) == Some('T')
 }
 
+/// Whether the process runs before all that have an ordinary priority (SCHED_RR).
+pub fn is_real_time(pid: i32) -> bool {
+    // Counted from the state.
+    fields(pid).is_some_and(|fields| fields.split(' ').nth(38) == Some("2"))
+}
+
 /// Whether the process's group is the one that its terminal belongs to.
 pub fn in_foreground(pid: i32) -> bool {
     let Some(fields) = fields(pid) else { return false };
