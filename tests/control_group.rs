@@ -93,16 +93,6 @@ fn chains_that_fork_all_the_time_are_dead_when_the_run_is_over() {
     assert_eq!(group.inner(), [""; 0].map(PathBuf::from));
 }
 
-#[test]
-fn a_job_that_ends_when_asked_is_not_taken_anywhere() {
-    let Some(group) = Group::make("obeys") else { return };
-    let world = World::new(Backend::Redis);
-    let job = "trap 'cat /proc/self/cgroup > group; exit' TERM; while :; do sleep 0.02; done";
-    let run = world.run("k", &["--max-run", "1s", "--grace", "5s"], job);
-    group.around(run, None).status(124).any_stderr().run();
-    assert!(!world.read("group").contains("dlock-stop-"), "{}", world.read("group"));
-}
-
 /// Also when the guard is killed in the midst of it.
 #[test]
 fn nothing_is_left_of_a_group_whose_maker_is_killed() {
