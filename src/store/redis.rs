@@ -15,24 +15,25 @@ use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
 use call::Caller;
 use cluster::Nodes;
+use connection::Connection;
 use redis::{Value, cmd};
 use reply::garbled;
-use route::{Arrangement, Line, Server, Whom};
+use route::{Arrangement, Server, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use cluster::apart;
-pub use connect::Address;
-pub use target::Target;
+pub use target::{Address, Target};
 pub use tls::{Files, Tls};
 
 mod acknowledge;
 pub(super) mod call;
 mod cluster;
-pub(super) mod connect;
+pub(super) mod connection;
 mod ear;
+pub(super) mod failure;
 mod overdue;
 pub mod probe;
 pub(super) mod reply;
@@ -71,7 +72,7 @@ pub struct RedisStore {
 
 /// The connection on which a waiter sleeps.
 struct Ear {
-    line: Line,
+    line: Connection,
     /// Whether a blocking pop is under way on it.
     listening: bool,
 }
@@ -158,7 +159,7 @@ impl RedisStore {
     /// Those of the locks that have a lock key. Each is asked for by itself: they may lie in different slots.
     fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-        let ask = |line: &mut Line, by| {
+        let ask = |line: &mut Connection, by| {
             let exists = |name: &Name| {
                 let mut exists = cmd("EXISTS");
                 exists.arg(name.as_str());
@@ -188,7 +189,7 @@ impl RedisStore {
                 scan.arg("TYPE").arg("string");
             }
             let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-            let ask = |line: &mut Line, by| Ok((line.ask(scan.clone(), by)?, ()));
+            let ask = |line: &mut Connection, by| Ok((line.ask(scan.clone(), by)?, ()));
             let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;

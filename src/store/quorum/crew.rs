@@ -11,7 +11,8 @@ use super::scripts::Script;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::redis::call::lacking;
-use crate::store::redis::connect::{Link, refusal};
+use crate::store::redis::connection::Connection;
+use crate::store::redis::failure::refusal;
 use crate::store::redis::reply::Reply;
 use crate::store::redis::{Target, script};
 use redis::Value;
@@ -343,7 +344,7 @@ impl Answers {
 /// One master and the connection to it.
 pub struct Node {
     target: Target,
-    link: Option<Link>,
+    link: Option<Connection>,
     /// The last request may still be on its way, so the next one brings its script along: there may be nobody any more
     /// to send the text after a NOSCRIPT.
     doubt: bool,
@@ -399,11 +400,11 @@ impl Node {
             return Err(late());
         }
         let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
-        let mut link = match self.link.take().and_then(Link::if_good) {
+        let mut link = match self.link.take().and_then(Connection::if_good) {
             Some(link) => link,
             None => {
                 self.known.clear();
-                Link::dial(target, by.min(Moment::now().after(target.connect_timeout)))?
+                Connection::dial(target, by.min(Moment::now().after(target.connect_timeout)))?
             }
         };
         if !may_go() {
@@ -417,9 +418,9 @@ impl Node {
         let by_text = doubt || heard == Heard::Perhaps && !is_known;
         let first = if by_text { text() } else { call.code.by_hash(&call.keys, &args) };
         let mut ask = |command| {
-            link.send(target, &[command], by)?;
+            link.send(vec![command], by)?;
             is_sent();
-            link.answer(target, by)
+            link.answer(by)
         };
         let mut value = ask(first)?;
         if matches!(&value, Value::ServerError(error) if error.code() == "NOSCRIPT") {
@@ -428,7 +429,7 @@ impl Node {
         if let Value::ServerError(error) = &value {
             return Err(match script::lacks_right(error) {
                 true => lacking(&target.shown, call.code, error),
-                false => refusal(target, error.code(), error.details()),
+                false => refusal(&target.shown, error),
             });
         }
         (self.doubt, self.link) = (false, Some(link));

@@ -2,8 +2,9 @@
 //! write, because it counts the last write of its own connection only. It makes a failover less likely to lose the
 //! lock; it is no quorum, for the replica that is promoted need not be one of those that acknowledged.
 
-use super::connect::refusal;
-use super::route::{Line, Roll};
+use super::connection::Connection;
+use super::failure::refusal;
+use super::route::Roll;
 use crate::clock::Moment;
 use crate::lock::Replicas;
 use crate::store::Error;
@@ -31,7 +32,7 @@ impl Acknowledge {
     /// enough, which is of no interest where the script did not do what was asked.
     pub fn ask(
         &mut self,
-        line: &mut Line,
+        line: &mut Connection,
         script: Cmd,
         replicas: Replicas,
         roll: Roll,
@@ -63,7 +64,7 @@ impl Acknowledge {
 
     fn count(
         &mut self,
-        line: &mut Line,
+        line: &mut Connection,
         replicas: Replicas,
         roll: Roll,
         wanted: u32,
@@ -93,7 +94,7 @@ fn wait(wanted: u32, by: Moment) -> Cmd {
     wait
 }
 
-fn acknowledged(line: &mut Line, by: Moment) -> Result<u32, Error> {
+fn acknowledged(line: &mut Connection, by: Moment) -> Result<u32, Error> {
     let value = line.reply(by)?;
     let store = &line.target().shown;
     match value {
@@ -103,7 +104,7 @@ fn acknowledged(line: &mut Line, by: Moment) -> Result<u32, Error> {
                 "{store} has no WAIT, by which replicas acknowledge; --replicas asks for it"
             )))
         }
-        Value::ServerError(error) => Err(refusal(line.target(), error.code(), error.details())),
+        Value::ServerError(error) => Err(refusal(store, &error)),
         _ => Err(Error::Garbled(format!("{store} answers WAIT with what is no number"))),
     }
 }
@@ -121,7 +122,7 @@ fn question(roll: Roll) -> Cmd {
 }
 
 /// The number of a master's replicas.
-fn counted(line: &mut Line, roll: Roll, by: Moment) -> Result<u32, Error> {
+fn counted(line: &mut Connection, roll: Roll, by: Moment) -> Result<u32, Error> {
     let value = line.reply(by)?;
     let count = match (&value, roll) {
         (Value::Array(role), Roll::Connected) => Some(connected(role)),
@@ -133,7 +134,7 @@ fn counted(line: &mut Line, roll: Roll, by: Moment) -> Result<u32, Error> {
         // The reply to WAIT is still to come.
         line.spoil();
         match value {
-            Value::ServerError(error) => refusal(line.target(), error.code(), error.details()),
+            Value::ServerError(error) => refusal(&line.target().shown, &error),
             _ => Error::Garbled(format!("{} does not say which replicas it has", line.target().shown)),
         }
     })
@@ -156,7 +157,7 @@ fn followers(nodes: &str) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn too_few(line: &Line, got: u32, needed: u32) -> Error {
+fn too_few(line: &Connection, got: u32, needed: u32) -> Error {
     Error::Unacknowledged(format!("{}: {got} of {needed} replicas acknowledged in time", line.target().shown))
 }
 

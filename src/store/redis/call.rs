@@ -3,10 +3,11 @@
 
 use super::Target;
 use super::acknowledge::Acknowledge;
-use super::connect::silent;
+use super::connection::Connection;
+use super::failure::silent;
 use super::overdue::{First, Overdue};
 use super::reply::Reply;
-use super::route::{Arrangement, Line, Roll, Route, Whom};
+use super::route::{Arrangement, Roll, Route, Whom};
 use super::script::{self, Code, SERVER};
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
@@ -299,7 +300,7 @@ impl Request<'_> {
     fn send(
         &self,
         acknowledge: &mut Acknowledge,
-        line: &mut Line,
+        line: &mut Connection,
         roll: Roll,
         by_text: bool,
         by: Moment,
@@ -313,7 +314,7 @@ impl Request<'_> {
                 line.post(vec![first], by)?;
                 if !line.listen(by)? {
                     line.keep_for_the_answer();
-                    return Err(silent(line.target()));
+                    return Err(silent(&line.target().shown));
                 }
                 (line.answer(by)?, Ok(()))
             }

@@ -3,8 +3,9 @@
 //! the first answer, only spares the detour. It is never believed against a node's own word, and forgotten whole when
 //! something went wrong.
 
-use super::connect::refusal;
-use super::route::{Arrangement, Asking, Line, Next, Roll, Stage, Whom};
+use super::connection::{Asking, Connection};
+use super::failure::refusal;
+use super::route::{Arrangement, Next, Roll, Stage, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::lock::Name;
@@ -91,7 +92,7 @@ impl Nodes {
             if error.details().unwrap_or_default().contains("cluster support disabled") {
                 return Err(Error::Unfit(format!("{} is no cluster; write redis://", target.shown)));
             }
-            return Err(refusal(target, error.code(), error.details()));
+            return Err(refusal(&target.shown, error));
         }
         let (map, nodes) = read_map(&map, &target.address).ok_or_else(|| {
             Error::Garbled(format!(
@@ -134,7 +135,7 @@ impl Arrangement for Nodes {
         }
     }
 
-    fn greet(&mut self, line: &mut Line, _: Moment) -> Result<(), Error> {
+    fn greet(&mut self, line: &mut Connection, _: Moment) -> Result<(), Error> {
         if self.map.is_empty() {
             let mut slots = cmd("CLUSTER");
             slots.arg("SLOTS");
@@ -150,7 +151,7 @@ impl Arrangement for Nodes {
         }
     }
 
-    fn heard(&mut self, line: &mut Line, value: &Value) -> Result<Next, Error> {
+    fn heard(&mut self, line: &mut Connection, value: &Value) -> Result<Next, Error> {
         let aside = line.aside();
         let target = line.target();
         for map in aside.into_iter().filter(|value| !matches!(value, Value::Okay)) {
@@ -214,7 +215,7 @@ impl Arrangement for Nodes {
             let (target, until) = (&stage.target, stage.until);
             let mut slots = cmd("CLUSTER");
             slots.arg("SLOTS");
-            let said = Line::dial(target, until).and_then(|mut line| {
+            let said = Connection::dial(target, until).and_then(|mut line| {
                 line.send(vec![slots], until)?;
                 line.reply(until)
             });

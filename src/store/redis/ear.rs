@@ -3,7 +3,8 @@
 //! connections for that.) It listens where the store last found the lock, and does not look for it itself.
 
 use super::EAR_BOUND;
-use super::route::{Line, Whereabouts};
+use super::connection::Connection;
+use super::route::Whereabouts;
 use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
 use crate::store::{self, Error};
@@ -20,7 +21,7 @@ pub struct Ear {
     /// In the order in which they are popped from, each with its lock.
     lists: Vec<(String, Name)>,
     about: Option<Name>,
-    line: Option<Line>,
+    line: Option<Connection>,
     deaf_until: Moment,
 }
 
@@ -39,7 +40,8 @@ impl Ear {
         let mut line = match self.line.take().filter(|line| line.target().address == target.address) {
             Some(line) => line,
             None => {
-                let mut line = Line::dial(&target, Moment::now().after(target.connect_timeout).min(until))?;
+                let mut line =
+                    Connection::dial(&target, Moment::now().after(target.connect_timeout).min(until))?;
                 line.send(vec![self.pop()], by())?;
                 line
             }

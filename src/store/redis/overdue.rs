@@ -6,8 +6,8 @@
 //! often where the job would soon have to end. There a question goes first that costs a server nothing: only when it
 //! is answered, and the renewal still is not, that is sent again.
 
-use super::connect::silent;
-use super::route::Line;
+use super::connection::Connection;
+use super::failure::silent;
 use super::script;
 use crate::clock::Moment;
 use crate::store::Error;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A renewal that is not answered yet.
 pub struct Overdue {
-    line: Line,
+    line: Connection,
     /// Read before it was sent.
     pub sent: Moment,
     ttl: Duration,
@@ -33,7 +33,7 @@ pub enum First {
 
 impl Overdue {
     /// Listens on a connection on which the renewal was sent.
-    pub fn new(line: Line, sent: Moment, ttl: Duration) -> Self {
+    pub fn new(line: Connection, sent: Moment, ttl: Duration) -> Self {
         Self { line, sent, ttl, try_at: Moment::now() }
     }
 
@@ -64,7 +64,7 @@ impl Overdue {
     }
 
     /// Who is answered first, of this connection and `other`, to the same server? An error where neither is.
-    pub fn race(&mut self, other: &mut Line, by: Moment) -> Result<First, Error> {
+    pub fn race(&mut self, other: &mut Connection, by: Moment) -> Result<First, Error> {
         other.post(vec![cmd("TIME")], by)?;
         let (now, mut deaf) = (Moment::now(), false);
         while !deaf && other.listen_beside(&self.line, by)? {
@@ -87,24 +87,24 @@ impl Overdue {
     }
 
     /// The connection, when the answer has come.
-    pub fn into_line(mut self) -> Line {
+    pub fn into_line(mut self) -> Connection {
         self.line.has_answered();
         self.line
     }
 
     /// Puts the connection that was kept in the place of another one.
-    pub fn take_the_place_of(&mut self, other: &mut Line) {
+    pub fn take_the_place_of(&mut self, other: &mut Connection) {
         std::mem::swap(&mut self.line, other);
         other.has_answered();
     }
 
     /// The error for an answer that has not come.
     pub fn silence(&self) -> Error {
-        silent(self.line.target())
+        silent(&self.line.target().shown)
     }
 
     /// Whether it was sent to the server that this connection leads to.
-    pub fn is_at(&self, line: &Line) -> bool {
+    pub fn is_at(&self, line: &Connection) -> bool {
         self.line.target().address == line.target().address
     }
 }
@@ -156,10 +156,10 @@ mod tests {
             other.write_all(b"+PONG\r\n")
         });
         let by = Moment::now().after(LONG);
-        let mut line = Line::dial(&target, by)?;
+        let mut line = Connection::dial(&target, by)?;
         line.post(vec![cmd("ROLE")], by)?;
         let mut kept = Overdue::new(line, Moment::now(), LONG);
-        let mut other = Line::dial(&target, by)?;
+        let mut other = Connection::dial(&target, by)?;
         assert!(matches!(kept.race(&mut other, by)?, First::Other));
         assert_eq!(other.ask(cmd("TIME"), by)?, Value::SimpleString("PONG".into()));
         server.join().map_err(|_| "the server has failed")??;

@@ -4,7 +4,7 @@
 //! The rights are tried rather than asked for: ACL DRYRUN is an administrator's, and knows nothing of a server that is
 //! read-only or full.
 
-use super::connect::Link;
+use super::connection::Connection;
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::lock::{Key, Name, Token};
@@ -37,8 +37,7 @@ pub fn probe(target: &Target, prefix: &str) -> Node {
 /// How long a master must be silent before these sentinels count it as down, by the first that answers.
 pub fn down_after(sentinels: &[Target], service: &str) -> Option<Duration> {
     let setting = |sentinel: &Target| {
-        let link = Link::dial(sentinel, Moment::now().after(sentinel.connect_timeout)).ok()?;
-        let value = Server { link, target: sentinel }.ask(&["SENTINEL", "MASTER", service]).ok()?;
+        let value = Server::dial(sentinel).ok()?.ask(&["SENTINEL", "MASTER", service]).ok()?;
         let fields: Vec<String> = redis::from_redis_value(value).ok()?;
         millis(&fields, "down-after-milliseconds")
     };
@@ -48,8 +47,7 @@ pub fn down_after(sentinels: &[Target], service: &str) -> Option<Duration> {
 /// How long a master must be silent before its cluster counts it as down, by the first that says.
 pub fn node_timeout(masters: &[Target]) -> Option<Duration> {
     let setting = |master: &Target| {
-        let link = Link::dial(master, Moment::now().after(master.connect_timeout)).ok()?;
-        let value = Server { link, target: master }.ask(&["CONFIG", "GET", "cluster-node-timeout"]).ok()?;
+        let value = Server::dial(master).ok()?.ask(&["CONFIG", "GET", "cluster-node-timeout"]).ok()?;
         let fields: Vec<String> = redis::from_redis_value(value).ok()?;
         millis(&fields, "cluster-node-timeout")
     };
@@ -63,8 +61,7 @@ fn millis(fields: &[String], name: &str) -> Option<Duration> {
 }
 
 fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
-    let link = Link::dial(target, Moment::now().after(target.connect_timeout))?;
-    let mut server = Server { link, target };
+    let mut server = Server::dial(target)?;
     // The first one brings AUTH and SELECT along, so it is not measured.
     server.ask(&["TIME"])?;
     let (round_trips, clock) = server.measure()?;
@@ -72,18 +69,23 @@ fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
     Ok(Facts { round_trips, clock, info, rights: server.rights(prefix)? })
 }
 
-struct Server<'a> {
-    link: Link,
-    target: &'a Target,
-}
+struct Server(Connection);
 
-impl Server<'_> {
+impl Server {
+    fn dial(target: &Target) -> Result<Self, Error> {
+        Connection::dial(target, Moment::now().after(target.connect_timeout)).map(Self)
+    }
+
+    fn op_timeout(&self) -> Duration {
+        self.0.target().op_timeout
+    }
+
     fn ask(&mut self, words: &[&str]) -> Result<Value, Error> {
         let mut command = Cmd::new();
         for word in words {
             command.arg(*word);
         }
-        self.link.ask(self.target, &command, Moment::now().after(self.target.op_timeout))
+        self.0.ask(command, Moment::now().after(self.op_timeout()))
     }
 
     /// An answer that the server may refuse to give.
@@ -98,7 +100,7 @@ impl Server<'_> {
 
     /// By TIME, which every user of dlock's may ask.
     fn measure(&mut self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let by = Moment::now().after(self.target.op_timeout * SAMPLES_WITHIN);
+        let by = Moment::now().after(self.op_timeout() * SAMPLES_WITHIN);
         let mut samples = Vec::new();
         while samples.len() < SAMPLES && (samples.is_empty() || !by.passed()) {
             let (began, here) = (Moment::now(), SystemTime::now());

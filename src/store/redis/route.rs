@@ -6,12 +6,13 @@
 //! Every call obeys one deadline, however many servers are asked on the way. That calls are sent again elsewhere is
 //! safe, because every operation is idempotent (I4).
 
-use super::connect::{Link, refusal, silent};
+use super::connection::{Asking, Connection};
+use super::failure::{refusal, silent};
 use super::{Address, Target};
 use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
 use crate::store::Error;
-use redis::{Cmd, Value, cmd};
+use redis::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,15 +36,6 @@ pub struct Stage {
     pub until: Moment,
     /// What the command is to be preceded by.
     pub asking: Asking,
-}
-
-/// Whether the server has the slot, or is only about to get it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asking {
-    /// It has it.
-    No,
-    /// It is being sent it: commands are preceded by ASKING.
-    Yes,
 }
 
 /// What follows from an answer or a failure.
@@ -78,7 +70,7 @@ pub trait Arrangement: Send {
     fn whereto(&mut self, whom: Whom<'_>, by: Moment) -> Result<Stage, Error>;
 
     /// The first words on a new connection.
-    fn greet(&mut self, _line: &mut Line, _by: Moment) -> Result<(), Error> {
+    fn greet(&mut self, _line: &mut Connection, _by: Moment) -> Result<(), Error> {
         Ok(())
     }
 
@@ -86,7 +78,7 @@ pub trait Arrangement: Send {
     fn known(&self, whom: Whom<'_>) -> Option<Address>;
 
     /// A server answered.
-    fn heard(&mut self, _line: &mut Line, _value: &Value) -> Result<Next, Error> {
+    fn heard(&mut self, _line: &mut Connection, _value: &Value) -> Result<Next, Error> {
         Ok(Next::Done)
     }
 
@@ -130,142 +122,6 @@ pub trait Arrangement: Send {
     }
 }
 
-/// One connection, and the server at its other end.
-pub struct Line {
-    target: Target,
-    link: Link,
-    asking: Asking,
-    /// Sent once, before the next command.
-    preface: Vec<Cmd>,
-    /// The replies to the preface, and to ASKING, that are still to come.
-    owed: usize,
-    aside: Vec<Value>,
-    /// What its state is after it was spoken on.
-    use_: Use,
-}
-
-/// What a connection is good for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// Everything.
-    Any,
-    /// Nothing: a reply may still come that nobody waits for.
-    None,
-    /// For hearing a reply that has not come yet.
-    Hearing,
-}
-
-impl Line {
-    /// Connects by `by`.
-    pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
-        let link = Link::dial(target, by)?;
-        let (preface, aside) = (Vec::new(), Vec::new());
-        Ok(Self { target: target.clone(), link, asking: Asking::No, preface, owed: 0, aside, use_: Use::Any })
-    }
-
-    /// The server.
-    pub const fn target(&self) -> &Target {
-        &self.target
-    }
-
-    /// Has a command sent before the next one, in the same write. Its reply is [`Line::aside`] afterwards.
-    pub fn preface(&mut self, command: Cmd) {
-        self.preface.push(command);
-    }
-
-    /// The replies to prefaces that have come.
-    pub fn aside(&mut self) -> Vec<Value> {
-        std::mem::take(&mut self.aside)
-    }
-
-    /// The connection is not to be used again.
-    pub const fn spoil(&mut self) {
-        self.use_ = Use::None;
-    }
-
-    /// The connection is not to be used again, but the reply that has not come yet is still wanted:
-    /// [`Route::unanswered`] has it from now on.
-    pub const fn keep_for_the_answer(&mut self) {
-        self.use_ = Use::Hearing;
-    }
-
-    /// The reply has come: the connection is as good as any other.
-    pub const fn has_answered(&mut self) {
-        self.use_ = Use::Any;
-    }
-
-    /// What an error that came as a value means.
-    pub fn refused(&self, value: Value) -> Error {
-        match value {
-            Value::ServerError(error) => refusal(&self.target, error.code(), error.details()),
-            _ => Error::Garbled(format!("{} answered with what was not asked for", self.target.shown)),
-        }
-    }
-
-    /// Sends commands in one write. Only the first may need the slot.
-    pub fn send(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
-        let all = self.prefaced(commands);
-        self.link.send(&self.target, &all, by)
-    }
-
-    /// [`Line::send`] that does not wait for what sets the connection up.
-    pub fn post(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
-        let all = self.prefaced(commands);
-        self.link.post(&self.target, &all, by)
-    }
-
-    fn prefaced(&mut self, mut commands: Vec<Cmd>) -> Vec<Cmd> {
-        let mut all = std::mem::take(&mut self.preface);
-        if self.asking == Asking::Yes {
-            all.push(cmd("ASKING"));
-        }
-        self.owed += all.len();
-        all.append(&mut commands);
-        all
-    }
-
-    /// The next reply; an error is an `Err`, except one that says what to do next.
-    pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
-        self.settle(by)?;
-        self.link.answer(&self.target, by)
-    }
-
-    /// The next reply, whatever it says.
-    pub fn reply(&mut self, by: Moment) -> Result<Value, Error> {
-        self.settle(by)?;
-        self.link.read(&self.target, by)
-    }
-
-    /// Sends one command and waits for its reply.
-    pub fn ask(&mut self, command: Cmd, by: Moment) -> Result<Value, Error> {
-        self.send(vec![command], by)?;
-        self.answer(by)
-    }
-
-    /// Sleeps until the server sends something (true) or `until` has come (false).
-    pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
-        self.link.listen(&self.target, until)
-    }
-
-    /// Sleeps until the server sends something, here or on `other` (true), or `until` has come (false).
-    pub fn listen_beside(&mut self, other: &Self, until: Moment) -> Result<bool, Error> {
-        self.link.listen_beside(&self.target, &other.link, until)
-    }
-
-    fn settle(&mut self, by: Moment) -> Result<(), Error> {
-        while self.owed > 0 {
-            let value = self.link.read(&self.target, by)?;
-            self.owed -= 1;
-            self.aside.push(value);
-        }
-        Ok(())
-    }
-
-    fn is_usable(&self) -> bool {
-        self.use_ == Use::Any && self.asking == Asking::No && self.owed == 0
-    }
-}
-
 /// Where the master of the lock was found the last time: for whoever listens there on a connection of its own.
 #[derive(Clone, Default)]
 pub struct Whereabouts(Arc<Mutex<Option<Target>>>);
@@ -288,9 +144,9 @@ impl Whereabouts {
 pub struct Route {
     arrangement: Box<dyn Arrangement>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
-    lines: Vec<Line>,
+    lines: Vec<Connection>,
     /// The one on which an answer is still to come.
-    unanswered: Option<Line>,
+    unanswered: Option<Connection>,
     whereabouts: Whereabouts,
     looks_at_replicas: bool,
     connect_timeout: Duration,
@@ -317,7 +173,7 @@ impl Route {
         &mut self,
         whom: Whom<'_>,
         by: Moment,
-        mut talk: impl FnMut(&mut Line, Moment) -> Result<(Value, T), Error>,
+        mut talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
         self.arrangement.begin();
         loop {
@@ -326,9 +182,9 @@ impl Route {
             let said = self.line(&stage).and_then(|mut line| {
                 let until = stage.until.min(Moment::now().after(self.op_timeout));
                 let talked = talk(&mut line, until);
-                if line.use_ == Use::Hearing {
+                if line.is_kept() {
                     self.unanswered = Some(line);
-                    return Err(silent(&stage.target));
+                    return Err(silent(&stage.target.shown));
                 }
                 let (value, more) = talked?;
                 let next = self.arrangement.heard(&mut line, &value)?;
@@ -336,11 +192,11 @@ impl Route {
             });
             let next = match said {
                 Ok((line, Value::ServerError(error), _, Next::Done)) => {
-                    return Err(refusal(&line.target, error.code(), error.details()));
+                    return Err(refusal(&line.target().shown, &error));
                 }
                 Ok((line, value, more, Next::Done)) => {
-                    if matches!(whom, Whom::Lock(_)) && line.asking == Asking::No {
-                        self.whereabouts.set(&line.target);
+                    if matches!(whom, Whom::Lock(_)) && stage.asking == Asking::No {
+                        self.whereabouts.set(line.target());
                     }
                     if line.is_usable() {
                         self.lines.push(line);
@@ -348,7 +204,7 @@ impl Route {
                     return Ok((value, more));
                 }
                 Ok((line, Value::ServerError(error), _, Next::Again)) if by.left() < AGAIN_PAUSE => {
-                    return Err(refusal(&line.target, error.code(), error.details()));
+                    return Err(refusal(&line.target().shown, &error));
                 }
                 Ok((line, _, _, next)) => {
                     // Whoever sends us elsewhere is not needed again.
@@ -369,8 +225,8 @@ impl Route {
         }
     }
 
-    /// The connection on which the answer is still to come, if [`Line::keep_for_the_answer`] was said of it.
-    pub const fn unanswered(&mut self) -> Option<Line> {
+    /// The connection on which the answer is still to come, if [`Connection::keep_for_the_answer`] was said of it.
+    pub const fn unanswered(&mut self) -> Option<Connection> {
         self.unanswered.take()
     }
 
@@ -390,7 +246,7 @@ impl Route {
     }
 
     /// A connection to the master of the lock, given away: for a waiter to sleep on.
-    pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Line, Error> {
+    pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Connection, Error> {
         self.arrangement.begin();
         let stage = self.arrangement.whereto(whom, by)?;
         let line = self.line(&stage);
@@ -400,8 +256,8 @@ impl Route {
     }
 
     /// Takes a connection back that [`Route::give`] gave, unless there is another one to the same server by now.
-    pub fn take_back(&mut self, line: Line) -> Option<Line> {
-        if self.lines.iter().any(|other| other.target.address == line.target.address) {
+    pub fn take_back(&mut self, line: Connection) -> Option<Connection> {
+        if self.lines.iter().any(|other| other.target().address == line.target().address) {
             return Some(line);
         }
         self.lines.push(line);
@@ -409,12 +265,12 @@ impl Route {
     }
 
     /// Whether this connection still leads to the master of the lock, as far as is known.
-    pub fn leads_to(&self, line: &Line, whom: Whom<'_>) -> bool {
-        self.arrangement.known(whom).is_none_or(|address| address == line.target.address)
+    pub fn leads_to(&self, line: &Connection, whom: Whom<'_>) -> bool {
+        self.arrangement.known(whom).is_none_or(|address| address == line.target().address)
     }
 
     /// What a connection that was given away was told: MOVED is remembered.
-    pub fn learn(&mut self, line: &mut Line, value: &Value) {
+    pub fn learn(&mut self, line: &mut Connection, value: &Value) {
         let _ = self.arrangement.heard(line, value);
     }
 
@@ -464,18 +320,18 @@ impl Route {
     }
 
     /// The connection there is, or a new one.
-    fn line(&mut self, stage: &Stage) -> Result<Line, Error> {
-        let same = |line: &Line| line.target.address == stage.target.address;
-        if let Some(at) = self.lines.iter().position(same) {
-            let line = self.lines.swap_remove(at);
-            if let Some(link) = line.link.if_good() {
-                return Ok(Line { link, asking: stage.asking, ..line });
-            }
+    fn line(&mut self, stage: &Stage) -> Result<Connection, Error> {
+        let same = |line: &Connection| line.target().address == stage.target.address;
+        if let Some(at) = self.lines.iter().position(same)
+            && let Some(mut line) = self.lines.swap_remove(at).if_good()
+        {
+            line.set_asking(stage.asking);
+            return Ok(line);
         }
         let by = stage.until.min(Moment::now().after(self.connect_timeout));
-        let mut line = Line::dial(&stage.target, by)?;
+        let mut line = Connection::dial(&stage.target, by)?;
         self.arrangement.greet(&mut line, stage.until.min(Moment::now().after(self.op_timeout)))?;
-        line.asking = stage.asking;
+        line.set_asking(stage.asking);
         Ok(line)
     }
 }

@@ -7,8 +7,9 @@
 //! asked on a thread that may be left behind; at most one for each sentinel. With the connection there, it is asked
 //! directly. The connections are kept, since a holder asks for as long as it holds.
 
-use super::connect::{Link, refusal};
-use super::route::{Arrangement, Asking, Line, Next, Roll, Stage, Whom};
+use super::connection::{Asking, Connection};
+use super::failure::refusal;
+use super::route::{Arrangement, Next, Roll, Stage, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::store::Error;
@@ -82,9 +83,9 @@ struct Seat {
 }
 
 enum State {
-    Idle(Option<Link>),
+    Idle(Option<Connection>),
     /// Asked on its connection, at this moment.
-    Asked(Link, Moment),
+    Asked(Connection, Moment),
     /// A thread dials it and asks, from this moment on.
     Away(Moment),
 }
@@ -93,7 +94,7 @@ enum State {
 struct Letter {
     seat: usize,
     asked: Moment,
-    said: Result<(Link, Named), Error>,
+    said: Result<(Connection, Named), Error>,
 }
 
 impl Sentinels {
@@ -130,7 +131,7 @@ impl Sentinels {
         let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
         let state = std::mem::replace(&mut seat.state, State::Away(asked));
         let link = match state {
-            State::Idle(link) => link.and_then(Link::if_good),
+            State::Idle(link) => link.and_then(Connection::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
             busy => {
                 seat.state = busy;
@@ -138,7 +139,7 @@ impl Sentinels {
             }
         };
         if let Some(mut link) = link
-            && link.send(&seat.target, &questions(&self.service, self.asks), by).is_ok()
+            && link.send(questions(&self.service, self.asks), by).is_ok()
         {
             seat.state = State::Asked(link, asked);
             return;
@@ -146,9 +147,9 @@ impl Sentinels {
         let (target, service, post) = (seat.target.clone(), self.service.clone(), self.post.0.clone());
         let asks = self.asks;
         let dial = move || {
-            let said = Link::dial(&target, by).and_then(|mut link| {
-                link.send(&target, &questions(&service, asks), by)?;
-                let named = answer(&mut link, &target, &service, asks, by)?;
+            let said = Connection::dial(&target, by).and_then(|mut link| {
+                link.send(questions(&service, asks), by)?;
+                let named = answer(&mut link, &service, asks, by)?;
                 Ok((link, named))
             });
             // Nobody reads it any more when the process is about to end.
@@ -166,14 +167,14 @@ impl Sentinels {
         let seat = &mut self.seats[index];
         match std::mem::replace(&mut seat.state, State::Idle(None)) {
             State::Asked(mut link, asked) => {
-                let said = match link.listen(&seat.target, until) {
+                let said = match link.listen(until) {
                     Ok(false) => {
                         seat.state = State::Asked(link, asked);
                         return None;
                     }
                     Ok(true) => {
                         let by = until.max(Moment::now().after(SLICE));
-                        answer(&mut link, &seat.target, &self.service, self.asks, by)
+                        answer(&mut link, &self.service, self.asks, by)
                     }
                     Err(error) => Err(error),
                 };
@@ -319,7 +320,7 @@ impl Arrangement for Sentinels {
     }
 
     /// A sentinel may be late, and a server may have come back as what it was before: it is asked itself.
-    fn greet(&mut self, line: &mut Line, by: Moment) -> Result<(), Error> {
+    fn greet(&mut self, line: &mut Connection, by: Moment) -> Result<(), Error> {
         let shown = line.target().shown.clone();
         match line.ask(cmd("ROLE"), by)? {
             Value::Array(role) => match role.first() {
@@ -429,16 +430,16 @@ fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
 }
 
 /// The sentinel's answer to [`questions`].
-fn answer(link: &mut Link, sentinel: &Target, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
-    let shown = &sentinel.shown;
-    let address = match link.read(sentinel, by)? {
+fn answer(link: &mut Connection, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
+    let shown = &link.target().shown.clone();
+    let address = match link.reply(by)? {
         Value::ServerError(error) if error.code() == "NOAUTH" => {
             return Err(Error::Denied(format!(
                 "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
                  sentinel-username=U"
             )));
         }
-        Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
+        Value::ServerError(error) => return Err(refusal(shown, &error)),
         Value::Nil => {
             return Err(Error::Unfit(format!(
                 "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
@@ -452,8 +453,8 @@ fn answer(link: &mut Link, sentinel: &Target, service: &str, asks: Asks, by: Mom
     let group =
         match asks {
             Asks::Address => None,
-            Asks::Group => match link.read(sentinel, by)? {
-                Value::ServerError(error) => return Err(refusal(sentinel, error.code(), error.details())),
+            Asks::Group => match link.reply(by)? {
+                Value::ServerError(error) => return Err(refusal(shown, &error)),
                 value => Some(group(value, &address).ok_or_else(|| {
                     Error::Garbled(format!("{shown} does not say which replicas there are"))
                 })?),

@@ -1,10 +1,35 @@
 //! How does one get into a server? Its address, who to be there, and how long that may take. Plain values; nothing here
 //! connects.
 
-use super::{Address, Tls};
+use super::Tls;
 use redis::{Cmd, cmd};
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// TCP.
+    Tcp {
+        /// Name or IP address, without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
 
 /// A server and how to get in.
 #[derive(Clone)]

@@ -8,8 +8,7 @@
 //!
 //! Whether a certificate is still valid is the one thing that this machine's wall clock decides.
 
-use super::Target;
-use super::connect::plain;
+use super::failure::plain;
 use crate::clock::Moment;
 use crate::store::Error;
 use rustls::client::Resumption;
@@ -150,25 +149,23 @@ fn unreadable(name: &str, path: &Path, error: &pem::Error) -> String {
 }
 
 /// The TLS side of one connection. It belongs to the process that made it.
-pub struct Session(Box<ClientConnection>);
+pub struct Session {
+    connection: Box<ClientConnection>,
+    files: Files,
+}
 
 impl Session {
     /// Shakes hands over a stream that ends by itself when the time is up.
-    pub fn begin(
-        target: &Target,
-        tls: &Tls,
-        host: &str,
-        raw: &mut (impl Read + Write),
-    ) -> Result<Self, Error> {
+    pub fn begin(store: &str, tls: &Tls, host: &str, raw: &mut (impl Read + Write)) -> Result<Self, Error> {
         let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| Error::Unfit(format!("{}: a certificate cannot name such a host", target.shown)))?;
+            .map_err(|_| Error::Unfit(format!("{store}: a certificate cannot name such a host")))?;
         let connection = ClientConnection::new(tls.current(), name)
-            .map_err(|error| Error::Unfit(format!("{}: TLS cannot be set up: {error}", target.shown)))?;
-        let mut session = Self(Box::new(connection));
-        while session.0.is_handshaking() {
-            if let Err(error) = session.0.complete_io(raw) {
+            .map_err(|error| Error::Unfit(format!("{store}: TLS cannot be set up: {error}")))?;
+        let mut session = Self { connection: Box::new(connection), files: tls.files.clone() };
+        while session.connection.is_handshaking() {
+            if let Err(error) = session.connection.complete_io(raw) {
                 let error = session.last_words(raw).unwrap_or(error);
-                return Err(session.explain(target, tls, &error).unwrap_or_else(|| silent(target, &error)));
+                return Err(session.explain(store, &error).unwrap_or_else(|| silent(store, &error)));
             }
         }
         Ok(session)
@@ -176,43 +173,42 @@ impl Session {
 
     /// The stream of what is said, over the stream of what is sent.
     pub fn over<'a, T: Read + Write>(&'a mut self, raw: &'a mut T) -> Stream<'a, ClientConnection, T> {
-        Stream::new(&mut self.0, raw)
+        Stream::new(&mut self.connection, raw)
     }
 
     /// Whether something was decrypted that nobody has read.
     pub fn has_more(&mut self) -> io::Result<bool> {
-        let state = self.0.process_new_packets().map_err(io::Error::other)?;
+        let state = self.connection.process_new_packets().map_err(io::Error::other)?;
         Ok(state.plaintext_bytes_to_read() > 0 || state.peer_has_closed())
     }
 
     /// Reads once and says whether there is now something for the caller, be it the end. Not all that arrives is: a
     /// server may send tickets and new keys at any time.
     pub fn take_in(&mut self, raw: &mut impl Read) -> io::Result<bool> {
-        Ok(self.0.read_tls(raw)? == 0 || self.has_more()?)
+        Ok(self.connection.read_tls(raw)? == 0 || self.has_more()?)
     }
 
     /// After a write that failed: what the server said before it hung up, which is why it did.
     pub fn last_words(&mut self, raw: &mut impl Read) -> Option<io::Error> {
         loop {
-            if let Err(error) = self.0.process_new_packets() {
+            if let Err(error) = self.connection.process_new_packets() {
                 return Some(io::Error::other(error));
             }
-            if self.0.read_tls(raw).ok()? == 0 {
+            if self.connection.read_tls(raw).ok()? == 0 {
                 return None;
             }
         }
     }
 
     /// What an error means that comes from TLS; none if it does not.
-    pub fn explain(&self, target: &Target, tls: &Tls, error: &io::Error) -> Option<Error> {
+    pub fn explain(&self, store: &str, error: &io::Error) -> Option<Error> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-        let store = &target.shown;
         Some(match error {
             rustls::Error::InvalidCertificate(flaw) => {
-                Error::Misnamed(format!("cannot trust {store}: {}", distrust(flaw, &tls.files)))
+                Error::Misnamed(format!("cannot trust {store}: {}", distrust(flaw, &self.files)))
             }
-            rustls::Error::AlertReceived(alert) => self.alerted(store, *alert, &tls.files),
-            rustls::Error::InvalidMessage(_) if self.0.is_handshaking() => speaks_no_tls(store),
+            rustls::Error::AlertReceived(alert) => self.alerted(store, *alert),
+            rustls::Error::InvalidMessage(_) if self.connection.is_handshaking() => speaks_no_tls(store),
             rustls::Error::PeerIncompatible(_) => Error::Misnamed(format!(
                 "cannot reach {store}: the server and dlock have no way of TLS in common (1.2 and 1.3): {error}"
             )),
@@ -220,11 +216,11 @@ impl Session {
         })
     }
 
-    fn alerted(&self, store: &str, alert: AlertDescription, files: &Files) -> Error {
+    fn alerted(&self, store: &str, alert: AlertDescription) -> Error {
         use AlertDescription as Alert;
         // Once the version is agreed on, what is left to fail is who this client is: so TLS 1.2 says it.
-        let agreed = self.0.protocol_version().is_some();
-        match (alert, &files.client) {
+        let agreed = self.connection.protocol_version().is_some();
+        match (alert, &self.files.client) {
             (Alert::CertificateRequired, _) | (Alert::HandshakeFailure, None) if agreed => Error::Denied(
                 format!("{store} wants a client certificate; name one with ?cert=FILE&key=FILE"),
             ),
@@ -280,12 +276,12 @@ pub fn speaks_no_tls(store: &str) -> Error {
 }
 
 /// A handshake that ended without a word of TLS.
-fn silent(target: &Target, error: &io::Error) -> Error {
+fn silent(store: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer to the TLS handshake in time",
         _ => "the server closed the connection during the TLS handshake",
     };
-    Error::Unreachable(format!("cannot reach {}: {what}", target.shown))
+    Error::Unreachable(format!("cannot reach {store}: {what}"))
 }
 
 /// Why a certificate is not trusted, and what to do.

@@ -1,0 +1,365 @@
+//! How does one speak to a Redis server in bounded time? One connection: dialled, authenticated and used under
+//! deadlines that cover the whole exchange, not each read. The `redis` crate packs the commands; its own client is not
+//! used, because it cannot be given a deadline (its timeouts are per read, and none while connecting by name), needs a
+//! round trip of its own to set up, and hides the descriptor that a waiter polls.
+//!
+//! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
+//! caller drops it.
+
+use super::failure::{is_end, refusal, unreachable};
+use super::tls::{Session, speaks_no_tls};
+use super::{Address, Target, script};
+use crate::clock::{Moment, Timer};
+use crate::store::Error;
+use redis::{Cmd, Value, cmd};
+use resp::Failure;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use streams::{Bounded, Channel, Inbox, Stream};
+
+mod dial;
+mod resp;
+mod streams;
+
+/// Error replies that tell the caller what to do next; they come as values.
+const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
+
+/// Whether the server has the slot, or is only about to get it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asking {
+    /// It has it.
+    No,
+    /// It is being sent it: commands are preceded by ASKING.
+    Yes,
+}
+
+/// What a connection is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Everything.
+    Any,
+    /// Nothing: a reply may still come that nobody waits for.
+    None,
+    /// For hearing a reply that has not come yet.
+    Hearing,
+}
+
+/// A reply that comes before the one to the next command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// To what sets the connection up. It must not be an error.
+    Greeting,
+    /// To what somebody wanted to know besides, or to ASKING.
+    Aside,
+}
+
+/// One connection, and the server at its other end.
+pub struct Connection {
+    target: Target,
+    stream: Stream,
+    tls: Option<Session>,
+    inbox: Inbox,
+    /// Sent once, before the next command, in the same write.
+    preface: Vec<(Before, Cmd)>,
+    /// The replies to that which are still to come.
+    owed: VecDeque<Before>,
+    aside: Vec<Value>,
+    asking: Asking,
+    use_: Use,
+    /// Whether the server has ever said something.
+    heard: bool,
+}
+
+impl Connection {
+    /// Connects by `by`. AUTH and SELECT go out with the first command, in the same write.
+    pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
+        let store = &target.shown;
+        let mut stream = match &target.address {
+            Address::Tcp { host, port } => dial::tcp(host, *port, by).map(Stream::Tcp),
+            Address::Unix(path) => dial::unix(path, by).map(Stream::Unix),
+        }
+        .map_err(|error| match (&target.address, error.kind()) {
+            (Address::Unix(_), ErrorKind::PermissionDenied) => {
+                Error::Denied(format!("{store}: no permission to connect to the socket"))
+            }
+            _ => unreachable(store, &error),
+        })?;
+        let tls = match (&target.tls, &target.address) {
+            (Some(tls), Address::Tcp { host, port }) => {
+                // The rest is for finding out who it is that is silent.
+                let most = Moment::now().after(by.left() * 7 / 8);
+                let begun = Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, by: most });
+                Some(begun.map_err(|error| match error {
+                    Error::Unreachable(_) if dial::speaks_redis(host, *port, by) => speaks_no_tls(store),
+                    error => error,
+                })?)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            target: target.clone(),
+            stream,
+            tls,
+            inbox: Inbox::default(),
+            preface: target.greeting().into_iter().map(|command| (Before::Greeting, command)).collect(),
+            owed: VecDeque::new(),
+            aside: Vec::new(),
+            asking: Asking::No,
+            use_: Use::Any,
+            heard: false,
+        })
+    }
+
+    /// The server.
+    pub const fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether the server has the slot of what it is asked for next.
+    pub const fn set_asking(&mut self, asking: Asking) {
+        self.asking = asking;
+    }
+
+    /// Has a command sent before the next one, in the same write. Its reply is [`Connection::aside`] afterwards.
+    pub fn preface(&mut self, command: Cmd) {
+        self.preface.push((Before::Aside, command));
+    }
+
+    /// The replies to prefaces that have come.
+    pub fn aside(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.aside)
+    }
+
+    /// The connection is not to be used again.
+    pub const fn spoil(&mut self) {
+        self.use_ = Use::None;
+    }
+
+    /// The connection is not to be used again, but the reply that has not come yet is still wanted:
+    /// [`super::route::Route::unanswered`] has it from now on.
+    pub const fn keep_for_the_answer(&mut self) {
+        self.use_ = Use::Hearing;
+    }
+
+    /// Whether [`Connection::keep_for_the_answer`] was said of it.
+    pub fn is_kept(&self) -> bool {
+        self.use_ == Use::Hearing
+    }
+
+    /// The reply has come: the connection is as good as any other.
+    pub const fn has_answered(&mut self) {
+        self.use_ = Use::Any;
+    }
+
+    /// Whether another command may be sent on it.
+    pub fn is_usable(&self) -> bool {
+        self.use_ == Use::Any && self.asking == Asking::No && self.owed.is_empty()
+    }
+
+    /// What an error that came as a value means.
+    pub fn refused(&self, value: Value) -> Error {
+        match value {
+            Value::ServerError(error) => refusal(&self.target.shown, &error),
+            _ => Error::Garbled(format!("{} answered with what was not asked for", self.target.shown)),
+        }
+    }
+
+    /// The connection, if it is idle and still good: a server that closed it (its own `timeout`, a restart) has said
+    /// so by now.
+    pub fn if_good(mut self) -> Option<Self> {
+        matches!(self.has_news(), Ok(false)).then_some(self)
+    }
+
+    /// Whether the server has sent something that was not asked for, or hung up.
+    fn has_news(&mut self) -> io::Result<bool> {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            if self.has_unread()? {
+                return Ok(true);
+            }
+            if poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once))? == 0 {
+                return Ok(false);
+            }
+            if self.take_in()? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Whether something has arrived that the descriptor does not show any more.
+    fn has_unread(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            _ if !self.inbox.is_empty() => Ok(true),
+            Some(session) => session.has_more(),
+            None => Ok(false),
+        }
+    }
+
+    /// To be called when the descriptor is readable: whether that means a reply, or the end.
+    fn take_in(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            // Readable, so one read returns at once.
+            Some(session) => session.take_in(&mut self.stream),
+            None => Ok(true),
+        }
+    }
+
+    /// Sends commands in one write, preceded by what sets the connection up if they are the first. Waits until it is. Only
+    /// the first command may need the slot.
+    pub fn send(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+        self.post(commands, by)?;
+        while self.owed.front() == Some(&Before::Greeting) {
+            self.settle_next(by)?;
+        }
+        Ok(())
+    }
+
+    /// [`Connection::send`] that waits for nothing.
+    pub fn post(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+        let asking = (self.asking == Asking::Yes).then(|| (Before::Aside, cmd("ASKING")));
+        let mut bytes = Vec::new();
+        for (before, command) in std::mem::take(&mut self.preface).into_iter().chain(asking) {
+            command.write_packed_command(&mut bytes);
+            self.owed.push_back(before);
+        }
+        for command in commands {
+            command.write_packed_command(&mut bytes);
+        }
+        let mut channel = self.channel(by);
+        if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
+            let error = channel.last_words().unwrap_or(error);
+            return Err(self.failure(&error, by));
+        }
+        Ok(())
+    }
+
+    /// Takes the next reply that comes before the one to a command.
+    fn settle_next(&mut self, by: Moment) -> Result<(), Error> {
+        let value = self.parse(by)?;
+        match (self.owed.pop_front(), value) {
+            (Some(Before::Greeting), value @ Value::ServerError(_)) => return Err(self.refused(value)),
+            (Some(Before::Aside), value) => self.aside.push(value),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Waits for the next reply until `by`, whatever it says.
+    pub fn reply(&mut self, by: Moment) -> Result<Value, Error> {
+        while !self.owed.is_empty() {
+            self.settle_next(by)?;
+        }
+        self.parse(by)
+    }
+
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next, and except
+    /// where only who sent a script knows what it means: a right that is missing inside of the script.
+    pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
+        match self.reply(by)? {
+            Value::ServerError(error)
+                if !DIRECTIONS.contains(&error.code()) && !script::lacks_right(&error) =>
+            {
+                Err(refusal(&self.target.shown, &error))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// Sends a command and waits for its answer until `by`.
+    pub fn ask(&mut self, command: Cmd, by: Moment) -> Result<Value, Error> {
+        self.send(vec![command], by)?;
+        self.answer(by)
+    }
+
+    /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
+    /// machine's sleep is over when it wakes.
+    pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
+        self.sleep(until).map_err(|error| self.failure(&error, until))
+    }
+
+    fn sleep(&mut self, until: Moment) -> io::Result<bool> {
+        if self.has_unread()? {
+            return Ok(true);
+        }
+        let timer = Timer::new()?;
+        timer.set(Some(until))?;
+        loop {
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if fds[0].revents().is_empty() => return Ok(false),
+                Ok(_) if self.take_in()? => return Ok(true),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Sleeps until the server sends something on this connection or on `other`, or `until` has come (false).
+    pub fn listen_beside(&mut self, other: &Self, until: Moment) -> Result<bool, Error> {
+        self.sleep_beside(other, until).map_err(|error| self.failure(&error, until))
+    }
+
+    fn sleep_beside(&self, other: &Self, until: Moment) -> io::Result<bool> {
+        let timer = Timer::new()?;
+        timer.set(Some(until))?;
+        loop {
+            let mut fds = [
+                PollFd::new(&self.stream, PollFlags::IN),
+                PollFd::new(&other.stream, PollFlags::IN),
+                PollFd::new(&timer, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) => return Ok(fds[..2].iter().any(|fd| !fd.revents().is_empty())),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn parse(&mut self, by: Moment) -> Result<Value, Error> {
+        let store = &self.target.shown;
+        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        match resp::read(&mut self.inbox, channel) {
+            Ok(value) => {
+                self.heard = true;
+                Ok(value)
+            }
+            Err(Failure::Io(error)) => Err(self.failure(&error, by)),
+            Err(Failure::TooLong) => Err(Error::Garbled(format!(
+                "{store} sends more than any answer to dlock is long; is it a Redis server?"
+            ))),
+            Err(Failure::NotRedis) => {
+                Err(Error::Garbled(format!("{store}: what answers there does not speak the Redis protocol")))
+            }
+        }
+    }
+
+    fn channel(&mut self, by: Moment) -> Channel<'_> {
+        Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } }
+    }
+
+    /// What an error on this connection means. One that was hung up before anything was heard may have wanted TLS, which
+    /// is found out by `by`: that is no outage, which passes.
+    fn failure(&self, error: &io::Error, by: Moment) -> Error {
+        let store = &self.target.shown;
+        let explained = self.tls.as_ref().and_then(|session| session.explain(store, error));
+        explained.unwrap_or_else(|| match &self.target.address {
+            Address::Tcp { host, port }
+                if self.tls.is_none()
+                    && !self.heard
+                    && is_end(error)
+                    && dial::speaks_tls(host, *port, by) =>
+            {
+                Error::Misnamed(format!(
+                    "cannot reach {store}: what answers there wants TLS; with TLS the URL begins with rediss"
+                ))
+            }
+            _ => unreachable(store, error),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
