@@ -18,6 +18,7 @@
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - first_contact: waiting for a store that is not there yet
+//! - floods: a server, or somebody who writes there, says more than anybody can hear
 //! - input, config, passwords: what is accepted from whom, and what is never shown
 //! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
 //! - quorum: several masters hold one lock, and some of them are lost
@@ -54,6 +55,7 @@ mod control_group;
 mod doctor;
 mod file_store;
 mod first_contact;
+mod floods;
 mod forged;
 mod generated;
 mod guard;

@@ -5,7 +5,7 @@
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
 use super::{Error, Found, Listener, Store, View, Waiter, Which};
-use crate::clock::Moment;
+use crate::clock::{Moment, sleep_until};
 use crate::law;
 use crate::law::{
     Acquired, Ask, End, Foreign, Grant, Left, Outcome, Patience, Proof, Renewal, Requested, Revoke, Revoked,
@@ -403,7 +403,14 @@ impl Store for RedisStore {
         if heard.is_err() {
             self.lose_ear();
         }
-        heard
+        match heard {
+            // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
+            Err(Error::Garbled(_)) => {
+                sleep_until(until.min(Moment::now().after(ear::DEAF)));
+                Ok(())
+            }
+            heard => heard,
+        }
     }
 
     fn reset(&mut self) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// After a failure nothing is heard for this long: the connection is not dialled again and again. Where there is no list
 /// to listen on, something may have happened as often.
-const DEAF: Duration = Duration::from_secs(1);
+pub const DEAF: Duration = Duration::from_secs(1);
 
 /// A connection that listens.
 pub struct Ear {
@@ -86,7 +86,14 @@ impl store::Ear for Ear {
         if heard.is_err() {
             self.deaf_until = Moment::now().after(DEAF);
         }
-        heard
+        match heard {
+            // Somebody floods the list: whatever happened, it is not told there.
+            Err(Error::Garbled(_)) => {
+                self.about = None;
+                Ok(true)
+            }
+            heard => heard,
+        }
     }
 
     fn about(&self) -> Option<&Name> {

@@ -110,6 +110,8 @@ end
 local function write_absence(lock, last)
   local a = absence(lock)
   a.is_news = false
+  -- Nothing depends on what somebody else has put there.
+  if not a.is_ours then redis.call('DEL', key_of('heard', lock)) end
   redis.call('HSET', key_of('heard', lock), 'last', int(last), 'from', int(a.from), 'back', int(a.back),
     'before', int(a.before))
   redis.call('PEXPIRE', key_of('heard', lock), TICKET_KEPT)

@@ -141,9 +141,9 @@ end
 local function absence(lock)
   local a = lock.absence
   if not a then
-    local h = redis.call('HMGET', key_of('heard', lock), 'last', 'from', 'back', 'before')
+    local h = redis.pcall('HMGET', key_of('heard', lock), 'last', 'from', 'back', 'before')
     a = { last = tonumber(h[1]) or 0, from = tonumber(h[2]) or 0, back = tonumber(h[3]) or 0,
-      before = tonumber(h[4]) or 0 }
+      before = tonumber(h[4]) or 0, is_ours = not h.err }
     if a.last > 0 and a.last ~= a.from and ms - a.last > ABSENCE then
       a.from, a.back, a.before, a.is_news = a.last, ms, a.back, true
     end
