@@ -10,7 +10,9 @@ use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::wait::{wait_until, wait_within};
 use dlock::clock::{Moment, sleep_until};
-use dlock::law::{Acquired, Ask, End, JobEnd, Left, Patience, Ran, Renewal, Requested};
+use dlock::law::{
+    Acquired, Ask, End, JobEnd, Left, Patience, Ran, Renewal, Requested, Revoke, Revoked, When,
+};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, Target};
@@ -606,6 +608,40 @@ fn a_request_reaches_the_holder() {
     assert_eq!((view.stat.waited.count(), view.stat.held.count(), view.stat.failed), (1, 1, 1));
     assert_eq!(view.log.len(), 1);
     assert_eq!((view.log[0].fence, view.log[0].job), (grant.fence, end.job));
+}
+
+/// The masters' clocks are hours apart. Whoever is refused, looks, or takes the lock away is told of the hold by one of
+/// them, whichever master it was whose word was taken.
+#[test]
+fn of_a_hold_one_clock_tells() {
+    let mut masters = Masters::aged(3);
+    // Of two, both are heard before anything is said.
+    masters.at_mut(2).kill();
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    for least in [0, 1] {
+        let holder = ask(Duration::from_secs(60));
+        assert!(matches!(store.acquire(&names(), &holder, by()), Ok(Acquired::Granted(_))));
+        // The master that is free first is the one that tells of the hold.
+        let key = "dlock.quorum:{dlock:k}:dlock:k";
+        let record: String = masters.at(least).ask(&["HGET", key, holder.token.secret()]);
+        let mut record: serde_json::Value = serde_json::from_str(&record).unwrap();
+        let until: u64 = record[4].as_str().unwrap().parse().unwrap();
+        record[4] = (until - 1000).to_string().into();
+        masters.at(least).ask::<i64>(&["HSET", key, holder.token.secret(), &record.to_string()]);
+        let Ok(Acquired::Busy(blocker)) = store.acquire(&names(), &ask(LONG), by()) else {
+            panic!("it is held")
+        };
+        let since = blocker.holder.expect("a holder").since;
+        let view = store.inspect(names().first(), by()).unwrap();
+        assert_eq!(view.holders[0].since.abs_diff(since) / 60_000, 0, "{since} and {view:?}");
+        assert_eq!(view.now.abs_diff(since) / 60_000, 0, "{since} and {view:?}");
+        let revoke = Revoke { when: When::Now, by: Owner::default() };
+        let Ok(Revoked::Holds { holders, .. }) = store.revoke(names().first(), &revoke, by()) else {
+            panic!("it is held")
+        };
+        assert_eq!(holders[0].since.abs_diff(since) / 60_000, 0, "{since} and {holders:?}");
+    }
 }
 
 /// After the deadline somebody else may have had the lock. One master that still has it, for a min-hold, is not enough.

@@ -346,12 +346,14 @@ impl Store for QuorumStore {
                 }),
             });
         }
+        let now = answers.now();
         let (mut seen, mut left, mut whats) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..masters {
             let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
             left.push(answer.rest.span()?);
             // An attempt that has no majority yet is no hold.
-            let one = Seen::read(&mut answer.rest)?;
+            let clock = Clock::of(answer.rest.now(), now);
+            let one = Seen::read(&mut answer.rest, clock)?;
             seen.push(if answer.what == "free" { Seen::FREE } else { one });
             whats.push(answer.what.clone());
         }
@@ -377,17 +379,13 @@ impl Store for QuorumStore {
         if answers.count("seen") < self.crew.majority() {
             return Err(self.short(&answers));
         }
-        let mut clocks: Vec<_> = answers.replies("seen").map(|reply| reply.now()).collect();
-        clocks.sort_unstable();
-        let now = clocks[clocks.len() / 2];
+        let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..self.crew.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
-            let clock = Clock::read(reply.now(), now);
-            let mut one = Seen::read(&mut reply.nested()?)?;
-            one.holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
-            seen.push((at, one));
+            let clock = Clock::of(reply.now(), now);
+            seen.push((at, Seen::read(&mut reply.nested()?, clock)?));
             fences.extend(reply.fence()?);
             let mut ends = reply.nested()?;
             while !ends.is_empty() {

@@ -2,7 +2,7 @@
 //! come to a majority in time is given back everywhere. Then, for who does not wait, whether to try again.
 
 use super::crew::Order;
-use super::view::{Firmness, Joined, Seen};
+use super::view::{Clock, Firmness, Joined, Seen};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
@@ -118,11 +118,12 @@ impl QuorumStore {
         if answers.count("granted") + busy + behind < majority {
             return Err(self.short(&answers));
         }
-        let (mut seen, mut ahead) = (Vec::new(), 0);
+        let (now, mut seen, mut ahead) = (answers.now(), Vec::new(), 0);
         for at in 0..self.crew.len() {
             if let Some(reply) = answers.reply(at, "busy") {
                 ahead = ahead.max(reply.number()?);
-                seen.push(Seen::read(reply)?);
+                let clock = Clock::of(reply.now(), now);
+                seen.push(Seen::read(reply, clock)?);
             } else if let Some(reply) = answers.reply(at, "behind") {
                 ahead = ahead.max(reply.number()?);
                 seen.push(Seen::FREE);

@@ -323,6 +323,13 @@ impl Answers {
         said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
     }
 
+    /// The time by which all is told that they have said: that of the clock in the middle. Zero if none answered.
+    pub fn now(&self) -> u64 {
+        let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.rest.now()).collect();
+        clocks.sort_unstable();
+        clocks.get(clocks.len() / 2).copied().unwrap_or_default()
+    }
+
     /// The server behind that master, if it said who it is.
     pub fn run_id(&self, at: usize) -> Option<&str> {
         self.get(at).map(|answer| answer.run_id.as_str()).filter(|run_id| !run_id.is_empty())

@@ -32,12 +32,13 @@ impl Seen {
     pub const FREE: Self =
         Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
 
-    /// The next twelve fields of a reply: whose it is on this master, and what is in the way.
-    pub fn read(reply: &mut Reply) -> Result<Self, Error> {
+    /// The next twelve fields of a reply: whose it is on this master, and what is in the way; told by this clock.
+    pub fn read(reply: &mut Reply, clock: Clock) -> Result<Self, Error> {
         let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
         let (_, left) = (reply.mode()?, reply.span_if_any()?);
         let (owner, fence) = (reply.text()?, reply.text()?);
-        let holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
+        let mut holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
+        holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
         let foreign = is_foreign.then_some(Foreign { kind: owner, left });
         Ok(Self { state, left, token, holder, foreign })
     }
@@ -59,13 +60,13 @@ pub struct Clock {
 
 impl Clock {
     /// A clock that says `own` when that of all says `common`. Clocks that are set are told by as they are.
-    pub fn read(own: u64, common: u64) -> Self {
+    pub fn of(own: u64, common: u64) -> Self {
         let behind = i64::try_from(common).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
         Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
     }
 
     /// Sets a time of this clock to that of all.
-    pub const fn set(self, time: &mut u64) {
+    const fn set(self, time: &mut u64) {
         *time = time.saturating_add_signed(self.behind_ms);
     }
 
