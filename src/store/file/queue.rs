@@ -272,6 +272,8 @@ impl Queue {
             names: note.names,
             owner: note.owner,
         };
+        #[cfg(test)]
+        SHOWN.set(SHOWN.get() + 1);
         if let Some(alive) = note.alive {
             lives.insert(note.token.clone(), alive);
             heard(&note.token, &mut waiter);
@@ -430,6 +432,12 @@ impl Change {
         self.entries.extend(entry.bytes());
         Ok(())
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many waiters the law was shown by this thread.
+    pub(super) static SHOWN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Whether somebody may be about to stand at the end of the queue.

@@ -178,17 +178,21 @@ impl<'a> Step<'a> {
 
     fn show(&mut self, front: usize) -> Result<(), Error> {
         for at in 0..self.pages.len() {
-            while let Some(waiter) = self.exposed(at, front) {
+            while let Some(waiter) = self.exposed(at, front, self.joins()) {
                 self.show_one(at, waiter)?;
             }
         }
         Ok(())
     }
 
-    fn exposed(&self, at: usize, front: usize) -> Option<usize> {
+    fn joins(&self) -> Joins {
+        self.me.as_ref().map_or(Joins::No, |(_, joins)| *joins)
+    }
+
+    fn exposed(&self, at: usize, front: usize, joins: Joins) -> Option<usize> {
         let kept = &self.pages[at].kept;
         let me = self.me.as_ref().filter(|_| self.asked.contains(&kept.name));
-        let me = me.map(|(me, joins)| (me, *joins));
+        let me = me.map(|(me, _)| (me, joins));
         kept.queue.exposed(self.book.records.get(&kept.name)?, front, me)
     }
 
@@ -211,7 +215,7 @@ impl<'a> Step<'a> {
 
     /// Whether the law came to waiters that it was not shown.
     pub(super) fn has_come_too_far(&self) -> bool {
-        (0..self.pages.len()).any(|at| self.exposed(at, 1).is_some())
+        (0..self.pages.len()).any(|at| self.exposed(at, 1, Joins::No).is_some())
     }
 
     /// How many stand before a waiter, at most in any of its queues.

@@ -1,6 +1,7 @@
 //! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
 //! closes its life as the kernel does for the dead, and a clone stands for its guard.
 
+use super::queue::SHOWN;
 use super::sweep::SWEEP_EVERY;
 use super::*;
 use crate::law::{HISTORY_KEPT, JobEnd, Outcome, Patience, Ran, State, When};
@@ -286,6 +287,39 @@ fn many_dead_cost_nothing() -> Result<()> {
     holder.die();
     last.woken()?;
     last.granted()?;
+    Ok(())
+}
+
+/// However many wait, a step turns to few of them.
+#[test]
+fn a_long_queue_costs_nobody_a_look_at_all_of_it() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let mut queue = Vec::new();
+    let looks = |step: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        SHOWN.set(0);
+        step()?;
+        ensure!(SHOWN.get() <= 8, "{} waiters were looked at", SHOWN.get());
+        Ok(())
+    };
+    for ahead in 0..100 {
+        let mut waiter = place.process()?;
+        looks(&mut || {
+            ensure!(waiter.waits()? == ahead);
+            Ok(())
+        })?;
+        queue.push(waiter);
+    }
+    for _ in 0..10 {
+        looks(&mut || holder.leave().map(drop))?;
+        let mut next = queue.remove(0);
+        looks(&mut || next.granted().map(drop))?;
+        looks(&mut || queue[50].waits().map(drop))?;
+        looks(&mut || queue.remove(50).leave().map(drop))?;
+        holder = next;
+    }
+    assert_eq!(queue[79].waits()?, 79);
     Ok(())
 }
 
