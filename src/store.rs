@@ -70,15 +70,11 @@ pub trait Store: Send {
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
 
-    /// The locks under a prefix of which the store has any record, in order of name. Takes as long as the store is
-    /// large; only each step is bounded.
-    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error>;
-
-    /// [`Store::list`], as far as the store answers: where it is several servers, one of them may be gone. What is idle is
-    /// left out as `which` says, if the store can tell that without looking at each lock.
-    fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
-        Ok(Found { names: self.list(prefix)?, missing: Vec::new() })
-    }
+    /// The locks under a prefix of which the store has a record, in order of name, as far as it answers: where it is
+    /// several servers, one of them may be gone, and a record may be damaged. What is idle is left out as `which` says, if
+    /// the store can tell that without looking at each lock. Takes as long as the store is large; only each step is
+    /// bounded.
+    fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error>;
 
     /// Sleeps until something may have changed for the waiter that `acquire` last answered [`Acquired::Waiting`], at
     /// the latest until `until`. Waking early is allowed.
@@ -104,7 +100,8 @@ pub enum Which {
 pub struct Found {
     /// The locks, in order of name.
     pub names: Vec<Name>,
-    /// Why a part of the store could not be asked.
+    /// Why a part of the store could not be asked. What is [`Error::Garbled`] is one damaged record, whose lock is not
+    /// known.
     pub missing: Vec<Error>,
 }
 

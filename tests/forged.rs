@@ -6,6 +6,7 @@ use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use serde_json::{Value, json};
+use std::fs;
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
@@ -153,4 +154,28 @@ fn a_quorum_survives_it_too() {
     }
     masters.world().write("go", "");
     finish_all(holders);
+}
+
+/// Nobody knows whose record it was; the others are shown all the same.
+#[test]
+fn a_damaged_file_hides_no_other_lock() {
+    let world = World::new(Backend::File);
+    world.run("bad", &[], "true").run();
+    let locks = world.path("locks");
+    let files = || fs::read_dir(&locks).expect("a directory").flatten().map(|entry| entry.path());
+    let record = files().find(|path| path.extension().is_some_and(|kind| kind == "json")).expect("a record");
+    fs::write(&record, "rubbish").expect("it can be written");
+    let holder = world.run("good", &["-t", "1m"], HOLD).any_stderr().spawn();
+    world.wait_for_log("up");
+    let name = record.file_name().expect("a name").to_string_lossy().into_owned();
+    let line =
+        |end: &str| format!("dlock: [^\n]*{name} is not a record of dlock's[^\n]*; its lock is not {end}\n");
+    let status = world.dlock(["status"]).any_stdout().stderr_like(&line("shown")).run().stdout;
+    assert!(status.contains("good"), "{status}");
+    let metrics = world.dlock(["metrics"]).any_stdout().stderr_like(&line("counted")).run().stdout;
+    assert!(metrics.contains("good"), "{metrics}");
+    world.dlock(["status", "bad"]).status(69).any_stderr().run();
+    assert_eq!(fs::read_to_string(&record).expect("it is there"), "rubbish");
+    world.write("go", "");
+    holder.finish();
 }

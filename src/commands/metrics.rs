@@ -1,7 +1,7 @@
 //! What is counted of the locks? Asks the store for each and prints; changes nothing.
 
 use super::context::Context;
-use super::wanted::Wanted;
+use super::wanted::{Wanted, is_damaged, its_locks};
 use crate::cli;
 use crate::exit::Exit;
 use crate::lock::Name;
@@ -21,8 +21,10 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     let names: BTreeSet<&Name> = named.iter().copied().chain(&found.names).collect();
     let mut exit = Exit::Ok;
     for missing in &found.missing {
-        printer.say(Kind::Error, &format!("{missing}; its locks are not counted"));
-        exit = Exit::Unavailable;
+        printer.say(Kind::Error, &format!("{missing}; {} not counted", its_locks(missing)));
+        if !is_damaged(missing) {
+            exit = Exit::Unavailable;
+        }
     }
     let mut page = Page::new(flags.max_keys);
     for name in names {

@@ -1,7 +1,7 @@
 //! Who holds what, who waits, for how long? Asks the store and prints; changes nothing.
 
 use super::context::Context;
-use super::wanted::Wanted;
+use super::wanted::{Wanted, is_damaged, its_locks};
 use crate::cli;
 use crate::clock::Moment;
 use crate::config::Settings;
@@ -81,8 +81,8 @@ impl Looks {
         let found = self.wanted.found(store, Which::Live)?;
         let mut seen = Seen { views: Vec::new(), damaged: Vec::new() };
         for missing in &found.missing {
-            let line = format!("{missing}; its locks are not shown");
-            seen.damaged.push(Damaged { line, is_asked_for: true });
+            let line = format!("{missing}; {} not shown", its_locks(missing));
+            seen.damaged.push(Damaged { line, is_asked_for: !is_damaged(missing) });
         }
         let all = named
             .into_iter()

@@ -65,6 +65,16 @@ impl Wanted {
     }
 }
 
+/// Whether it is one damaged record that is missing, not a part of the store.
+pub fn is_damaged(missing: &store::Error) -> bool {
+    matches!(missing, store::Error::Garbled(_))
+}
+
+/// What is missing with it, to be followed by what cannot be done.
+pub fn its_locks(missing: &store::Error) -> &'static str {
+    if is_damaged(missing) { "its lock is" } else { "its locks are" }
+}
+
 /// A key in which `*` stands for any text and `?` for one character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Pattern(String);

@@ -34,7 +34,7 @@ use crate::clock::Moment;
 use crate::law::{Acquired, Ask, End, Left, Patience, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::law::{Book, HEARTBEAT, LOG_KEPT, SILENCE, Time};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
-use crate::store::{Ear, Error, Listener, Store, View, Waiter};
+use crate::store::{Ear, Error, Found, Listener, Store, View, Waiter, Which};
 use boot::Boot;
 use directory::{Directory, FileName, Kind};
 use life::{Life, Pulse, Watch, pulse};
@@ -298,7 +298,7 @@ impl FileStore {
     }
 
     /// Every record in the directory. What is called like one and is no file of dlock's concerns only that lock.
-    fn records(&self) -> Result<Vec<Kept>, Error> {
+    fn records(&self) -> Result<Vec<Result<Kept, Error>>, Error> {
         let failed = |errno| self.directory.error("list the records", errno);
         let mut records = Vec::new();
         for (file, kind) in self.directory.names().map_err(failed)? {
@@ -306,7 +306,7 @@ impl FileStore {
                 continue;
             }
             if let Some(content) = load(&self.directory, &file, Access::Look)? {
-                records.push(Kept::parse(&self.directory, &file, Some(&content), None, &self.boot)?);
+                records.push(Kept::parse(&self.directory, &file, Some(&content), None, &self.boot));
             }
         }
         Ok(records)
@@ -447,20 +447,23 @@ impl Store for FileStore {
         Ok(view(name, now, &pages[0]))
     }
 
-    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+    fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
         self.follow()?;
         self.sweep();
-        let mut names = BTreeMap::new();
+        let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
         for kept in self.records()? {
-            if kept.is_empty() {
-                continue;
-            }
-            let name = kept.name.strip_prefix(prefix).and_then(|key| Key::new(key).ok());
-            if let Some(name) = name.and_then(|key| Name::new(prefix, &key).ok()) {
-                names.insert(kept.name, name);
+            match kept {
+                Ok(kept) if kept.is_empty() => {}
+                Ok(kept) => {
+                    let name = kept.name.strip_prefix(prefix).and_then(|key| Key::new(key).ok());
+                    if let Some(name) = name.and_then(|key| Name::new(prefix, &key).ok()) {
+                        names.insert(kept.name, name);
+                    }
+                }
+                Err(error) => missing.push(error),
             }
         }
-        Ok(names.into_values().collect())
+        Ok(Found { names: names.into_values().collect(), missing })
     }
 
     fn sleep(&mut self, _: &Names, token: &Token, until: Moment) -> Result<(), Error> {

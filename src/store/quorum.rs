@@ -428,10 +428,6 @@ impl Store for QuorumStore {
         })
     }
 
-    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
-        self.find(prefix, Which::Known).map(|found| found.names)
-    }
-
     /// What a majority does not have is nobody's, so nothing is missing where a majority answers.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
         let failed = |why: &str| Err(Error::Unreachable(why.into()));

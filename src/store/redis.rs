@@ -374,11 +374,6 @@ impl Store for RedisStore {
         Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log, stat })
     }
 
-    fn list(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
-        let found = self.find(prefix, Which::Known)?;
-        found.missing.into_iter().next().map_or(Ok(found.names), Err)
-    }
-
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
         let masters = self.masters(by)?;

@@ -4,7 +4,7 @@
 
 use crate::clock::{Moment, sleep_until};
 use crate::commands::context::Context;
-use crate::commands::wanted::Wanted;
+use crate::commands::wanted::{Wanted, its_locks};
 use crate::error::Error;
 use crate::law::{WATCH_KEPT, millis};
 use crate::lock::{Name, Token};
@@ -173,11 +173,10 @@ impl Look {
 
     /// What of the store is not seen, once.
     fn say_missing(&mut self, missing: &[store::Error]) {
-        let missing: BTreeSet<String> = missing.iter().map(ToString::to_string).collect();
+        let missing: BTreeSet<String> =
+            missing.iter().map(|what| format!("{what}; {} not watched", its_locks(what))).collect();
         for what in missing.difference(&self.missing) {
-            self.context
-                .printer
-                .say(Kind::Warning, &format!("{what}; its locks are not watched until it answers again"));
+            self.context.printer.say(Kind::Warning, what);
         }
         self.missing = missing;
     }

@@ -80,7 +80,7 @@ impl FileStore {
 
     /// The lives of which a record knows; nothing if one cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
-        let records = self.records().ok()?;
+        let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
         let waiters = records.iter().flat_map(|kept| &kept.queue.entries).filter_map(Entry::token);
         let tokens = records.iter().flat_map(|kept| kept.lives.keys().cloned()).chain(waiters);
         Some(tokens.map(|token| FileName::of(token.secret(), Kind::Life)).collect())

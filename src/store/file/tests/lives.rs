@@ -153,10 +153,10 @@ fn a_dead_one_leaves_its_file_until_all_its_locks_have_buried_it() -> Result<()>
     let life = place.life_of(&both);
     both.die();
     place.wants(&["a"], Mode::Exclusive)?.granted()?;
-    place.store()?.list("dlock:")?;
+    place.store()?.all("dlock:")?;
     assert!(life.exists());
     place.wants(&["b"], Mode::Exclusive)?.granted()?;
-    place.store()?.list("dlock:")?;
+    place.store()?.all("dlock:")?;
     assert!(!life.exists());
     Ok(())
 }

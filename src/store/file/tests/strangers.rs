@@ -42,7 +42,7 @@ fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
             }
             let mut other = place.wants(&["other"], Mode::Exclusive)?;
             other.granted()?;
-            assert_eq!(place.store()?.list("dlock:")?, [named("other")?]);
+            assert_eq!(place.store()?.all("dlock:")?, [named("other")?]);
             assert!(place.path(kind)?.symlink_metadata().is_ok(), "it was left as it is");
         }
     }
@@ -56,7 +56,7 @@ fn a_record_that_never_ends_is_not_read() -> Result<()> {
     let mut process = place.process()?;
     let error = process.acquire(Patience::None).err().context("taken")?.to_string();
     assert!(error.contains("bytes"), "{error}");
-    assert!(place.store()?.list("dlock:")?.is_empty());
+    assert!(place.store()?.all("dlock:")?.is_empty());
     Ok(())
 }
 
@@ -84,7 +84,7 @@ fn nobody_is_led_elsewhere() -> Result<()> {
             let mut process = Process::of(store, life.clone())?;
             process.acquire(Patience::None).ok();
             process.leave().ok();
-            place.store()?.list("dlock:").ok();
+            place.store()?.all("dlock:").ok();
             assert_eq!(std::fs::read_to_string(&victim)?, "precious", "{path:?}");
             assert!(!unmade.exists(), "{path:?}");
         }
@@ -119,7 +119,7 @@ fn what_has_another_name_is_somebody_elses() -> Result<()> {
     let mut process = place.process()?;
     process.granted()?;
     process.leave()?;
-    assert_eq!(place.store()?.list("dlock:")?, [name()?]);
+    assert_eq!(place.store()?.all("dlock:")?, [name()?]);
     for name in foreign.into_iter().chain(["d.life", &format!("{hash}.mutex")]) {
         assert!(at(name).exists(), "{name}");
     }
