@@ -349,3 +349,18 @@ fn no_store_to_begin_with() {
     let output = world.dlock(["watch", "k"]).env("DLOCK_STORE", "redis://127.0.0.1:1").status(69);
     assert_eq!(output.stderr_like("dlock: cannot reach .*\n").run().stdout, "");
 }
+
+/// What somebody else has put where the watchers of a lock stand is in nobody's way.
+#[test]
+fn a_strange_value_in_place_of_the_watchers() {
+    let world = World::new(Backend::Redis);
+    let strange = "dlock.watch:{dlock:k}:dlock:k";
+    world.redis().ask::<()>(&["SET", strange, "x"]);
+    world.run("k", &[], "true").run();
+    let watch = world.dlock(["watch", "-v", "k"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    world.run("k", &[], "true").run();
+    wait_until("the run is told", || watch.printed().contains("released k"));
+    watch.signal(Signal::TERM);
+    watch.finish();
+}

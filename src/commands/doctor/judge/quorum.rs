@@ -4,7 +4,7 @@
 use super::{
     Settings, bad, of, of_clock, of_info, of_replicas, of_rights, of_round_trips, ok, span, unreachable, warn,
 };
-use crate::output::doctor::Finding;
+use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;
 
@@ -23,9 +23,16 @@ enum Counts {
 pub(super) fn of_masters(nodes: &[Node], settings: &Settings) -> Vec<Finding> {
     let counts: Vec<_> = nodes.iter().map(|node| counts(node, settings)).collect();
     let mut findings = vec![of_majority(&counts)];
+    let mut sound = 0;
     for (node, counts) in nodes.iter().zip(counts) {
-        findings.extend(of_master(node, counts, settings).into_iter().map(|finding| of(node, finding)));
+        let of_node = of_master(node, counts, settings);
+        let is_sound = counts == Counts::Yes && of_node.iter().all(|found| found.verdict != Verdict::Bad);
+        sound += usize::from(is_sound);
+        findings.extend(of_node.into_iter().map(|finding| of(node, finding)));
     }
+    // Then what is wrong with the others refuses nobody a lock.
+    let worst = if sound > nodes.len() / 2 { Verdict::Warn } else { Verdict::Bad };
+    findings.iter_mut().for_each(|finding| finding.verdict = finding.verdict.min(worst));
     findings
 }
 

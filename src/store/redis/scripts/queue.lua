@@ -207,7 +207,8 @@ end
 local function tell()
   for rest, lock in pairs(book) do
     if lock.changed then
-      local watchers = redis.call('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
+      -- Nothing depends on what somebody else has put there.
+      local watchers = redis.pcall('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
       for _, token in ipairs(watchers) do
         wake(rest, token, 'watch')
         -- One wake says it all, to one that looks seldom too.
