@@ -10,15 +10,14 @@ use context::Context;
 use std::process::ExitCode;
 
 pub mod acquire;
-mod attend;
 pub mod check;
 pub mod complete;
 pub mod completions;
 mod context;
 pub mod doctor;
+mod foreground;
 pub mod held;
 pub mod history;
-mod lookout;
 pub mod metrics;
 mod owner;
 pub mod release;

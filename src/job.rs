@@ -30,7 +30,7 @@ mod tty;
 
 pub use apart::apart;
 pub use limits::{Limits, LimitsSender};
-pub use signals::{Endings, Inherited, Received, Sender, prepare};
+pub use signals::{ENDING, Inherited, Received, Sender, next_signal, prepare};
 pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};

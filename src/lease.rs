@@ -10,17 +10,18 @@ use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Ask, Blocker, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token};
 use crate::store::{Ear, Error, Listener, Store};
-use bell::Bell;
+use event_fd::EventFd;
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-pub mod bell;
+pub mod event_fd;
+pub mod observer;
 mod obtain;
 
 pub use obtain::obtain;
@@ -125,7 +126,7 @@ pub enum Loss {
 #[derive(Debug)]
 pub struct Lease {
     reports: Receiver<Report>,
-    bell: Arc<Bell>,
+    wake: Arc<EventFd>,
     shared: Arc<Shared>,
     request: Arc<Request>,
 }
@@ -159,7 +160,7 @@ impl Lease {
         rely: impl Fn(Moment, Moment) + Send + 'static,
     ) -> io::Result<Self> {
         let (say, reports) = channel();
-        let bell = Arc::new(Bell::new()?);
+        let wake = Arc::new(EventFd::new()?);
         let shared = Arc::new(Shared { store: Mutex::new(store), over: AtomicBool::new(false) });
         let request = Arc::new(request);
         let keeper = Keeper {
@@ -167,21 +168,21 @@ impl Lease {
             request: request.clone(),
             rely: Box::new(rely),
             reports: say,
-            owner: bell.clone(),
+            owner: wake.clone(),
         };
         thread::Builder::new().name("dlock-lease".into()).spawn(move || keeper.run())?;
-        Ok(Self { reports, bell, shared, request })
+        Ok(Self { reports, wake, shared, request })
     }
 
     /// Readable when there may be a report.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.fd()
+        self.wake.as_fd()
     }
 
     /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
     pub fn next_report(&self) -> Option<Report> {
         self.reports.try_recv().ok().or_else(|| {
-            self.bell.hush();
+            self.wake.drain();
             self.reports.try_recv().ok()
         })
     }
@@ -232,7 +233,7 @@ struct Keeper {
     request: Arc<Request>,
     rely: Box<dyn Fn(Moment, Moment) + Send>,
     reports: Sender<Report>,
-    owner: Arc<Bell>,
+    owner: Arc<EventFd>,
 }
 
 impl Keeper {
@@ -247,7 +248,7 @@ impl Keeper {
     fn report(&self, report: Report) {
         // Nobody listens any more when the process is about to end.
         let _ = self.reports.send(report);
-        self.owner.ring();
+        self.owner.notify();
     }
 
     /// Renews until the lock is given back or lost.

@@ -15,6 +15,7 @@ on_every_store!(
     all_locks_and_new_ones,
     lines_for_people,
     signals_end_it,
+    an_ignored_signal_does_not_end_it,
     nobody_reads_on,
     many_runs_are_told_once,
     a_short_run_of_several_is_told_of_each,
@@ -228,6 +229,18 @@ fn signals_end_it(backend: Backend) {
 }
 
 /// It ends when its reader does, also when nothing happens any more.
+/// What its caller had it ignore, such as ^C in a script's background, does not end it.
+fn an_ignored_signal_does_not_end_it(backend: Backend) {
+    let world = World::new(backend);
+    let call = world.dlock(["watch", "--json", "-v"]).after_shell("trap '' INT").any_stdout().any_stderr();
+    let watch = call.spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    watch.signal(Signal::INT);
+    world.run("k", &[], "true").run();
+    wait_for_events(&watch, 1);
+    end(watch);
+}
+
 fn nobody_reads_on(backend: Backend) {
     let world = World::new(backend);
     let mut shell = world.command("bash");

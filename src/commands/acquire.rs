@@ -1,19 +1,19 @@
 //! How does a script get a lock that it manages itself? It is taken as `run` takes it, by the same queue; then nobody
 //! keeps it but whoever has the token, until the lease ends. Renewing and giving back are commands of their own.
 
-use super::attend::Attendant;
 use super::context::{Context, riding_out};
+use super::foreground::{Foreground, Line, News, Signals};
 use super::held::{By, Held, Holds};
 use super::owner;
 use crate::cli;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::Endings;
+use crate::job;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, Blocker, End, Grant, Ran};
 use crate::lease::{Report, Request, Wait, give_back, obtain};
-use crate::lock::{Key, Mode, Names, Token, Ttl};
+use crate::lock::{Key, Mode, Token, Ttl};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::time::{local, span};
@@ -28,8 +28,7 @@ use std::time::Duration;
 pub const TTL: Duration = Duration::from_secs(30);
 /// A dlock that is told to end while it waits takes this long at most to leave the queue (I9).
 const LEAVING: Duration = Duration::from_millis(60);
-/// How long one that fails takes at most to give back what it may have got. If it does not succeed, what is left behind
-/// ends by itself: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
+/// How long one that fails takes at most to give back what it may have got.
 const CLEARING: Duration = Duration::from_millis(250);
 
 /// `dlock acquire`.
@@ -56,18 +55,9 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     };
     let since = Moment::now();
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
-    // Before the first thread.
-    let endings = Endings::take().map_err(|error| internal("cannot take signals", &error))?;
-    let mut store = context.open()?;
-    let at_end = leaving(context.open()?, &names, &token, flags.export);
-    let attendant = Attendant::start(endings, &context.printer, at_end)
-        .map_err(|error| internal("cannot start a thread", &error))?;
-    if wait != Wait::No {
-        let trouble = |error: &_| attendant.announce(&format!("{error}; still waiting, trying again"));
-        let refuse = || refuse_to_wait_for_oneself(&context, &mut *store, &keys, mode);
-        riding_out(wait, trouble, refuse)?;
-    }
-    store.prepare(&token).map_err(|error| context.with_origin(error))?;
+    // Before the store is opened, which may start a thread.
+    let signals = Signals::take(&job::ENDING)?;
+    let settings = &context.settings;
     let ask = Ask {
         token,
         mode,
@@ -76,7 +66,6 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
         patience: wait.patience(),
     };
-    let settings = &context.settings;
     let request = Request {
         names,
         ask,
@@ -85,122 +74,224 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
     };
+    let asking = Asking { context: context.clone(), keys: keys.clone(), request: request.clone() };
+    let store = context.open()?;
+    let foreground = Foreground::start(signals, move |teller| {
+        let last = asking.ask(store, &mut |learned| teller.tell(learned));
+        teller.tell(last.unwrap_or_else(Learned::Refused));
+    })?;
     let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let acquiring = Acquiring { context: &context, flags, ttl, attendant, since, asked, request };
-    acquiring.go(store)
+    let line = Line::new(&context.printer);
+    Acquiring { context: &context, flags, ttl, since, asked, request, line }.go(&foreground)
 }
 
+/// What the thread that talks to the store tells.
+enum Learned {
+    /// What it learned on the way.
+    Report(Report),
+    /// The store cannot be asked yet.
+    Trouble(Error),
+    /// The lock is ours, and no process's.
+    HandedOver(Grant, Moment),
+    /// It was not had, and nothing is left of it in the store.
+    Missed(Report),
+    /// It was not even asked for.
+    Refused(Error),
+}
+
+/// What that thread does.
+struct Asking {
+    context: Context,
+    keys: Vec<Key>,
+    request: Request,
+}
+
+impl Asking {
+    fn ask(&self, mut store: Box<dyn Store>, tell: &mut dyn FnMut(Learned)) -> Result<Learned, Error> {
+        let Self { context, request, .. } = self;
+        let store = &mut *store;
+        if request.wait != Wait::No {
+            let trouble = |error: &store::Error| tell(Learned::Trouble(error.clone().into()));
+            riding_out(request.wait, trouble, || self.refuse_to_wait_for_oneself(store))?;
+        }
+        store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
+        let mut last = None;
+        obtain(store, request, &mut |report| match report {
+            Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered => tell(Learned::Report(report)),
+            report => last = Some(report),
+        });
+        let last = match last {
+            Some(Report::Granted { grant, sent }) => {
+                let by = Moment::now().after(request.op_timeout);
+                match store.hand_over(&request.names, &request.ask.token, by) {
+                    Ok(()) => return Ok(Learned::HandedOver(grant, sent)),
+                    Err(error) => Report::Failed(error),
+                }
+            }
+            Some(report) => report,
+            None => return Err(Error::Internal("asking for the lock ended without an answer".into())),
+        };
+        if !matches!(last, Report::Busy(_)) {
+            // A request may have arrived although no answer came.
+            clear_up(store, request, CLEARING);
+        }
+        Ok(Learned::Missed(last))
+    }
+
+    /// Whether waiting would be for what a process around this one holds.
+    fn refuse_to_wait_for_oneself(&self, store: &mut dyn Store) -> Result<(), Error> {
+        let (holds, settings) = (Holds::of_process(), &self.context.settings);
+        for key in &self.keys {
+            for held in holds.of_key(settings, key) {
+                let proof = self.context.verify(store, held).inspect_err(|_| store.reset())?;
+                let Some(proof) = proof else { continue };
+                let joins = match (proof.mode, self.request.ask.mode) {
+                    (Mode::Shared, Mode::Shared) => true,
+                    (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,
+                    _ => false,
+                };
+                if !joins {
+                    let instead = match held.by {
+                        By::Run => "it ends with this job, which runs under it already".into(),
+                        By::Acquire => format!("'dlock release {}' gives it back", word(key.as_str())),
+                    };
+                    return Err(Error::Usage(format!(
+                        "this process itself holds {key} in {} ({}), and would wait for its own end; {instead}",
+                        settings.store, proof.mode
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives back what the token may have, and its place in the queue. What does not succeed ends by itself: an unconfirmed
+/// grant and a place in the queue within seconds, a hold with its lease.
+fn clear_up(store: &mut dyn Store, request: &Request, within: Duration) {
+    let (by, end) = (Moment::now().after(within), End { ran: Ran::No, job: None });
+    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, by);
+}
+
+/// What the main thread knows.
 struct Acquiring<'a> {
     context: &'a Context,
     flags: &'a cli::acquire::Acquire,
     ttl: Ttl,
-    attendant: Attendant,
     since: Moment,
     asked: Asked,
     request: Request,
+    line: Line,
 }
 
 impl Acquiring<'_> {
-    fn go(&self, mut store: Box<dyn Store>) -> anyhow::Result<Exit> {
-        let mut last = None;
-        obtain(&mut *store, &self.request, &mut |report| {
-            last = self.hear(report);
+    fn go(mut self, foreground: &Foreground<Learned>) -> anyhow::Result<Exit> {
+        loop {
+            match self.line.next(foreground)? {
+                News::Signal(signal) => {
+                    self.line.clear();
+                    self.leave(LEAVING);
+                    return Ok(Exit::Signal(signal));
+                }
+                News::Learned(Learned::Report(report)) => self.hear(report),
+                News::Learned(Learned::Trouble(error)) => {
+                    self.line.announce(&format!("{error}; still waiting, trying again"));
+                }
+                News::Learned(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
+                News::Learned(Learned::Missed(report)) => return self.missed(report),
+                News::Learned(Learned::Refused(error)) => return Err(error.into()),
+                News::Ready | News::Nothing => {}
+            }
+        }
+    }
+
+    /// On a connection of its own, and in a thread that is not waited for: the store may not answer.
+    fn leave(&self, within: Duration) {
+        let (context, request) = (self.context.clone(), self.request.clone());
+        let (done, left) = channel();
+        let _without = thread::Builder::new().name("dlock-leave".into()).spawn(move || {
+            if let Ok(mut store) = context.open() {
+                clear_up(&mut *store, &request, within);
+            }
+            let _not_waited_for = done.send(());
         });
-        let result = match last {
-            Some(Report::Granted { grant, sent }) => return self.hand_over(&mut *store, grant, sent),
-            Some(Report::Busy(blocker)) => {
+        let _late = left.recv_timeout(within);
+    }
+
+    fn missed(&mut self, report: Report) -> anyhow::Result<Exit> {
+        Err(match report {
+            Report::Busy(blocker) => {
                 self.busy(&blocker);
                 return Ok(Exit::Busy(self.flags.busy_exit_code.unwrap_or(Exit::BUSY)));
             }
-            Some(Report::TakenAway) => Err(Error::NotHeld(format!(
+            Report::TakenAway => Error::NotHeld(format!(
                 "an operator took {} away just when it was granted; it is not acquired",
                 self.lock()
-            ))),
-            Some(Report::TooSlow) => {
-                let text = format!(
-                    "{} answers too slowly for a lease of {} (--ttl)",
-                    self.asked.store,
-                    span(self.ttl.get())
-                );
-                Err(self.failed(store::Error::Unavailable(text)))
+            )),
+            Report::TooSlow => {
+                let (store, ttl) = (&self.asked.store, span(self.ttl.get()));
+                let text = format!("{store} answers too slowly for a lease of {ttl} (--ttl)");
+                self.failed(store::Error::Unavailable(text))
             }
-            Some(Report::Failed(error)) => Err(self.failed(error)),
-            _ => Err(Error::Internal("asking for the lock ended without an answer".into())),
-        };
-        // A request may have arrived although no answer came.
-        self.clear_up(&mut *store);
-        self.attendant.conclude(|| ());
-        Ok(result?)
+            Report::Failed(error) => self.failed(error),
+            report => Error::Internal(format!("the lock is not acquired: {report:?}")),
+        }
+        .into())
     }
 
-    /// What is said on the way is said; what ends the way is handed back.
-    fn hear(&self, report: Report) -> Option<Report> {
+    /// What is learned on the way.
+    fn hear(&mut self, report: Report) {
         match report {
             Report::Waiting(waiting) => {
                 let (asked, since, heard) = (self.asked.clone(), self.since, Moment::now());
-                self.attendant.waits(move |room| {
+                self.line.waits(move |room| {
                     let now = Moment::now();
                     let waiting = busy::aged(&waiting, now.since(heard));
                     busy::waiting(&asked, &waiting, now.since(since), room)
                 });
-                None
             }
             Report::Trouble { error, .. } => {
                 let (origin, keys) = (self.context.settings.store.origin(), listed(&self.asked.keys));
-                let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
-                self.attendant.announce(&text);
-                None
+                self.line.announce(&format!("{error} ({origin}); still waiting for {keys}, trying again"));
             }
             Report::Recovered => {
-                self.attendant.say(Kind::Note, &format!("{} answers again", self.asked.store));
-                None
+                self.line.say(Kind::Note, &format!("{} answers again", self.asked.store));
             }
-            report => Some(report),
+            _ => {}
         }
     }
 
-    /// The lock is ours: from here on it is the script's.
-    fn hand_over(&self, store: &mut dyn Store, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
-        let Request { names, ask, .. } = &self.request;
-        let by = Moment::now().after(self.context.settings.op_timeout);
-        let result = store.hand_over(names, &ask.token, by).map_err(|error| self.failed(error));
+    /// The lock is ours: once that is printed it is the script's.
+    fn deliver(mut self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
+        let ask = &self.request.ask;
         let until = sent.after(ask.ttl);
-        let result = result.and_then(|()| {
-            let keys = self.asked.keys.clone();
-            let held =
-                Held::new(&self.context.settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
-            let acquired = Acquired {
-                keys,
-                store: self.asked.store.clone(),
-                mode: self.asked.mode,
-                slot: grant.slot,
-                fence: grant.fence,
-                token: ask.token.clone(),
-                lease: until.left(),
-                waited: grant.waited,
-                held: Holds::of_process().with(held.for_ttl(self.ttl)).to_string(),
-                reach: self.context.settings.environment(),
-            };
-            let text = match (self.flags.export, self.flags.json) {
-                (true, _) => acquired.shell(),
-                (false, true) => acquired.json().map_err(|error| Error::Internal(error.to_string()))?,
-                (false, false) => acquired.plain(),
-            };
-            self.attendant.conclude(|| output::deliver(&text))
-        });
-        if result.is_err() {
+        let (settings, keys) = (&self.context.settings, self.asked.keys.clone());
+        let held = Held::new(settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
+        let acquired = Acquired {
+            keys,
+            store: self.asked.store.clone(),
+            mode: self.asked.mode,
+            slot: grant.slot,
+            fence: grant.fence,
+            token: ask.token.clone(),
+            lease: until.left(),
+            waited: grant.waited,
+            held: Holds::of_process().with(held.for_ttl(self.ttl)).to_string(),
+            reach: settings.environment(),
+        };
+        let text = match (self.flags.export, self.flags.json) {
+            (true, _) => Ok(acquired.shell()),
+            (false, true) => acquired.json().map_err(|error| Error::Internal(error.to_string())),
+            (false, false) => Ok(acquired.plain()),
+        };
+        self.line.clear();
+        if let Err(error) = text.and_then(|text| output::deliver(&text)) {
             // Nobody else knows the token.
-            self.clear_up(store);
+            self.leave(CLEARING);
+            return Err(error.into());
         }
-        result?;
         self.acquired(until);
         Ok(Exit::Ok)
-    }
-
-    fn clear_up(&self, store: &mut dyn Store) {
-        let by = Moment::now().after(CLEARING);
-        let end = End { ran: Ran::No, job: None };
-        let _ends_by_itself = give_back(store, &self.request.names, &self.request.ask.token, &end, by);
     }
 
     fn lock(&self) -> String {
@@ -212,7 +303,7 @@ impl Acquiring<'_> {
         Error::Store(error.map(|text| format!("{keys}: {text}; it is not acquired")))
     }
 
-    fn busy(&self, blocker: &Blocker) {
+    fn busy(&mut self, blocker: &Blocker) {
         let fence = blocker.holder.as_ref().map(|holder| holder.fence);
         let holds = Holds::of_process();
         let tried = match self.flags.wait {
@@ -220,7 +311,7 @@ impl Acquiring<'_> {
             _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
-        self.attendant.say(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
+        self.line.say(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
     }
 
     fn acquired(&self, until: Moment) {
@@ -235,7 +326,7 @@ impl Acquiring<'_> {
         let now = output::time::now();
         let at = local(now.saturating_add(output::time::millis(left)), now);
         // Who said in a log that it waits says there that this is over.
-        let (kind, after) = match self.attendant.has_announced() {
+        let (kind, after) = match self.line.has_announced() {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
             false => (Kind::Done, String::new()),
         };
@@ -251,65 +342,10 @@ impl Acquiring<'_> {
     }
 }
 
-/// What is done when a signal ends the waiting: the queue is left, in a thread that is not waited for if the store does
-/// not answer.
-fn leaving(
-    mut store: Box<dyn Store>,
-    names: &Names,
-    token: &Token,
-    export: bool,
-) -> impl FnOnce(i32) + Send + 'static {
-    let (names, token) = (names.clone(), token.clone());
-    move |signal| {
-        let (done, left) = channel();
-        let _without = thread::Builder::new().name("dlock-leave".into()).spawn(move || {
-            let by = Moment::now().after(LEAVING);
-            let _ends_by_itself = store.leave(&names, &token, &End { ran: Ran::No, job: None }, by);
-            let _not_waited_for = done.send(());
-        });
-        let _late = left.recv_timeout(LEAVING);
-        if export {
-            let _nobody = output::print(&refusal(Exit::Signal(signal)));
-        }
-    }
-}
-
 /// What a shell that evaluates the output of `acquire --export` gets in place of variables: the status as its own, so that
 /// `set -e` stops it.
 pub fn refusal(exit: Exit) -> String {
     format!("(exit {})\n", exit.code())
-}
-
-/// Whether waiting would be for what a process around this one holds.
-fn refuse_to_wait_for_oneself(
-    context: &Context,
-    store: &mut dyn Store,
-    keys: &[Key],
-    mode: Mode,
-) -> Result<(), Error> {
-    let (holds, settings) = (Holds::of_process(), &context.settings);
-    for key in keys {
-        for held in holds.of_key(settings, key) {
-            let proof = context.verify(store, held).inspect_err(|_| store.reset())?;
-            let Some(proof) = proof else { continue };
-            let joins = match (proof.mode, mode) {
-                (Mode::Shared, Mode::Shared) => true,
-                (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,
-                _ => false,
-            };
-            if !joins {
-                let instead = match held.by {
-                    By::Run => "it ends with this job, which runs under it already".into(),
-                    By::Acquire => format!("'dlock release {}' gives it back", word(key.as_str())),
-                };
-                return Err(Error::Usage(format!(
-                    "this process itself holds {key} in {} ({}), and would wait for its own end; {instead}",
-                    settings.store, proof.mode
-                )));
-            }
-        }
-    }
-    Ok(())
 }
 
 fn internal(what: &str, error: &dyn std::fmt::Display) -> anyhow::Error {

@@ -43,8 +43,6 @@ mod verify;
 
 /// A dlock that is told to end while it waits gives the guard this long to leave the queue, and then is gone (I9).
 const LEAVING: Duration = Duration::from_millis(60);
-/// The signals that end a dlock that waits.
-const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// `dlock run`.
 pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
@@ -296,7 +294,7 @@ impl Session<'_> {
     }
 
     fn ends(&self, signal: i32) -> bool {
-        ENDING.contains(&signal) && !self.inherited.ignored(signal)
+        job::ENDING.contains(&signal) && !self.inherited.ignored(signal)
     }
 
     /// A report that comes before the job runs; what follows from it, if anything does.

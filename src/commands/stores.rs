@@ -4,7 +4,8 @@
 use super::context::Context;
 use crate::config::url::{self, Host, Place};
 use crate::error::Error;
-use crate::lock::{Mode, Names, Replicas};
+use crate::lease::observer::{Budgets, Observer};
+use crate::lock::{Mode, Names, Replicas, Token};
 use crate::output::Kind;
 use crate::output::time::span as span_of;
 use crate::store::Store;
@@ -44,6 +45,14 @@ impl Context {
     /// The store that the settings name.
     pub fn open(&self) -> Result<Box<dyn Store>, Error> {
         self.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: self.settings.max_lease() })
+    }
+
+    /// One who looks on at locks there; at those that are not dlock's, so often.
+    pub fn observe(&self, foreign: Duration) -> Result<Observer, Error> {
+        let question = self.settings.connect_timeout + self.settings.op_timeout;
+        let token = Token::random()
+            .map_err(|error| Error::Internal(format!("the system has no random bytes: {error}")))?;
+        Ok(Observer::new(self.open()?, token, Budgets { question, foreign }))
     }
 
     /// The store, where a lock is to be held.

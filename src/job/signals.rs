@@ -2,9 +2,7 @@
 //! never handled: nothing runs between two instructions, and CMD gets mask and dispositions as dlock got them. What a
 //! signal means is decided by the caller of this module.
 
-use crate::clock::Moment;
 use crate::sys::{self, Disposition, SignalSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +22,9 @@ const TAKEN: SignalSet = SignalSet::of(&[
     libc::SIGTTIN,
     libc::SIGTTOU,
 ]);
+
+/// The signals that end a dlock which waits.
+pub const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// Who sent a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,12 +73,7 @@ impl Inherited {
 
     /// The next signal that came; `None` if there is none now.
     pub fn next_signal(&self) -> io::Result<Option<Received>> {
-        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-        match rustix::io::read(&self.reader, &mut info) {
-            Ok(_) => Ok(Some(decode(&info))),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        next_signal(&self.reader)
     }
 
     /// Whether the caller had dlock ignore this signal (nohup, a background job of sh). Then it does not end a dlock
@@ -91,39 +87,13 @@ impl Inherited {
     }
 }
 
-/// What ends a dlock that has no job: INT, TERM, HUP and QUIT, but those that its caller had it ignore. Blocked and read,
-/// by whichever thread waits for them, so that there is time to leave a queue.
-#[derive(Debug)]
-pub struct Endings(OwnedFd);
-
-impl Endings {
-    /// From now on these signals come in here. To be called before any thread.
-    pub fn take() -> io::Result<Self> {
-        let ending = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-        let heeded: Vec<i32> = ending.into_iter().filter(|signal| !sys::ignored(*signal)).collect();
-        sys::block(SignalSet::of(&heeded));
-        Ok(Self(sys::signalfd(SignalSet::of(&heeded))?))
-    }
-
-    /// Waits for one of them, at most until `until`.
-    pub fn wait(&self, until: Moment) -> io::Result<Option<i32>> {
-        loop {
-            let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-            match rustix::io::read(&self.0, &mut info) {
-                Ok(_) => return Ok(Some(decode(&info).signal)),
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if until.passed() {
-                return Ok(None);
-            }
-            // What is too far away for the kernel is never.
-            let left = Timespec::try_from(until.left()).ok();
-            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], left.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+/// The next signal that came in by a signalfd; `None` if there is none now.
+pub fn next_signal(reader: &OwnedFd) -> io::Result<Option<Received>> {
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    match rustix::io::read(reader, &mut info) {
+        Ok(_) => Ok(Some(decode(&info))),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

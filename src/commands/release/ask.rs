@@ -5,32 +5,29 @@
 use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
-use crate::commands::attend::Attendant;
 use crate::commands::context::Context;
-use crate::commands::lookout::{First, Lookout, Remark, Seen};
+use crate::commands::foreground::{Foreground, Line, News, Signals};
 use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::Endings;
-use crate::law::{Holder, Requested, State};
+use crate::job;
+use crate::law::{FOREIGN_LOOK, Holder, Requested, State};
+use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
 use crate::output::Kind;
 use crate::output::busy::who;
 use crate::output::question::{self, Answer};
 use crate::output::sight;
 use crate::output::time::span;
-use crate::store::View;
-use std::cell::RefCell;
+use crate::store::{self, Store, View};
 
 /// `dlock release KEY` of somebody's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let place = format!("{} in {}", name.key(), settings.store);
-    let mut lookout = Lookout::open(context, First::Counts)?;
-    let Seen::It(view) = lookout.look(name, None, |view| Some(view.clone()), |_| ())? else {
-        return Err(Error::Internal("nothing was seen".into()).into());
-    };
+    let mut observer = context.observe(FOREIGN_LOOK)?;
+    let view = observer.look(name, context.deadline()).map_err(|error| context.with_origin(error))?;
     let asked = match holders(settings, name, &view, flags.slot)? {
         Found::Holders(holders) => holders,
         Found::Nobody(why) => {
@@ -64,8 +61,8 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     } else {
         shown.iter().for_each(|line| printer.say(Kind::Done, &format!("{place}: {line}")));
     }
-    let pending = request(context, name, &mut lookout, &asked)?;
-    Ending { context, name, place, flags }.watch(&mut lookout, pending)
+    let pending = request(context, name, observer.store(), &asked)?;
+    wait_for_ends(context, name, flags, observer, pending)
 }
 
 /// What there is to ask.
@@ -110,13 +107,13 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
 fn request(
     context: &Context,
     name: &Name,
-    lookout: &mut Lookout<'_>,
+    store: &mut dyn Store,
     asked: &[Holder],
 ) -> Result<Vec<Holder>, Error> {
     let (printer, operator) = (&context.printer, owner("dlock release".into(), None));
     let mut pending = Vec::new();
     for holder in asked {
-        let answer = lookout.store().request(name, holder.fence, &operator, context.deadline());
+        let answer = store.request(name, holder.fence, &operator, context.deadline());
         let who = who(&holder.owner);
         let unknown = format!("whether {who} is asked for {} is not known", name.key());
         let (kind, line) = match (answer.map_err(|error| context.unsure(error, &unknown))?, holder.owner.by) {
@@ -142,71 +139,87 @@ fn request(
     Ok(pending)
 }
 
-/// The end of the holds that were asked for it.
-struct Ending<'a> {
-    context: &'a Context,
-    name: &'a Name,
-    place: String,
-    flags: &'a cli::Release,
+/// What the thread that looks tells.
+enum Learned {
+    Seen(Box<View>),
+    Remark(Remark),
+    /// Nothing follows: all have ended, or the time was over before.
+    Over(Result<Option<()>, store::Error>),
 }
 
-impl Ending<'_> {
-    fn watch(&self, lookout: &mut Lookout<'_>, pending: Vec<Holder>) -> anyhow::Result<Exit> {
-        if pending.is_empty() {
-            return Ok(Exit::Ok);
-        }
-        let Context { settings, printer } = self.context;
-        let (since, end) = (Moment::now(), self.flags.timeout.map(|bound| Moment::now().after(bound)));
-        // A signal ends the watching, not the asking. Before the first thread, and after the question.
-        let attendant = Endings::take().and_then(|endings| Attendant::start(endings, printer, |_| ()));
-        let attendant =
-            attendant.map_err(|error| Error::Internal(format!("cannot wait for the end: {error}")))?;
-        let pending = RefCell::new(pending);
-        let seen = lookout.look(
-            self.name,
-            end,
-            |view| {
-                pending.borrow_mut().retain(|holder| {
+/// Until the holds that were asked for it have ended.
+fn wait_for_ends(
+    context: &Context,
+    name: &Name,
+    flags: &cli::Release,
+    mut observer: Observer,
+    mut pending: Vec<Holder>,
+) -> anyhow::Result<Exit> {
+    if pending.is_empty() {
+        return Ok(Exit::Ok);
+    }
+    let settings = &context.settings;
+    let (since, end) = (Moment::now(), flags.timeout.map(|bound| Moment::now().after(bound)));
+    // A signal ends the watching, not the asking: so only after the question.
+    let signals = Signals::take(&job::ENDING)?;
+    let (watched, fences) = (name.clone(), pending.iter().map(|holder| holder.fence).collect::<Vec<_>>());
+    let foreground = Foreground::start(signals, move |teller| {
+        let all_ended = |view: View| {
+            let ended = !view.holders.iter().any(|holder| fences.contains(&holder.fence));
+            teller.tell(Learned::Seen(Box::new(view)));
+            ended.then_some(())
+        };
+        let remark = |remark| teller.tell(Learned::Remark(remark));
+        let over = observer.wait_for(&watched, end, First::Counts, all_ended, remark);
+        teller.tell(Learned::Over(over));
+    })?;
+    let mut line = Line::new(&context.printer);
+    loop {
+        let learned = match line.next(&foreground)? {
+            News::Signal(signal) => return Ok(Exit::Signal(signal)),
+            News::Learned(learned) => learned,
+            News::Ready | News::Nothing => continue,
+        };
+        match learned {
+            Learned::Seen(view) => {
+                pending.retain(|holder| {
                     let lives = view.holders.iter().any(|other| other.fence == holder.fence);
                     if !lives {
-                        let kind = if attendant.has_announced() { Kind::Note } else { Kind::Done };
-                        attendant.say(kind, &ended(holder, view, since));
+                        let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
+                        line.say(kind, &ended(holder, &view, since));
                     }
                     lives
                 });
-                if pending.borrow().is_empty() {
-                    return Some(());
+                if !pending.is_empty() {
+                    let (store, seen) = (settings.store.to_string(), Moment::now());
+                    line.waits(move |room| {
+                        let now = Moment::now();
+                        sight::watching(&store, &view, now.since(seen), now.since(since), room)
+                    });
                 }
-                let (view, store, seen) = (view.clone(), settings.store.to_string(), Moment::now());
-                attendant.waits(move |room| {
-                    let now = Moment::now();
-                    sight::watching(&store, &view, now.since(seen), now.since(since), room)
-                });
-                None
-            },
-            |remark| match remark {
-                Remark::Trouble(error) => {
-                    let origin = settings.store.origin();
-                    attendant.say(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
-                }
-                Remark::Recovered => {
-                    attendant.say(Kind::Note, &format!("{} answers again", settings.store));
-                }
-            },
-        );
-        attendant.conclude(|| ());
-        if seen? == Seen::Nothing {
-            let left = pending.borrow();
-            let whom = left.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
-            let bound = span(self.flags.timeout.unwrap_or_default());
-            let text = format!(
-                "after the {bound} of --timeout {} is still held by {whom}, who stays asked; --force takes it away",
-                self.place
-            );
-            printer.say(Kind::Note, &text);
-            return Ok(Exit::Busy(Exit::BUSY));
+            }
+            Learned::Remark(Remark::Trouble(error)) => {
+                let origin = settings.store.origin();
+                line.say(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
+            }
+            Learned::Remark(Remark::Recovered) => {
+                line.say(Kind::Note, &format!("{} answers again", settings.store));
+            }
+            Learned::Over(Ok(Some(()))) => return Ok(Exit::Ok),
+            Learned::Over(Ok(None)) => {
+                let whom = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
+                let bound = span(flags.timeout.unwrap_or_default());
+                let text = format!(
+                    "after the {bound} of --timeout {} in {} is still held by {whom}, who stays asked; --force takes it \
+                     away",
+                    name.key(),
+                    settings.store
+                );
+                line.say(Kind::Note, &text);
+                return Ok(Exit::Busy(Exit::BUSY));
+            }
+            Learned::Over(Err(error)) => return Err(context.with_origin(error).into()),
         }
-        Ok(Exit::Ok)
     }
 }
 

@@ -2,11 +2,12 @@
 //! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
 
 use super::{Looks, Seen, place};
-use crate::clock::{Moment, Timer};
+use crate::clock::{self, Moment};
 use crate::commands::context::Context;
+use crate::commands::foreground::{Foreground, News, Signals};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lease::bell::Bell;
+use crate::job;
 use crate::output::columns::broken;
 use crate::output::locale::Charset;
 use crate::output::screen::Screen;
@@ -14,28 +15,8 @@ use crate::output::table::{self, Width};
 use crate::output::time::{self, span};
 use crate::output::{Coloured, coloured, escaped};
 use crate::store::{self, Store};
-use crate::sys::{self, SignalSet};
-use anyhow::Context as _;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use std::os::fd::OwnedFd;
-use std::sync::mpsc;
-use std::thread;
+use rustix::event::{PollFd, PollFlags};
 use std::time::Duration;
-
-/// The signals that end it.
-const ENDING: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
-
-/// All that it takes. A signal that was ignored when dlock started never shows up.
-const TAKEN: SignalSet = SignalSet::of(&[
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGWINCH,
-    libc::SIGCONT,
-    libc::SIGTSTP,
-]);
 
 /// Shows the locks until a signal comes. The first look may fail as any other command would.
 pub fn watch(
@@ -49,66 +30,32 @@ pub fn watch(
     })?;
     let patterns = looks.wanted.patterns().into_iter().map(str::to_owned).collect();
     let mut page = Page { context, patterns, answered: None, failed: None };
-    sys::block(TAKEN);
-    let signals = sys::signalfd(TAKEN).context("cannot read signals")?;
-    let bell = Bell::new().context("cannot wake another thread")?;
-    let timer = Timer::new().context("cannot make a timer")?;
-    let (ask, asked) = mpsc::channel::<()>();
-    let (answer, answers) = mpsc::channel::<Result<Seen, store::Error>>();
-    let connect = bell.try_clone().context("cannot wake another thread")?;
-    thread::Builder::new()
-        .spawn(move || {
-            while asked.recv().is_ok() && answer.send(looks.look(&mut *store)).is_ok() {
-                connect.ring();
-            }
-        })
-        .context("cannot start a thread")?;
-
-    ask.send(()).ok();
+    let signals =
+        Signals::take(&[&job::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
+    let foreground = Foreground::start(signals, move |teller| {
+        loop {
+            teller.tell(looks.look(&mut *store));
+            clock::sleep_until(Moment::now().after(every));
+        }
+    })?;
     loop {
-        let mut fds = vec![
-            PollFd::new(&signals, PollFlags::IN),
-            PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN),
-            PollFd::new(&timer, PollFlags::IN),
-        ];
-        fds.extend(screen.keyboard().map(|keys| PollFd::from_borrowed_fd(keys, PollFlags::IN)));
-        match poll(&mut fds, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno).context("cannot wait for signals"),
-        }
-        let due = fds[2].revents().contains(PollFlags::IN);
-        let is_typed = fds.get(3).is_some_and(|keys| !keys.revents().is_empty());
-        while let Some(signal) = next_signal(&signals) {
-            if ENDING.contains(&signal) {
-                return Ok(Exit::Signal(signal));
-            }
-            if signal == libc::SIGTSTP {
+        let keyboard = screen.keyboard().map(|keys| PollFd::from_borrowed_fd(keys, PollFlags::IN));
+        match foreground.next(None, keyboard)? {
+            News::Signal(signal) if job::ENDING.contains(&signal) => return Ok(Exit::Signal(signal)),
+            News::Signal(libc::SIGTSTP) => {
                 screen.leave();
-                sys::stop_by(signal);
+                job::stop_by(libc::SIGTSTP);
+                page.show(&mut screen)?;
             }
-            page.show(&mut screen)?;
-        }
-        if is_typed && screen.pressed().contains(&b'q') {
-            return Ok(Exit::Ok);
-        }
-        bell.hush();
-        while let Ok(answer) = answers.try_recv() {
-            page.take(answer)?;
-            page.show(&mut screen)?;
-            timer.set(Some(Moment::now().after(every))).context("cannot set a timer")?;
-        }
-        if due {
-            timer.set(None).context("cannot set a timer")?;
-            ask.send(()).ok();
+            News::Signal(_) => page.show(&mut screen)?,
+            News::Learned(answer) => {
+                page.take(answer)?;
+                page.show(&mut screen)?;
+            }
+            News::Ready if screen.pressed().contains(&b'q') => return Ok(Exit::Ok),
+            News::Ready | News::Nothing => {}
         }
     }
-}
-
-/// The next signal that came, if one did.
-fn next_signal(signals: &OwnedFd) -> Option<i32> {
-    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-    rustix::io::read(signals, &mut info).ok()?;
-    Some(i32::from_ne_bytes([info[0], info[1], info[2], info[3]]))
 }
 
 /// What is shown.
