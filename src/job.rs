@@ -17,15 +17,15 @@
 mod adopt;
 mod apart;
 mod cgroup;
-mod family;
 mod guard;
 mod limits;
+mod process_tree;
 mod procfs;
+mod protocol;
 mod signals;
 mod stop;
 mod strangers;
 mod strays;
-mod talk;
 mod tty;
 
 pub use apart::apart;
@@ -38,7 +38,8 @@ pub use crate::sys::{die_of, stop_by};
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, Fork};
 use adopt::Adopted;
-use family::Family;
+use process_tree::ProcessTree;
+use protocol::Order;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
@@ -48,7 +49,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
-use talk::Order;
 
 /// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
 const OVERDUE: Duration = Duration::from_millis(5);
@@ -117,7 +117,7 @@ pub enum Status {
 
 /// Why the job was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum StopReason {
     /// Its limits passed; also when dlock had to step in for a hung guard because of that.
     LeaseRanOut,
     /// [`Guard::lost`] said so.
@@ -170,7 +170,7 @@ pub enum Event {
     /// The whole job has been sent TERM.
     Stopping {
         /// Why.
-        why: Why,
+        reason: StopReason,
     },
     /// A process of the job may not be signalled. Until it has ended by itself the job does not count as ended. Said
     /// once for each.
@@ -181,7 +181,7 @@ pub enum Event {
         /// How CMD ended; `None` if that cannot be known, because the guard died too early.
         status: Option<Status>,
         /// Why the job was stopped; `None` if it ended by itself.
-        why: Option<Why>,
+        reason: Option<StopReason>,
     },
     /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next_event`] is called, and `Ended`
     /// follows.
@@ -190,7 +190,7 @@ pub enum Event {
 
 /// What the guard tells when dlock is gone, from the guard's own process.
 #[derive(Debug)]
-pub enum Alone {
+pub enum Orphaned {
     /// This process may not be signalled, and nothing else of the job is left: the guard waits for it to end.
     Refused(Process),
     /// Nothing is left to watch; the guard ends after this.
@@ -200,7 +200,7 @@ pub enum Alone {
         /// How CMD ended, if it was started and that is known.
         status: Option<Status>,
         /// Why the job was stopped, if it was.
-        why: Option<Why>,
+        reason: Option<StopReason>,
     },
 }
 
@@ -229,7 +229,7 @@ pub struct Guard {
     /// What [`Event::CommandEnded`] said.
     status: Option<Status>,
     /// What [`Event::Stopping`] said.
-    stopping: Option<Why>,
+    stopping: Option<StopReason>,
     watch: Watch,
 }
 
@@ -249,9 +249,9 @@ enum Watch {
 impl Guard {
     /// Makes the guard. This process must have one thread. `alone` is called in the guard once dlock is gone (killed, or
     /// after [`Guard::finish`]), with everything as it was at the fork; it may block. Descriptors that it uses must be in
-    /// `keep`. In dlock it is dropped before this returns. Until `Alone::Over` it should print only to what cannot block:
+    /// `keep`. In dlock it is dropped before this returns. Until `Orphaned::Over` it should print only to what cannot block:
     /// the guard would hang on a pipe that nobody reads.
-    pub fn fork(plan: Plan, inherited: &Inherited, alone: impl FnMut(Alone)) -> io::Result<Self> {
+    pub fn fork(plan: Plan, inherited: &Inherited, on_orphaned: impl FnMut(Orphaned)) -> io::Result<Self> {
         let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
         let limits = LimitsSender::new()?;
         let (link, far) =
@@ -274,14 +274,14 @@ impl Guard {
                         on_lost: plan.on_lost,
                         spare: plan.spare,
                         leftovers: plan.leftovers,
-                        family: Family::new(&plan.mark, vec![caller], limits),
+                        tree: ProcessTree::new(&plan.mark, vec![caller], limits),
                         keep: plan.keep,
                         mask: inherited.mask,
                         child_ignored: inherited.ignored_child,
                         link: far,
                         limits,
                     },
-                    alone,
+                    on_orphaned,
                 )
             }
             Fork::Parent(pid) => Ok(Self {
@@ -349,7 +349,7 @@ impl Guard {
         let mut length = 0;
         for (name, value) in env {
             let more = 16 + name.len() + value.as_ref().map_or(0, |value| value.len() + 1);
-            if length + more >= talk::LONGEST {
+            if length + more >= protocol::LONGEST {
                 self.send(&Order::Environment(std::mem::take(&mut part)))?;
                 length = 0;
             }
@@ -428,8 +428,8 @@ impl Guard {
         match event {
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
             Some(Event::CommandEnded { status }) => self.status = Some(status),
-            Some(Event::Stopping { why }) => self.stopping = Some(why),
-            None => return self.adopt(Why::GuardGone).map(Some),
+            Some(Event::Stopping { reason }) => self.stopping = Some(reason),
+            None => return self.adopt(StopReason::GuardGone).map(Some),
             Some(_) => {}
         }
         Ok(event)

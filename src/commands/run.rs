@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{self, Alone, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Plan};
+use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Orphaned, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran};
 use crate::lease::{self, Lease, Report, Request};
@@ -129,9 +129,9 @@ fn run_inside(
     let plan = plan(run, job::group(), String::new(), Vec::new());
     let group = plan.group;
     let orphaned = |what| match what {
-        Alone::Refused(process) => messages.refused(&process),
-        Alone::Over { started: true, why: Some(_), .. } => messages.orphaned_inside(),
-        Alone::Over { .. } => {}
+        Orphaned::Refused(process) => messages.refused(&process),
+        Orphaned::Over { started: true, reason: Some(_), .. } => messages.orphaned_inside(),
+        Orphaned::Over { .. } => {}
     };
     let guard =
         Guard::fork(plan, &inherited, orphaned).map_err(|error| internal("cannot make the guard", &error))?;
@@ -376,13 +376,13 @@ impl Session<'_> {
                 News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
                 News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
-                News::Job(Event::Stopping { why }) => self.messages.stopping(why, self.run),
+                News::Job(Event::Stopping { reason }) => self.messages.stopping(reason, self.run),
                 News::Job(Event::Refused(process)) => self.messages.refused(&process),
                 News::Job(Event::CommandEnded { status }) => {
                     self.runs = Runs::Rest;
                     self.messages.command_ended(status, || self.guard.processes());
                 }
-                News::Job(Event::Ended { status, why }) => return Ok(self.over(status, why)),
+                News::Job(Event::Ended { status, reason }) => return Ok(self.over(status, reason)),
                 // What becomes of the job follows: `Stopping`, `Ended`.
                 News::Job(Event::Died) => {}
             }
@@ -390,11 +390,11 @@ impl Session<'_> {
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
-    fn over(&mut self, status: Option<job::Status>, why: Option<job::Why>) -> Over {
-        if why == Some(job::Why::Asked) {
+    fn over(&mut self, status: Option<job::Status>, reason: Option<job::StopReason>) -> Over {
+        if reason == Some(job::StopReason::Asked) {
             self.report.lost.get_or_insert(lease::Loss::Asked);
         }
-        if why == Some(job::Why::LeaseRanOut) {
+        if reason == Some(job::StopReason::LeaseRanOut) {
             // The guard acts by its own clock, and may be ahead of the thread that renews.
             self.report.lost.get_or_insert(lease::Loss::Deadline);
         }
@@ -403,16 +403,16 @@ impl Session<'_> {
             Some(job::Status::Signaled(signal)) => Exit::Signal(signal),
             None => Exit::Internal,
         };
-        let exit = match why {
-            Some(job::Why::Lost | job::Why::LeaseRanOut | job::Why::Asked) => Exit::Lost,
+        let exit = match reason {
+            Some(job::StopReason::Lost | job::StopReason::LeaseRanOut | job::StopReason::Asked) => Exit::Lost,
             _ if self.report.lost.is_some() => Exit::Lost,
-            Some(job::Why::MaxRun) => Exit::TimedOut,
-            Some(job::Why::GuardGone | job::Why::CallerGone) => Exit::Internal,
+            Some(job::StopReason::MaxRun) => Exit::TimedOut,
+            Some(job::StopReason::GuardGone | job::StopReason::CallerGone) => Exit::Internal,
             None => own,
         };
         let job = status.map(job_end);
         self.report.job = job;
-        Over { exit, end: End { ran: ran(why, self.report.lost), job } }
+        Over { exit, end: End { ran: ran(reason, self.report.lost), job } }
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be

@@ -1,10 +1,10 @@
 //! What if the guard itself is gone, or hangs? Then dlock takes the job over, being a subreaper too, and stops it with the
 //! same code; or only says that it has ended, if it has. Nothing here runs as long as the guard does its work.
 
-use super::family::{Family, Sweep};
+use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
-use super::{Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, Status, Watch, Why};
+use super::{Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, Status, StopReason, Watch};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ const ADOPTED: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub(super) struct Adopted {
-    family: Family,
+    tree: ProcessTree,
     stop: Stop,
     status: Option<Status>,
     /// The last look found nothing.
@@ -41,7 +41,7 @@ impl Guard {
         match self.silence()? {
             Silence::Right => Ok(None),
             // A renewal that comes in between does not call it off.
-            Silence::Hung => self.adopt(Why::LeaseRanOut).map(Some),
+            Silence::Hung => self.adopt(StopReason::LeaseRanOut).map(Some),
             Silence::Late => self.conclude().map(Some),
         }
     }
@@ -100,7 +100,7 @@ impl Guard {
             Some(Waited::Child(_, raw)) => Status::of(raw),
             _ => None,
         };
-        Ok(Event::Ended { status: self.status.or(status), why: self.stopping })
+        Ok(Event::Ended { status: self.status.or(status), reason: self.stopping })
     }
 
     /// Its children become ours.
@@ -113,7 +113,7 @@ impl Guard {
 
     /// Takes the job over from a guard that is gone or hung, and begins to stop it, or goes on with what the guard has
     /// begun; `new` is why if it has not.
-    pub(super) fn adopt(&mut self, new: Why) -> io::Result<Event> {
+    pub(super) fn adopt(&mut self, new: StopReason) -> io::Result<Event> {
         if matches!(self.watch, Watch::Over) {
             // A socket without another end, and a timer that is due, would be readable for ever.
             self.watch = Watch::Gone;
@@ -121,20 +121,20 @@ impl Guard {
             return Ok(Event::Died);
         }
         self.end_guard();
-        let mut family = Family::new(&self.mark, self.apart.clone(), self.limits);
+        let mut tree = ProcessTree::new(&self.mark, self.apart.clone(), self.limits);
         let bound = self.bound();
-        let why = match self.kill_by {
-            Some(_) => Why::Lost,
-            None if bound.passed() => Why::LeaseRanOut,
+        let reason = match self.kill_by {
+            Some(_) => StopReason::Lost,
+            None if bound.passed() => StopReason::LeaseRanOut,
             None => self.stopping.unwrap_or(new),
         };
-        let (stop, refused) = Stop::begin(&mut family, why, Moment::now().after(self.grace).min(bound));
+        let (stop, refused) = Stop::begin(&mut tree, reason, Moment::now().after(self.grace).min(bound));
         let mut pending = VecDeque::new();
-        if self.stopping != Some(why) {
-            pending.push_back(Event::Stopping { why });
+        if self.stopping != Some(reason) {
+            pending.push_back(Event::Stopping { reason });
         }
         pending.extend(refused.into_iter().map(Event::Refused));
-        let adopted = Adopted { family, stop, status: self.status, was_empty: false, pending };
+        let adopted = Adopted { tree, stop, status: self.status, was_empty: false, pending };
         self.watch = Watch::Adopted(Box::new(adopted));
         self.arm(Moment::now())?;
         Ok(Event::Died)
@@ -145,7 +145,7 @@ impl Guard {
         match self.on_lost {
             OnLost::Stop => {
                 let kill_at = self.limits.get().kill_at;
-                self.kill_by.map_or(kill_at, |by| by.min(kill_at))
+                self.kill_by.map_or(kill_at, |deadline| deadline.min(kill_at))
             }
             OnLost::Warn => Moment::from_boot(Duration::MAX),
         }
@@ -159,23 +159,23 @@ impl Guard {
             return Ok(Some(event));
         }
         let mut sweep = Sweep::default();
-        adopted.family.reap(&mut sweep);
+        adopted.tree.reap(&mut sweep);
         if !sweep.no_child {
-            let more = adopted.stop.step(&mut adopted.family, bound, None);
+            let more = adopted.stop.step(&mut adopted.tree, bound, None);
             sweep = Sweep { changed: [sweep.changed, more.changed].concat(), ..more };
         }
         let ended = sweep.changed.iter().filter(|(pid, _)| Some(*pid) == self.limits.cmd());
         adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Status::of(*raw)).next());
         // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
-        let empty = sweep.no_child || !self.apart.is_empty() && adopted.family.is_empty();
+        let empty = sweep.no_child || !self.apart.is_empty() && adopted.tree.is_empty();
         let last = empty && (sweep.no_child || adopted.was_empty);
         adopted.was_empty = empty;
-        if last && adopted.stop.is_over(&mut adopted.family, bound, &mut sweep) {
-            adopted.family.remove_cgroup();
-            let (status, why) = (adopted.status, Some(adopted.stop.why()));
+        if last && adopted.stop.is_over(&mut adopted.tree, bound, &mut sweep) {
+            adopted.tree.remove_cgroup();
+            let (status, reason) = (adopted.status, Some(adopted.stop.reason()));
             self.watch = Watch::Gone;
             self.timer.set(None)?;
-            return Ok(Some(Event::Ended { status, why }));
+            return Ok(Some(Event::Ended { status, reason }));
         }
         adopted.pending.extend(sweep.refused.into_iter().map(Event::Refused));
         let wake = adopted.stop.wake(bound).min(Moment::now().after(ADOPTED));

@@ -1,11 +1,11 @@
 //! What does the guard do? It starts CMD on dlock's word, sleeps until a limit passes or something happens, and stops
 //! the job when it must. Everything here runs in the guard's own process, in one thread, and ends with it.
 
-use super::family::{Family, Sweep};
 use super::limits::{Limits, LimitsSender};
+use super::process_tree::{ProcessTree, Sweep};
+use super::protocol::{self, Change, Order};
 use super::stop::Stop;
-use super::talk::{self, Change, Order};
-use super::{Alone, Event, Group, Leftovers, NotStarted, OnLost, Process, Reached, Status, Why};
+use super::{Event, Group, Leftovers, NotStarted, OnLost, Orphaned, Process, Reached, Status, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, Disposition, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -31,7 +31,7 @@ pub(super) struct Setup {
     pub on_lost: OnLost,
     pub spare: Duration,
     pub leftovers: Leftovers,
-    pub family: Family,
+    pub tree: ProcessTree,
     pub keep: Vec<RawFd>,
     pub mask: SignalSet,
     pub child_ignored: bool,
@@ -40,17 +40,17 @@ pub(super) struct Setup {
 }
 
 /// Is the guard, until its end.
-pub(super) fn run(setup: Setup, alone: impl FnMut(Alone)) -> ! {
+pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
     // A panic must end the guard: unwinding further would make a second dlock of it. dlock sees the end, and stops the
     // job.
-    let watch = || Watch::new(setup, alone).and_then(|mut watch| watch.run());
+    let watch = || Watch::new(setup, on_orphaned).and_then(|mut watch| watch.run());
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
     sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
 }
 
 struct Watch<F> {
     setup: Setup,
-    alone: F,
+    on_orphaned: F,
     children: OwnedFd,
     timer: Timer,
     armed: Option<Moment>,
@@ -59,7 +59,7 @@ struct Watch<F> {
     cmd: Option<Cmd>,
     state: State,
     /// dlock is gone, or has left the rest to us.
-    alone_now: bool,
+    is_orphaned: bool,
     /// dlock said so, and has told what there was to tell.
     told_to_finish: bool,
     /// There is no child left, as far as is known.
@@ -81,7 +81,7 @@ enum State {
     Stopping(Stop),
     /// The job has ended, and from now on nothing is signalled.
     Ended {
-        why: Option<Why>,
+        reason: Option<StopReason>,
     },
 }
 
@@ -91,8 +91,8 @@ struct Cmd {
     was_stopped: bool,
 }
 
-impl<F: FnMut(Alone)> Watch<F> {
-    fn new(setup: Setup, alone: F) -> io::Result<Self> {
+impl<F: FnMut(Orphaned)> Watch<F> {
+    fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
         // Blocked, not ignored: what is ignored stays so across exec, and CMD would inherit it. Blocking also keeps the
         // terminal from stopping a background process that writes to it.
         sys::set_mask(SignalSet::ALL);
@@ -104,15 +104,15 @@ impl<F: FnMut(Alone)> Watch<F> {
         rustix::thread::set_name(c"dlock-guard")?;
         Ok(Self {
             setup,
-            alone,
+            on_orphaned,
             children: sys::signalfd(SignalSet::of(&[libc::SIGCHLD]))?,
             timer: Timer::new()?,
             armed: None,
-            buffer: vec![0; talk::LONGEST],
+            buffer: vec![0; protocol::LONGEST],
             changes: Vec::new(),
             cmd: None,
             state: State::Idle,
-            alone_now: false,
+            is_orphaned: false,
             told_to_finish: false,
             no_child: true,
             measured: None,
@@ -137,7 +137,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             }
             self.judge();
             self.flush();
-            if self.alone_now && self.is_through() {
+            if self.is_orphaned && self.is_through() {
                 return Ok(());
             }
         }
@@ -145,17 +145,17 @@ impl<F: FnMut(Alone)> Watch<F> {
 
     fn wait(&self) -> io::Result<Ready> {
         let (read, hangup) = (PollFlags::IN, PollFlags::HUP | PollFlags::RDHUP);
-        let mut talk = read | PollFlags::RDHUP;
+        let mut heard = read | PollFlags::RDHUP;
         if !self.unsent.is_empty() {
-            talk |= PollFlags::OUT;
+            heard |= PollFlags::OUT;
         }
         let mut fds = [
             PollFd::new(&self.timer, read),
             PollFd::new(&self.children, read),
-            PollFd::new(&self.setup.link, talk),
+            PollFd::new(&self.setup.link, heard),
         ];
-        // Once alone there is nothing more to hear, and a closed socket would wake us for ever.
-        let link = !self.alone_now;
+        // Once orphaned there is nothing more to hear, and a closed socket would wake us for ever.
+        let link = !self.is_orphaned;
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
         }
@@ -180,7 +180,7 @@ impl<F: FnMut(Alone)> Watch<F> {
         loop {
             match rustix::net::recv(&self.setup.link, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
-                    self.alone_now = true;
+                    self.is_orphaned = true;
                     self.unsent.clear();
                     return Ok(());
                 }
@@ -191,7 +191,7 @@ impl<F: FnMut(Alone)> Watch<F> {
                         start = true;
                     }
                     Some(Order::Relay(signal, reached)) => self.relay(signal, reached),
-                    Some(Order::Lost(by)) => self.lost(by),
+                    Some(Order::Lost(deadline)) => self.lost(deadline),
                     Some(Order::Stop) => self.asked(),
                     Some(Order::Finish) => self.told_to_finish = true,
                     None => {}
@@ -253,7 +253,7 @@ impl<F: FnMut(Alone)> Watch<F> {
     fn reap(&mut self) {
         let before = self.status();
         let mut sweep = Sweep::default();
-        self.setup.family.reap(&mut sweep);
+        self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
         let (State::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
@@ -304,9 +304,9 @@ impl<F: FnMut(Alone)> Watch<F> {
         }
     }
 
-    fn end(&mut self, why: Option<Why>) {
-        self.state = State::Ended { why };
-        self.tell(&Event::Ended { status: self.status(), why });
+    fn end(&mut self, reason: Option<StopReason>) {
+        self.state = State::Ended { reason };
+        self.tell(&Event::Ended { status: self.status(), reason });
     }
 
     fn relay(&mut self, signal: i32, reached: Reached) {
@@ -317,7 +317,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             if let (State::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
                 let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
                 let but = (reached == Reached::CallerGroup).then_some(caller_group);
-                self.setup.family.relay(signal, but);
+                self.setup.tree.relay(signal, but);
             }
             return;
         }
@@ -328,21 +328,21 @@ impl<F: FnMut(Alone)> Watch<F> {
         }
     }
 
-    fn lost(&mut self, by: Moment) {
+    fn lost(&mut self, deadline: Moment) {
         if !self.heeds_limits() {
             return;
         }
-        let by = by.min(self.bound());
+        let deadline = deadline.min(self.bound());
         match &mut self.state {
-            State::Running { .. } => self.stop(Why::Lost, by),
-            State::Stopping(stop) => stop.hasten(Why::Lost, by),
+            State::Running { .. } => self.stop(StopReason::Lost, deadline),
+            State::Stopping(stop) => stop.hasten(StopReason::Lost, deadline),
             State::Idle | State::Ended { .. } => {}
         }
     }
 
     fn asked(&mut self) {
         if let State::Running { .. } = self.state {
-            self.stop(Why::Asked, Moment::now().after(self.setup.grace));
+            self.stop(StopReason::Asked, Moment::now().after(self.setup.grace));
         }
     }
 
@@ -361,7 +361,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             return Some(earliest);
         }
         let known = self.measured.filter(|(for_limit, _)| *for_limit == limits.kill_at);
-        let (_, cost) = known.unwrap_or_else(|| (limits.kill_at, self.setup.family.look().1));
+        let (_, cost) = known.unwrap_or_else(|| (limits.kill_at, self.setup.tree.look().1));
         self.measured = Some((limits.kill_at, cost));
         Some(limits.term_at.before(cost).max(earliest))
     }
@@ -371,11 +371,11 @@ impl<F: FnMut(Alone)> Watch<F> {
         if self.heeds_limits() { self.setup.limits.get().kill_at } else { Moment::from_boot(Duration::MAX) }
     }
 
-    fn stop(&mut self, why: Why, by: Moment) {
+    fn stop(&mut self, reason: StopReason, deadline: Moment) {
         self.setup.limits.set_stopping();
-        let (stop, refused) = Stop::begin(&mut self.setup.family, why, by);
+        let (stop, refused) = Stop::begin(&mut self.setup.tree, reason, deadline);
         self.state = State::Stopping(stop);
-        self.tell(&Event::Stopping { why });
+        self.tell(&Event::Stopping { reason });
         self.note(refused);
     }
 
@@ -393,19 +393,19 @@ impl<F: FnMut(Alone)> Watch<F> {
         let ran_out = self.term_due(limits, now).is_some_and(|at| at <= now);
         let grace_ends = now.after(self.setup.grace);
         match &mut self.state {
-            State::Running { .. } if ran_out => self.stop(Why::LeaseRanOut, limits.kill_at),
-            State::Running { .. } if self.alone_now => {
-                let by = grace_ends.min(self.bound());
-                self.stop(Why::CallerGone, by);
+            State::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
+            State::Running { .. } if self.is_orphaned => {
+                let deadline = grace_ends.min(self.bound());
+                self.stop(StopReason::CallerGone, deadline);
             }
             State::Running { since } if self.setup.max_run.is_some_and(|most| since.after(most) <= now) => {
-                self.stop(Why::MaxRun, grace_ends);
+                self.stop(StopReason::MaxRun, grace_ends);
             }
-            State::Stopping(stop) if stop.why().is_unhurried() && ran_out => {
-                stop.hasten(Why::LeaseRanOut, limits.kill_at);
+            State::Stopping(stop) if stop.reason().is_unhurried() && ran_out => {
+                stop.hasten(StopReason::LeaseRanOut, limits.kill_at);
             }
-            State::Stopping(stop) if stop.why().is_unhurried() && self.alone_now => {
-                stop.hasten(Why::CallerGone, grace_ends);
+            State::Stopping(stop) if stop.reason().is_unhurried() && self.is_orphaned => {
+                stop.hasten(StopReason::CallerGone, grace_ends);
             }
             _ => {}
         }
@@ -421,29 +421,29 @@ impl<F: FnMut(Alone)> Watch<F> {
         let State::Stopping(stop) = &mut self.state else { return };
         let mut sweep = Sweep::default();
         if !self.no_child {
-            sweep = stop.step(&mut self.setup.family, bound, first);
+            sweep = stop.step(&mut self.setup.tree, bound, first);
         }
         // As long as any descendant lives there is a child here.
         let last = self.no_child || sweep.no_child;
-        let over = last && stop.is_over(&mut self.setup.family, bound, &mut sweep);
-        let why = stop.why();
+        let over = last && stop.is_over(&mut self.setup.tree, bound, &mut sweep);
+        let reason = stop.reason();
         self.take(&sweep);
         self.note(sweep.refused);
         if over {
-            self.setup.family.remove_cgroup();
-            self.end(Some(why));
-        } else if self.alone_now && sweep.only_refused {
+            self.setup.tree.remove_cgroup();
+            self.end(Some(reason));
+        } else if self.is_orphaned && sweep.only_refused {
             for process in std::mem::take(&mut self.refused) {
-                (self.alone)(Alone::Refused(process));
+                (self.on_orphaned)(Orphaned::Refused(process));
             }
         }
     }
 
     /// Whether, with dlock gone, nothing is left to do; then the rest has been done too.
     fn is_through(&mut self) -> bool {
-        let why = match self.state {
+        let reason = match self.state {
             State::Idle => None,
-            State::Ended { why } => why,
+            State::Ended { reason } => reason,
             State::Running { .. } | State::Stopping(_) => return false,
         };
         let started = !matches!(self.state, State::Idle);
@@ -451,19 +451,19 @@ impl<F: FnMut(Alone)> Watch<F> {
             // CMD will not need them any more.
             self.close_the_rest();
         }
-        if why.is_none() || self.told_to_finish {
+        if reason.is_none() || self.told_to_finish {
             // There is nothing to tell, and whoever reads dlock's messages need not wait for us.
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
             let _ = null.and_then(rustix::stdio::dup2_stderr);
         }
         let status = self.status();
-        (self.alone)(Alone::Over { started, status, why });
+        (self.on_orphaned)(Orphaned::Over { started, status, reason });
         true
     }
 
     /// Says something to dlock; keeps it for later if dlock does not listen now.
     fn tell(&mut self, event: &Event) {
-        if !self.alone_now {
+        if !self.is_orphaned {
             self.unsent.push_back(event.encode());
             self.flush();
         }
@@ -493,7 +493,7 @@ impl<F: FnMut(Alone)> Watch<F> {
             }
             State::Stopping(stop) => {
                 let wake = if self.no_child { stop.wake_for_strays(bound) } else { stop.wake(bound) };
-                let other = term_at.filter(|_| stop.why().is_unhurried());
+                let other = term_at.filter(|_| stop.reason().is_unhurried());
                 other.into_iter().chain([wake]).min()
             }
         };
@@ -506,7 +506,7 @@ impl<F: FnMut(Alone)> Watch<F> {
     }
 }
 
-impl Why {
+impl StopReason {
     /// Whether the lock is still held, so that what is worse may come in between.
     fn is_unhurried(self) -> bool {
         matches!(self, Self::MaxRun | Self::Asked)

@@ -3,9 +3,9 @@
 //!
 //! What descends comes first, always. Strays are looked for in the time that is left over.
 
-use super::family::{Blow, Depth, Family, Sweep};
+use super::process_tree::{Depth, ProcessTree, Signalling, Sweep};
 use super::procfs::Member;
-use super::{Process, Why};
+use super::{Process, StopReason};
 use crate::clock::Moment;
 use crate::sys::{self, Hurry};
 use std::time::Duration;
@@ -31,7 +31,7 @@ const ALL_THE_WAY: u32 = 4;
 /// A stop under way.
 #[derive(Debug)]
 pub(super) struct Stop {
-    why: Why,
+    reason: StopReason,
     kill_at: Moment,
     /// How much before a limit the killing begins.
     lead: Duration,
@@ -60,11 +60,11 @@ enum Searching {
 
 impl Stop {
     /// Asks the job to end; what is left of it at `kill_at` will be killed.
-    pub(super) fn begin(family: &mut Family, why: Why, kill_at: Moment) -> (Self, Vec<Process>) {
+    pub(super) fn begin(tree: &mut ProcessTree, reason: StopReason, kill_at: Moment) -> (Self, Vec<Process>) {
         let began = Moment::now();
-        let search = if family.may_have_strays() { Searching::Round } else { Searching::Rest };
+        let search = if tree.may_have_strays() { Searching::Round } else { Searching::Rest };
         let mut stop = Self {
-            why,
+            reason,
             kill_at,
             lead: Duration::ZERO,
             passes: 0,
@@ -80,21 +80,21 @@ impl Stop {
             stop.hurry = Some(Hurry::begin());
             return (stop, Vec::new());
         }
-        let (members, cost) = family.look();
+        let (members, cost) = tree.look();
         let looked = Moment::now();
         // Not before: what is killed will not be hurried, and the look tells how long that takes.
         stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(PAUSE);
         let until = kill_at.before(lead(cost, kill_at.since(looked)));
-        let mut sweep = family.term(asked(&members, || until.passed()));
+        let mut sweep = tree.term(asked(&members, || until.passed()));
         let told = Moment::now();
         // On a machine that is short of time the KILL will take no less than the TERM did.
         stop.lead = lead(cost.max(told.since(looked)), kill_at.since(told));
         if stop.has_time_to_gather(told, kill_at) {
             stop.gather_at = Some(told.after(OBEYS));
-            family.catch(&mut sweep.refused);
+            tree.catch(&mut sweep.refused);
         } else {
-            family.forget(&mut sweep.refused);
+            tree.forget(&mut sweep.refused);
         }
         (stop, sweep.refused)
     }
@@ -104,13 +104,13 @@ impl Stop {
     }
 
     /// Why the job is stopped.
-    pub(super) fn why(&self) -> Why {
-        self.why
+    pub(super) fn reason(&self) -> StopReason {
+        self.reason
     }
 
     /// Has the job killed by `kill_at`, if that is earlier than planned, and for this reason from now on.
-    pub(super) fn hasten(&mut self, why: Why, kill_at: Moment) {
-        self.why = why;
+    pub(super) fn hasten(&mut self, reason: StopReason, kill_at: Moment) {
+        self.reason = reason;
         self.kill_at = self.kill_at.min(kill_at);
         self.next = self.next.min(self.kill_at);
     }
@@ -118,17 +118,17 @@ impl Stop {
     /// Goes on: kills what is left, if the time for it has come, or looks for strays. `bound` is another limit to the
     /// kill: the lease may run out while the job is stopped for another reason. `first` is a process, or a group if
     /// negative, that is known without /proc.
-    pub(super) fn step(&mut self, family: &mut Family, bound: Moment, first: Option<i32>) -> Sweep {
-        let mut sweep = if self.is_due(bound) { self.kill(family, first) } else { Sweep::default() };
+    pub(super) fn step(&mut self, tree: &mut ProcessTree, bound: Moment, first: Option<i32>) -> Sweep {
+        let mut sweep = if self.is_due(bound) { self.kill(tree, first) } else { Sweep::default() };
         if self.gather_at.is_some_and(Moment::passed) {
             let now = Moment::now();
-            let done = !self.has_time_to_gather(now, bound) || family.gather(now.after(STEP));
+            let done = !self.has_time_to_gather(now, bound) || tree.gather(now.after(STEP));
             self.gather_at = (!done).then(|| Moment::now().after(STEP));
         }
         if self.search == Searching::Round && !sweep.no_child {
-            let blow = if self.passes > 0 { Blow::Kill } else { Blow::Term };
+            let how = if self.passes > 0 { Signalling::Kill } else { Signalling::Term };
             let until = Moment::now().after(STEP).min(self.kill_wake(bound));
-            if family.search(blow, until, &mut sweep) {
+            if tree.search(how, until, &mut sweep) {
                 // What TERM has missed KILL will not; the one round is enough for each.
                 self.search = Searching::Rest;
             }
@@ -136,8 +136,8 @@ impl Stop {
         sweep
     }
 
-    fn kill(&mut self, family: &mut Family, first: Option<i32>) -> Sweep {
-        if self.passes == 0 && family.may_have_strays() {
+    fn kill(&mut self, tree: &mut ProcessTree, first: Option<i32>) -> Sweep {
+        if self.passes == 0 && tree.may_have_strays() {
             self.search = Searching::Round;
         }
         if let Some(first) = first {
@@ -150,12 +150,12 @@ impl Stop {
         }
         let depth = if began >= self.deep_at { Depth::All } else { Depth::Children };
         if depth == Depth::All {
-            family.begin_anew();
+            tree.begin_anew();
         }
-        let mut sweep = family.kill(depth, began.after(BURST));
-        family.catch(&mut sweep.refused);
+        let mut sweep = tree.kill(depth, began.after(BURST));
+        tree.catch(&mut sweep.refused);
         // After the first pass, not before: of thousands at once it may take so long that the guard seems hung.
-        family.kill_gathered();
+        tree.kill_gathered();
         if depth == Depth::All {
             let now = Moment::now();
             self.deep_at = now.after((now.since(began) * ALL_THE_WAY).max(PAUSE * ALL_THE_WAY));
@@ -173,24 +173,24 @@ impl Stop {
     }
 
     /// Whether it is over, when nothing descends any more: strays are waited for, too. To be called again until it is.
-    pub(super) fn is_over(&mut self, family: &mut Family, bound: Moment, sweep: &mut Sweep) -> bool {
-        if !family.may_have_strays() {
+    pub(super) fn is_over(&mut self, tree: &mut ProcessTree, bound: Moment, sweep: &mut Sweep) -> bool {
+        if !tree.may_have_strays() {
             return true;
         }
-        let blow = self.is_due(bound).then_some(Blow::Kill);
+        let how = self.is_due(bound).then_some(Signalling::Kill);
         if self.search != Searching::LastRound {
-            if family.has_known_strays(blow, sweep) {
+            if tree.has_known_strays(how, sweep) {
                 return false;
             }
-            family.begin_round();
+            tree.begin_round();
             self.search = Searching::LastRound;
             self.hurry = None;
         }
-        if !family.search(blow.unwrap_or(Blow::Term), Moment::now().after(STEP), sweep) {
+        if !tree.search(how.unwrap_or(Signalling::Term), Moment::now().after(STEP), sweep) {
             return false;
         }
         self.search = Searching::Rest;
-        !family.has_known_strays(None, sweep)
+        !tree.has_known_strays(None, sweep)
     }
 
     fn is_due(&self, bound: Moment) -> bool {

@@ -9,7 +9,7 @@ use crate::commands::context::Context;
 use crate::config::run::{Run, Wait};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job::{NotStarted, Process, Status, Why};
+use crate::job::{NotStarted, Process, Status, StopReason};
 use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
 use crate::lock::{Key, Mode};
@@ -284,23 +284,23 @@ impl<'a> Messages<'a> {
     }
 
     /// The job is being stopped. That the lock is lost has been said.
-    pub fn stopping(&self, why: Why, run: &Run) {
+    pub fn stopping(&self, reason: StopReason, run: &Run) {
         let (lock, job) = (self.lock(), self.job.get());
-        let text = match why {
-            Why::LeaseRanOut => {
+        let text = match reason {
+            StopReason::LeaseRanOut => {
                 format!("the lease of {lock} runs out and cannot be renewed; {job} is being stopped")
             }
-            Why::MaxRun => {
+            StopReason::MaxRun => {
                 let most = span(run.max_run.unwrap_or_default());
                 format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped")
             }
-            Why::Asked => {
+            StopReason::Asked => {
                 format!("an operator asked for {lock} back; {job} is being stopped")
             }
-            Why::GuardGone => {
+            StopReason::GuardGone => {
                 format!("the guard process was killed; {job} under {lock} is being stopped")
             }
-            Why::Lost | Why::CallerGone => return,
+            StopReason::Lost | StopReason::CallerGone => return,
         };
         self.say(Kind::Warning, &text);
     }

@@ -6,7 +6,7 @@ use super::messages::Messages;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
-use crate::job::Alone;
+use crate::job::Orphaned;
 use crate::law::{End, Ran};
 use crate::lease::give_back;
 use crate::lock::{Names, Token};
@@ -24,15 +24,15 @@ pub fn orphaned<'a>(
     context: &'a Context,
     run: &'a Run,
     messages: &'a Messages<'_>,
-) -> impl FnMut(Alone) + 'a {
+) -> impl FnMut(Orphaned) + 'a {
     move |what| match what {
-        Alone::Refused(process) => messages.refused(&process),
-        Alone::Over { started, status, why } => {
+        Orphaned::Refused(process) => messages.refused(&process),
+        Orphaned::Over { started, status, reason } => {
             let job = status.map(job_end);
-            let ran = if started { ran(why, None) } else { Ran::No };
+            let ran = if started { ran(reason, None) } else { Ran::No };
             let by = context.deadline().max(Moment::now().after(PATIENCE.min(run.ttl.get())));
             let answer = give_back(store, names, token, &End { ran, job }, by);
-            if started && why.is_some() {
+            if started && reason.is_some() {
                 messages.orphaned(answer);
             }
         }

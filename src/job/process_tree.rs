@@ -30,7 +30,7 @@ const DYING: u32 = 12;
 
 /// What is done to each process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Blow {
+pub(super) enum Signalling {
     /// TERM, and CONT after it: a stopped process would not see the TERM.
     Term,
     /// KILL, which a stopped process gets too.
@@ -63,7 +63,7 @@ pub(super) struct Sweep {
 
 /// The job, seen from the process that watches it.
 #[derive(Debug)]
-pub(super) struct Family {
+pub(super) struct ProcessTree {
     root: i32,
     source: OnceCell<Source>,
     /// Processes that are not of the job though they descend from the root, or carry the mark.
@@ -79,12 +79,12 @@ pub(super) struct Family {
     /// One was taken there since all were looked for last.
     took: bool,
     /// Those that have got a KILL and may not have ended yet.
-    struck: HashSet<i32>,
+    killed: HashSet<i32>,
     /// Where it is counted that the killing gets on.
     beat: LimitsSender,
 }
 
-impl Family {
+impl ProcessTree {
     /// The descendants of this process, and what carries the mark, but for the processes `apart`.
     pub(super) fn new(mark: &str, apart: Vec<i32>, beat: LimitsSender) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Family {
             seen: HashSet::new(),
             unseen: VecDeque::new(),
             took: true,
-            struck: HashSet::new(),
+            killed: HashSet::new(),
             beat,
         }
     }
@@ -121,7 +121,7 @@ impl Family {
         let mut sweep = Sweep::default();
         for member in members {
             known.insert(member.pid);
-            let done = self.strike(member.pid, member.parent, &known, Blow::Term);
+            let done = self.strike(member.pid, member.parent, &known, Signalling::Term);
             self.note(member.pid, done, &mut sweep);
         }
         sweep
@@ -152,7 +152,7 @@ impl Family {
 
     /// What was hit counts as not hit from now on: an id may have been given to another process of the job.
     pub(super) fn begin_anew(&mut self) {
-        self.struck.clear();
+        self.killed.clear();
     }
 
     /// Takes what there is to know of the own children, and forgets those that have ended.
@@ -160,7 +160,7 @@ impl Family {
         loop {
             match sys::wait_any() {
                 Waited::Child(pid, raw) => {
-                    self.struck.remove(&pid);
+                    self.killed.remove(&pid);
                     self.seen.remove(&pid);
                     sweep.changed.push((pid, raw));
                 }
@@ -196,9 +196,7 @@ impl Family {
             }
             for Member { pid, .. } in self.unseen.drain(..self.unseen.len().min(BATCH)).collect::<Vec<_>>() {
                 // Its parent was seen before it.
-                self.take(pid, |family, entry| {
-                    entry.parent == family.root || family.seen.contains(&entry.parent)
-                });
+                self.take(pid, |tree, entry| entry.parent == tree.root || tree.seen.contains(&entry.parent));
                 self.seen.insert(pid);
             }
             if until.passed() {
@@ -213,7 +211,7 @@ impl Family {
             return false;
         };
         let lives =
-            |family: &Self| read_entry(pid).filter(|entry| !entry.ended).map(|entry| is_ours(family, &entry));
+            |tree: &Self| read_entry(pid).filter(|entry| !entry.ended).map(|entry| is_ours(tree, &entry));
         if lives(self) != Some(true) {
             return false;
         }
@@ -231,7 +229,7 @@ impl Family {
     /// refused then.
     pub(super) fn catch(&mut self, refused: &mut Vec<Process>) {
         refused.retain(|process| {
-            let caught = self.take(process.pid, |family, entry| is_below(entry.pid, family.root));
+            let caught = self.take(process.pid, |tree, entry| is_below(entry.pid, tree.root));
             if caught {
                 self.refused.remove(&process.pid);
             }
@@ -262,9 +260,9 @@ impl Family {
         sweep.only_refused = children.iter().all(|pid| self.refused.contains(pid));
         let mut hit = 0;
         for pid in children {
-            if !self.struck.contains(&pid) {
+            if !self.killed.contains(&pid) {
                 // Only this process can reap its child, so the id stays that child's.
-                let done = send(pid, None, Blow::Kill);
+                let done = send(pid, None, Signalling::Kill);
                 hit += usize::from(self.note_kill(pid, done, sweep));
             }
         }
@@ -283,10 +281,10 @@ impl Family {
                     continue;
                 }
                 members.push(pid);
-                if self.struck.contains(&pid) {
+                if self.killed.contains(&pid) {
                     continue;
                 }
-                let done = self.strike(pid, parent, &known, Blow::Kill);
+                let done = self.strike(pid, parent, &known, Signalling::Kill);
                 if self.note_kill(pid, done, sweep) {
                     hit += 1;
                     if hit % BATCH == 0 && self.kill_children(sweep) > 0 {
@@ -313,18 +311,18 @@ impl Family {
         for member in members {
             if but.is_none() || read_entry(member.pid).is_some_and(|entry| Some(entry.group) != but) {
                 // What is not ours to signal, its sender could not have signalled either.
-                let _ = self.strike(member.pid, member.parent, &known, Blow::Relay(signal));
+                let _ = self.strike(member.pid, member.parent, &known, Signalling::Relay(signal));
             }
         }
     }
 
     /// Signals a descendant, a child of one of the `known`.
-    fn strike(&self, pid: i32, parent: i32, known: &HashSet<i32>, blow: Blow) -> io::Result<()> {
+    fn strike(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
         if parent == self.root {
             // As above.
-            return send(pid, None, blow);
+            return send(pid, None, how);
         }
-        pinned(pid, blow, || {
+        pinned(pid, how, || {
             read_entry(pid).is_some_and(|entry| !entry.ended && known.contains(&entry.parent))
         })
     }
@@ -346,14 +344,14 @@ impl Family {
 
     /// Goes on looking for strays until `until`, and signals those it meets, at least one look each time. Whether that
     /// was the end of a round.
-    pub(super) fn search(&mut self, blow: Blow, until: Moment, sweep: &mut Sweep) -> bool {
-        if blow == Blow::Kill {
+    pub(super) fn search(&mut self, how: Signalling, until: Moment, sweep: &mut Sweep) -> bool {
+        if how == Signalling::Kill {
             self.beat.beat();
         }
         loop {
             match self.strays.look(self.root, &self.apart) {
                 None => return true,
-                Some(Looked::Stray(pid)) => self.strike_stray(pid, blow, sweep),
+                Some(Looked::Stray(pid)) => self.strike_stray(pid, how, sweep),
                 Some(Looked::Other) => {}
             }
             if until.passed() {
@@ -362,21 +360,21 @@ impl Family {
         }
     }
 
-    /// Whether any of the strays that were found last lives on; kills those that do, if that is the `blow`.
-    pub(super) fn has_known_strays(&mut self, blow: Option<Blow>, sweep: &mut Sweep) -> bool {
+    /// Whether any of the strays that were found last lives on; kills those that do, if that is the `how`.
+    pub(super) fn has_known_strays(&mut self, how: Option<Signalling>, sweep: &mut Sweep) -> bool {
         let known = self.strays.known(self.root);
-        if let Some(blow) = blow {
+        if let Some(how) = how {
             self.beat.beat();
-            known.iter().for_each(|&pid| self.strike_stray(pid, blow, sweep));
+            known.iter().for_each(|&pid| self.strike_stray(pid, how, sweep));
         }
         !known.is_empty()
     }
 
-    fn strike_stray(&mut self, pid: i32, blow: Blow, sweep: &mut Sweep) {
-        if blow == Blow::Term && !self.asked.insert(pid) {
+    fn strike_stray(&mut self, pid: i32, how: Signalling, sweep: &mut Sweep) {
+        if how == Signalling::Term && !self.asked.insert(pid) {
             return;
         }
-        let done = pinned(pid, blow, || self.strays.is_stray(pid, self.root));
+        let done = pinned(pid, how, || self.strays.is_stray(pid, self.root));
         self.note(pid, done, sweep);
     }
 
@@ -385,7 +383,7 @@ impl Family {
         self.beat.beat();
         let hit = done.is_ok();
         if hit {
-            self.struck.insert(pid);
+            self.killed.insert(pid);
         }
         self.note(pid, done, sweep);
         hit
@@ -401,7 +399,7 @@ impl Family {
 
 /// Signals the process behind an id that may have been given away since it was read: pins the process first, then makes
 /// sure by `is_still` that the id stands for one of the job.
-fn pinned(pid: i32, blow: Blow, is_still: impl Fn() -> bool) -> io::Result<()> {
+fn pinned(pid: i32, how: Signalling, is_still: impl Fn() -> bool) -> io::Result<()> {
     let pin = match Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
     {
         Ok(pin) => Some(pin),
@@ -409,17 +407,17 @@ fn pinned(pid: i32, blow: Blow, is_still: impl Fn() -> bool) -> io::Result<()> {
         Err(Errno::NOSYS | Errno::PERM) => None,
         Err(error) => return Err(error.into()),
     };
-    if is_still() { send(pid, pin.as_ref(), blow) } else { Err(Errno::SRCH.into()) }
+    if is_still() { send(pid, pin.as_ref(), how) } else { Err(Errno::SRCH.into()) }
 }
 
-fn send(pid: i32, pin: Option<&OwnedFd>, blow: Blow) -> io::Result<()> {
+fn send(pid: i32, pin: Option<&OwnedFd>, how: Signalling) -> io::Result<()> {
     let signal = |signal: Signal| match pin {
         Some(pin) => Ok(pidfd_send_signal(pin, signal)?),
         None => sys::kill(pid, signal.as_raw()),
     };
-    match blow {
-        Blow::Term => signal(Signal::TERM).and_then(|()| signal(Signal::CONT)),
-        Blow::Kill => signal(Signal::KILL),
-        Blow::Relay(relayed) => signal(relayed),
+    match how {
+        Signalling::Term => signal(Signal::TERM).and_then(|()| signal(Signal::CONT)),
+        Signalling::Kill => signal(Signal::KILL),
+        Signalling::Relay(relayed) => signal(relayed),
     }
 }

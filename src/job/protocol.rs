@@ -1,7 +1,7 @@
 //! What do dlock and the guard say to each other? One message is one datagram: a letter, then numbers of eight bytes
 //! and texts. Both ends are the same program at the same version, so nothing here is a format to keep.
 
-use super::{Event, NotStarted, Process, Reached, Status, Why};
+use super::{Event, NotStarted, Process, Reached, Status, StopReason};
 use crate::clock::Moment;
 use std::time::Duration;
 
@@ -36,7 +36,9 @@ impl Order {
             Self::Relay(signal, reached) => {
                 message(b'r', &[i64::from(*signal), i64::from(*reached == Reached::CallerGroup)])
             }
-            Self::Lost(by) => message(b'l', &[i64::try_from(by.since_boot().as_nanos()).unwrap_or(i64::MAX)]),
+            Self::Lost(deadline) => {
+                message(b'l', &[i64::try_from(deadline.since_boot().as_nanos()).unwrap_or(i64::MAX)])
+            }
             Self::Stop => message(b'q', &[]),
             Self::Finish => message(b'f', &[]),
         }
@@ -72,14 +74,14 @@ impl Event {
             Self::NotStarted(NotStarted::TooLate) => message(b'N', &[0]),
             Self::Stopped { signal } => message(b'T', &[i64::from(*signal)]),
             Self::Continued => message(b'C', &[]),
-            Self::Stopping { why } => message(b'W', &[number_of(Some(*why))]),
+            Self::Stopping { reason } => message(b'W', &[number_of(Some(*reason))]),
             Self::Refused(process) => {
                 let mut datagram = message(b'R', &[i64::from(process.pid)]);
                 datagram.extend(process.name.as_bytes());
                 datagram
             }
             Self::CommandEnded { status } => message(b'D', &[number_of_status(Some(*status))]),
-            Self::Ended { status, why } => message(b'E', &[number_of_status(*status), number_of(*why)]),
+            Self::Ended { status, reason } => message(b'E', &[number_of_status(*status), number_of(*reason)]),
             Self::Died => Vec::new(),
         }
     }
@@ -95,28 +97,34 @@ impl Event {
             }),
             b'T' => Self::Stopped { signal: small(rest.number()?)? },
             b'C' => Self::Continued,
-            b'W' => Self::Stopping { why: why_of(rest.number()?)? },
+            b'W' => Self::Stopping { reason: reason_of(rest.number()?)? },
             b'R' => {
                 let pid = small(rest.number()?)?;
                 Self::Refused(Process { pid, name: String::from_utf8_lossy(rest.0).into() })
             }
             b'D' => Self::CommandEnded { status: status_of(rest.number()?)? },
-            b'E' => Self::Ended { status: status_of(rest.number()?), why: why_of(rest.number()?) },
+            b'E' => Self::Ended { status: status_of(rest.number()?), reason: reason_of(rest.number()?) },
             _ => return None,
         })
     }
 }
 
-const WHYS: [Why; 6] =
-    [Why::LeaseRanOut, Why::Lost, Why::Asked, Why::MaxRun, Why::CallerGone, Why::GuardGone];
+const REASONS: [StopReason; 6] = [
+    StopReason::LeaseRanOut,
+    StopReason::Lost,
+    StopReason::Asked,
+    StopReason::MaxRun,
+    StopReason::CallerGone,
+    StopReason::GuardGone,
+];
 
-fn number_of(why: Option<Why>) -> i64 {
-    let at = WHYS.iter().position(|&one| Some(one) == why);
+fn number_of(reason: Option<StopReason>) -> i64 {
+    let at = REASONS.iter().position(|&one| Some(one) == reason);
     at.and_then(|at| i64::try_from(at).ok()).unwrap_or(-1)
 }
 
-fn why_of(number: i64) -> Option<Why> {
-    WHYS.get(usize::try_from(number).ok()?).copied()
+fn reason_of(number: i64) -> Option<StopReason> {
+    REASONS.get(usize::try_from(number).ok()?).copied()
 }
 
 fn number_of_status(status: Option<Status>) -> i64 {
@@ -224,11 +232,11 @@ mod tests {
             Event::Refused(Process { pid: 9, name: "a (b) ü".into() }),
             Event::CommandEnded { status: Status::Exited(7) },
             Event::CommandEnded { status: Status::Signaled(9) },
-            Event::Ended { status: None, why: None },
-            Event::Ended { status: Some(Status::Exited(255)), why: Some(Why::MaxRun) },
-            Event::Ended { status: Some(Status::Signaled(64)), why: None },
+            Event::Ended { status: None, reason: None },
+            Event::Ended { status: Some(Status::Exited(255)), reason: Some(StopReason::MaxRun) },
+            Event::Ended { status: Some(Status::Signaled(64)), reason: None },
         ];
-        events.extend(WHYS.map(|why| Event::Stopping { why }));
+        events.extend(REASONS.map(|reason| Event::Stopping { reason }));
         for event in events {
             assert_eq!(Event::decode(&event.encode()), Some(event));
         }
