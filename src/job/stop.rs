@@ -10,10 +10,13 @@ use crate::clock::Moment;
 use crate::sys::{self, Hurry};
 use std::time::Duration;
 
-/// A grace is cut short for a job that takes long to kill, but whoever has been told has this part of what is left.
+/// A grace is cut short for a job that takes long to kill, but this part of it is left.
 const GRACE_LEAST: u32 = 4;
-/// So many are asked to end even where the time for that is over: it costs next to nothing.
-const ALWAYS_ASKED: usize = 32;
+/// A small job: it is asked to end even where the time for that is over, which costs next to nothing.
+const SMALL: usize = 32;
+/// Of what is left after a TERM that came late, this part is left to a large job. A small one has as much of it as of the
+/// grace: to kill it takes no time.
+const LATE_LEAST: u32 = 16;
 /// Between two looks at strays that are known, whose end nobody tells us.
 const STRAYS: Duration = Duration::from_millis(50);
 /// One step of the search for strays, or of a kill that goes on and on. Then there may be something else to do.
@@ -85,11 +88,12 @@ impl Stop {
         // Not before: what is killed will not be hurried, and the look tells how long that takes.
         stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(PAUSE);
-        let until = kill_at.before(lead(cost, kill_at.since(looked)));
+        let most = most_lead(members.len(), kill_at.since(began));
+        let until = kill_at.before(cost.min(most(kill_at.since(looked))));
         let mut sweep = tree.term(asked(&members, || until.passed()));
         let told = Moment::now();
         // On a machine that is short of time the KILL will take no less than the TERM did.
-        stop.lead = lead(cost.max(told.since(looked)), kill_at.since(told));
+        stop.lead = cost.max(told.since(looked)).min(most(kill_at.since(told)));
         if stop.has_time_to_gather(told, kill_at) {
             stop.gather_at = Some(told.after(OBEYS));
             tree.catch(&mut sweep.refused);
@@ -156,6 +160,8 @@ impl Stop {
         tree.catch(&mut sweep.refused);
         // After the first pass, not before: of thousands at once it may take so long that the guard seems hung.
         tree.kill_gathered();
+        // Those that die need the processor now.
+        self.hurry = None;
         if depth == Depth::All {
             let now = Moment::now();
             self.deep_at = now.after((now.since(began) * ALL_THE_WAY).max(PAUSE * ALL_THE_WAY));
@@ -225,14 +231,15 @@ impl Stop {
     }
 }
 
-/// How much before a limit the killing begins that is reckoned to take `cost`, when so much is `left` until then.
-fn lead(cost: Duration, left: Duration) -> Duration {
-    cost.min(left - left / GRACE_LEAST)
+/// How much before its limit the killing of so many may begin, at most, after a TERM that leaves so much of the `grace`.
+fn most_lead(count: usize, grace: Duration) -> impl Fn(Duration) -> Duration {
+    let least = if count > SMALL { LATE_LEAST } else { GRACE_LEAST };
+    move |left| (grace - grace / GRACE_LEAST).min(left - left / least)
 }
 
 /// Who is asked to end: all of them, unless it gets too late for that.
 fn asked(members: &[Member], is_late: impl Fn() -> bool) -> impl Iterator<Item = &Member> {
-    let in_time = move |(count, _): &(usize, &Member)| *count < ALWAYS_ASKED || !is_late();
+    let in_time = move |(count, _): &(usize, &Member)| *count < SMALL || !is_late();
     members.iter().enumerate().take_while(in_time).map(|(_, member)| member)
 }
 
@@ -244,15 +251,17 @@ mod tests {
     fn a_small_job_is_asked_to_end_however_late_it_is() {
         let members: Vec<Member> = (2..1000).map(|pid| Member { pid, parent: 1 }).collect();
         assert_eq!(asked(&members[..10], || true).count(), 10);
-        assert_eq!(asked(&members, || true).count(), ALWAYS_ASKED);
+        assert_eq!(asked(&members, || true).count(), SMALL);
         assert_eq!(asked(&members, || false).count(), members.len());
     }
 
     #[test]
     fn who_has_been_told_has_a_part_of_what_is_left_of_the_grace() {
         let second = Duration::from_secs(1);
-        assert_eq!(lead(second / 100, second), second / 100);
-        assert_eq!(lead(second * 100, second), second * 3 / 4);
-        assert_eq!(lead(second, Duration::ZERO), Duration::ZERO);
+        assert_eq!(most_lead(10, second)(second), second * 3 / 4);
+        assert_eq!(most_lead(10, second)(second / 2), second * 3 / 8);
+        assert_eq!(most_lead(5000, second)(second), second * 3 / 4);
+        assert_eq!(most_lead(5000, second)(second / 2), second * 15 / 32);
+        assert_eq!(most_lead(10, second)(Duration::ZERO), Duration::ZERO);
     }
 }
