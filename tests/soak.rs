@@ -1,5 +1,5 @@
-//! Thousands of runs, with kills and outages among them: exclusion holds, fences grow, nothing is left. Only with
-//! DLOCK_SOAK=1, as `./test --soak` sets it; otherwise these tests say that they did nothing.
+//! Thousands of runs, with kills and outages among them: exclusion holds, fences grow, nothing is left. Only when asked
+//! for, by `./test --soak`.
 
 use crate::support::dlock::{End, Running};
 use crate::support::storm::Dice;
@@ -8,16 +8,15 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use std::thread;
 
-on_every_store!(a_crowd_that_is_shot_at);
+on_every_store!(
+    #[ignore = "long; ./test --soak"]
+    a_crowd_that_is_shot_at,
+);
 
 const WORKERS: u64 = 8;
 const RUNS: u64 = 250;
 
 fn a_crowd_that_is_shot_at(backend: Backend) {
-    if std::env::var_os("DLOCK_SOAK").is_none() {
-        println!("skipped: DLOCK_SOAK is not set");
-        return;
-    }
     let world = World::new(backend);
     thread::scope(|scope| {
         for worker in 0..WORKERS {

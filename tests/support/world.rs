@@ -27,12 +27,12 @@ pub enum Backend {
 
 /// Runs each scenario, a `fn(Backend)`, on every store.
 macro_rules! on_every_store {
-    ($($scenario:ident),+ $(,)?) => {
+    ($($(#[$attribute:meta])* $scenario:ident),+ $(,)?) => {
         mod on_redis {
-            $(#[test] fn $scenario() { super::$scenario($crate::support::world::Backend::Redis); })+
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Redis); })+
         }
         mod on_file {
-            $(#[test] fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
         }
     };
 }
