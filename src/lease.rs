@@ -8,7 +8,7 @@
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Ask, Blocker, End, Grant, Left, Patience, Renewal, Waiting};
-use crate::lock::{Names, Token};
+use crate::lock::{Names, Token, Wait};
 use crate::store::{Ear, Error, Listener, Store};
 use event_fd::EventFd;
 use std::fmt;
@@ -41,14 +41,11 @@ const TOLD_WITHIN: Duration = Duration::from_secs(5);
 /// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
 const WORTH_SAYING: u32 = 2;
 
-/// How long to wait for the lock.
+/// Until when to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all.
+pub enum Until {
     No,
-    /// Until this moment.
-    Until(Moment),
-    /// As long as it takes.
+    At(Moment),
     Forever,
 }
 
@@ -57,10 +54,9 @@ pub enum Wait {
 pub struct Request {
     /// The locks.
     pub names: Names,
-    /// What to ask for. Its patience is that of `wait`.
+    /// What to ask for. Its patience is that of `until`.
     pub ask: Ask,
-    /// How long to wait.
-    pub wait: Wait,
+    pub until: Until,
     /// What to do when.
     pub schedule: Schedule,
     /// How long connecting may take.
@@ -337,18 +333,27 @@ impl Keeper {
     }
 }
 
-impl Wait {
+impl Until {
+    /// When it is over, if it begins now.
+    pub fn from_now(wait: Wait) -> Self {
+        match wait {
+            Wait::No => Self::No,
+            Wait::For(span) => Self::At(Moment::now().after(span)),
+            Wait::Forever => Self::Forever,
+        }
+    }
+
     /// Whether to stand in the queue.
     pub const fn patience(self) -> Patience {
         match self {
             Self::No => Patience::None,
-            Self::Until(_) | Self::Forever => Patience::Queue,
+            Self::At(_) | Self::Forever => Patience::Queue,
         }
     }
 
     /// Whether the time to wait has passed.
     pub fn is_over(self) -> bool {
-        matches!(self, Self::Until(end) if end.passed())
+        matches!(self, Self::At(end) if end.passed())
     }
 
     /// Whether a store that has never answered is waited for after this failure.

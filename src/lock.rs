@@ -134,7 +134,6 @@ impl<'a> IntoIterator for &'a Names {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// One.
     #[default]
     Exclusive,
     /// Any number that want to share it.
@@ -143,13 +142,30 @@ pub enum Mode {
     Slots(u32),
 }
 
+/// How long to wait for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    No,
+    For(Duration),
+    Forever,
+}
+
+impl Wait {
+    /// What `-w [DUR]` says: without DUR it is for ever, and zero is not to wait.
+    pub const fn given(bound: Option<Duration>) -> Self {
+        match bound {
+            None => Self::Forever,
+            Some(Duration::ZERO) => Self::No,
+            Some(bound) => Self::For(bound),
+        }
+    }
+}
+
 /// How many replicas of the store must acknowledge what a hold rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replicas {
-    /// None.
     #[default]
     None,
-    /// This many.
     AtLeast(NonZeroU32),
     /// All that are connected, and there must be one.
     All,
@@ -249,9 +265,7 @@ impl fmt::Display for Fence {
 pub struct Ttl(Duration);
 
 impl Ttl {
-    /// The shortest lease.
     pub const MIN: Duration = Duration::from_millis(500);
-    /// The longest lease.
     pub const MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
     /// Checks a lease, cut to whole milliseconds. The error says what is allowed.
@@ -262,7 +276,6 @@ impl Ttl {
         Ok(Self(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))))
     }
 
-    /// The length.
     pub const fn get(self) -> Duration {
         self.0
     }
@@ -291,7 +304,6 @@ impl By {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
-    /// Host name.
     #[serde(deserialize_with = "bounded::<NAME_MAX, _>")]
     pub host: String,
     /// Process id on that host: of dlock, or of the script that has the hold.
@@ -302,7 +314,6 @@ pub struct Owner {
     /// `--label`, else the first 200 bytes of the command line.
     #[serde(deserialize_with = "bounded::<TEXT_MAX, _>")]
     pub command: String,
-    /// `--reason`.
     #[serde(deserialize_with = "bounded_if_any::<TEXT_MAX, _>")]
     pub reason: Option<String>,
     /// Who took the hold.

@@ -12,8 +12,8 @@ use crate::exit::Exit;
 use crate::job;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, Blocker, End, Grant, Ran};
-use crate::lease::{Report, Request, Wait, give_back, obtain};
-use crate::lock::{Key, Mode, Token, Ttl};
+use crate::lease::{Report, Request, Until, give_back, obtain};
+use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::time::{local, span};
@@ -48,11 +48,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     context.check_supported(&names, mode)?;
     context.check_lease_limit("--ttl", ttl.get())?;
     context.check_lease_limit("--min-hold", flags.min_hold.unwrap_or_default())?;
-    let wait = match flags.wait {
-        None | Some(Some(Duration::ZERO)) => Wait::No,
-        Some(Some(bound)) => Wait::Until(Moment::now().after(bound)),
-        Some(None) => Wait::Forever,
-    };
+    let until = Until::from_now(wanted(flags));
     let since = Moment::now();
     let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
     // Before the store is opened, which may start a thread.
@@ -64,12 +60,12 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         ttl: ttl.get(),
         min_hold: flags.min_hold.unwrap_or_default(),
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
-        patience: wait.patience(),
+        patience: until.patience(),
     };
     let request = Request {
         names,
         ask,
-        wait,
+        until,
         schedule: Schedule::new(ttl, Duration::ZERO, settings.op_timeout),
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
@@ -306,8 +302,8 @@ impl Acquiring<'_> {
     fn busy(&mut self, blocker: &Blocker) {
         let fence = blocker.holder.as_ref().map(|holder| holder.fence);
         let holds = Holds::of_process();
-        let tried = match self.flags.wait {
-            Some(Some(bound)) if !bound.is_zero() => Tried::Waited(bound),
+        let tried = match wanted(self.flags) {
+            Wait::For(bound) => Tried::Waited(bound),
             _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
@@ -350,4 +346,8 @@ pub fn refusal(exit: Exit) -> String {
 
 fn internal(what: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
     Error::Internal(format!("{what}: {error}; the lock is not acquired")).into()
+}
+
+fn wanted(flags: &cli::acquire::Acquire) -> Wait {
+    flags.wait.map_or(Wait::No, Wait::given)
 }

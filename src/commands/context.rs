@@ -5,10 +5,10 @@ use super::held::{Held, Holds};
 use crate::cli::Common;
 use crate::clock::{self, Moment};
 use crate::config::reach::PasswordAt;
-use crate::config::{Settings, Source, Surroundings};
+use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
 use crate::law::Proof;
-use crate::lease::{RIDE_OUT_PAUSE, Wait};
+use crate::lease::{RIDE_OUT_PAUSE, Until};
 use crate::lock::{Key, Name, Names};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer};
@@ -24,7 +24,7 @@ pub struct Context {
 impl Context {
     /// Resolves the settings, and says what is to be said about them. `key` is what the command is about.
     pub fn new(common: &Common, key: Option<&Key>) -> Result<Self, Error> {
-        let settings = Settings::resolve(common, &Surroundings::of_process())?;
+        let settings = Settings::resolve(common, &Environment::of_process())?;
         let printer = Printer::new(&settings);
         for warning in &settings.warnings {
             printer.say(Kind::Warning, warning);
@@ -102,14 +102,14 @@ impl Context {
 
 /// Asks again while the store cannot be reached, as long as one would wait for the lock; `trouble` hears of it once.
 pub fn riding_out<T>(
-    wait: Wait,
+    until: Until,
     mut trouble: impl FnMut(&store::Error),
     mut ask: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
     let mut troubled = false;
     loop {
         match ask() {
-            Err(Error::Store(error)) if wait.rides_out(&error) && !wait.is_over() => {
+            Err(Error::Store(error)) if until.rides_out(&error) && !until.is_over() => {
                 if !std::mem::replace(&mut troubled, true) {
                     trouble(&error);
                 }

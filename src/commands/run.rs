@@ -10,13 +10,13 @@ use super::owner::{command_line, owner};
 use super::stores::HoldOn;
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::run::{KeepFor, Run, Wait};
+use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Orphaned, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran};
-use crate::lease::{self, Lease, Report, Request};
+use crate::lease::{self, Lease, Report, Request, Until};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
 use enclosing::Enclosing;
@@ -65,7 +65,8 @@ pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
 /// A run whose settings are known.
 fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Result<Exit> {
     let holds = Holds::of_process();
-    let (rest, enclosing) = enclosing::find_enclosing(context, run, waits(run), &holds).map_err(unstarted)?;
+    let (rest, enclosing) =
+        enclosing::find_enclosing(context, run, Until::from_now(run.wait), &holds).map_err(unstarted)?;
     report.nested = enclosing.is_some();
     let min_hold = match enclosing {
         Some(enclosing) if rest.is_empty() => return run_inside(context, run, &enclosing, report),
@@ -79,7 +80,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let mut store = context.open_for_hold(hold_on(run)).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
-    let wait = waits(run);
+    let until = Until::from_now(run.wait);
     let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
         token: token.clone(),
@@ -87,7 +88,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
         ttl: run.ttl.get(),
         min_hold,
         owner: owner(label, run.reason.clone()),
-        patience: wait.patience(),
+        patience: until.patience(),
     };
     let messages = Messages::new(context, &rest, run.mode, Right::Own);
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
@@ -100,7 +101,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let request = Request {
         names,
         ask,
-        wait,
+        until,
         schedule,
         connect_timeout: context.settings.connect_timeout,
         op_timeout: context.settings.op_timeout,
@@ -481,14 +482,6 @@ enum Obtained {
     Busy,
     TakenAway,
     Interrupted(i32),
-}
-
-fn waits(run: &Run) -> lease::Wait {
-    match run.wait {
-        Wait::No => lease::Wait::No,
-        Wait::For(span) => lease::Wait::Until(Moment::now().after(span)),
-        Wait::Forever => lease::Wait::Forever,
-    }
 }
 
 /// An error of the store before the run began.

@@ -7,23 +7,12 @@ use super::{Settings, Source};
 use crate::cli::{self, OnLost};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Key, Mode, Replicas, Ttl};
+use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
 use std::ffi::OsString;
 use std::time::Duration;
 
 /// The longest lease on independent masters where none is set.
 pub const MAX_LEASE: Duration = Duration::from_secs(5 * 60);
-
-/// How long to wait for the lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all.
-    No,
-    /// At most this long.
-    For(Duration),
-    /// As long as it takes.
-    Forever,
-}
 
 /// Whose end the lock is kept for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,14 +23,12 @@ pub enum KeepFor {
     Tree,
 }
 
-/// One run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// The keys in the order given, each once; at least one.
     pub keys: Vec<Key>,
     /// With whom the lock is shared.
     pub mode: Mode,
-    /// The lease.
     pub ttl: Ttl,
     /// How long to wait.
     pub wait: Wait,
@@ -65,7 +52,6 @@ pub struct Run {
     pub replicas: Replicas,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
-    /// `--label`.
     pub label: Option<String>,
 }
 
@@ -87,11 +73,11 @@ impl Settings {
         }
         let ttl = self.ttl(flags.ttl)?;
         let wait = match flags.wait {
-            Some(bound) => wait(bound),
+            Some(bound) => Wait::given(bound),
             None if flags.hidden.nonblock => Wait::No,
             None => match file.get("wait").map(|set| &set.value) {
                 Some(Value::Flag(true)) => Wait::Forever,
-                Some(Value::Span(span)) => wait(Some(*span)),
+                Some(Value::Span(span)) => Wait::given(Some(*span)),
                 _ => Wait::No,
             },
         };
@@ -214,14 +200,5 @@ fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
         [(one, _, first), (other, _, second), ..] => Err(Error::Config(format!(
             "{one} ({first}) and {other} ({second}) exclude each other; -x, -s or -n N sets both aside"
         ))),
-    }
-}
-
-/// `--wait` with or without a bound; a bound of zero is not to wait.
-fn wait(bound: Option<Duration>) -> Wait {
-    match bound {
-        None => Wait::Forever,
-        Some(Duration::ZERO) => Wait::No,
-        Some(bound) => Wait::For(bound),
     }
 }

@@ -1,7 +1,7 @@
 //! How is the lock taken, and waited for? Asking, standing in the queue, riding out an outage there, and giving up. It
 //! ends when the lock is held or not to be had; to keep what it got is the caller's affair.
 
-use super::{RIDE_OUT_PAUSE, Report, Request, Wait, give_back};
+use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::law::{Acquired, End, Ran};
 use crate::store::{Error, Store};
@@ -35,8 +35,8 @@ impl Obtaining<'_> {
         let (mut queued, mut troubled, mut late) = (false, false, 0);
         loop {
             let sent = Moment::now();
-            let by = match self.request.wait {
-                Wait::Until(end) if queued || troubled => {
+            let by = match self.request.until {
+                Until::At(end) if queued || troubled => {
                     sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
                 }
                 _ => sent.after(budget),
@@ -94,7 +94,7 @@ impl Obtaining<'_> {
     /// lock; one who has not does so too, unless it may be the wrong store. What too few replicas have is granted and not
     /// to be relied on: it is asked for until they have it.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
-        if queued { error.is_transient() } else { self.request.wait.rides_out(error) }
+        if queued { error.is_transient() } else { self.request.until.rides_out(error) }
     }
 
     fn fail(&mut self, error: Error) -> Option<Moment> {
@@ -117,14 +117,14 @@ impl Obtaining<'_> {
     }
 
     fn is_over(&self) -> bool {
-        self.request.wait.is_over()
+        self.request.until.is_over()
     }
 
     /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
     fn sleep(&mut self, next: Moment) -> Result<bool, Error> {
-        let next = match self.request.wait {
-            Wait::Until(end) => next.min(end),
-            Wait::No | Wait::Forever => next,
+        let next = match self.request.until {
+            Until::At(end) => next.min(end),
+            Until::No | Until::Forever => next,
         };
         match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
             Ok(()) => {}

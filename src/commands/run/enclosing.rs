@@ -6,11 +6,11 @@ use super::verify::in_another_process;
 use crate::commands::context::{Context, riding_out};
 use crate::commands::held::{Held, Holds};
 use crate::commands::stores::HoldOn;
-use crate::config::run::{Run, Wait};
+use crate::config::run::Run;
 use crate::error::Error;
 use crate::law::Proof;
-use crate::lease;
-use crate::lock::{Key, Mode, Replicas};
+use crate::lease::Until;
+use crate::lock::{Key, Mode, Replicas, Wait};
 use crate::output::Kind;
 use crate::output::busy::listed;
 
@@ -28,7 +28,7 @@ pub struct Enclosing {
 pub fn find_enclosing(
     context: &Context,
     run: &Run,
-    wait: lease::Wait,
+    until: Until,
     holds: &Holds,
 ) -> Result<(Vec<Key>, Option<Enclosing>), Error> {
     let settings = &context.settings;
@@ -37,7 +37,7 @@ pub fn find_enclosing(
     if claims.is_empty() {
         return Ok((run.keys.clone(), None));
     }
-    let proofs = verify_when_reachable(context, run, wait, &claims)?;
+    let proofs = verify_when_reachable(context, run, until, &claims)?;
     let held = claims.into_iter().cloned();
     let proven: Vec<Enclosing> =
         held.zip(proofs).filter_map(|(held, proof)| Some(Enclosing { held, proof: proof? })).collect();
@@ -70,12 +70,12 @@ pub fn find_enclosing(
 fn verify_when_reachable(
     context: &Context,
     run: &Run,
-    wait: lease::Wait,
+    until: Until,
     claims: &[&Held],
 ) -> Result<Vec<Option<Proof>>, Error> {
     let trouble =
         |error: &_| context.printer.say(Kind::Warning, &format!("{error}; still waiting, trying again"));
-    riding_out(wait, trouble, || {
+    riding_out(until, trouble, || {
         in_another_process(|| verify(context, run, claims)).unwrap_or_else(|error| {
             Err(Error::Internal(format!(
                 "cannot ask what the job around holds: {error}; the command did not run"
