@@ -17,7 +17,6 @@ use std::time::Duration;
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The current moment.
     pub fn now() -> Self {
         let t = clock_gettime(ClockId::Boottime);
         Self(Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0)))

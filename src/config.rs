@@ -43,16 +43,15 @@ pub const VARIABLES: [&str; 9] = [
 
 /// What the process was started with, as far as settings depend on it.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct Environment {
     /// The environment, by name.
     pub variables: BTreeMap<&'static str, OsString>,
     /// The configuration file of the machine.
     pub machine_file: PathBuf,
-    /// The effective user.
     pub uid: u32,
 }
 
-impl Surroundings {
+impl Environment {
     /// Those of this process.
     pub fn of_process() -> Self {
         let others = ["HOME", "XDG_CONFIG_HOME", "SHELL", "NO_COLOR"];
@@ -75,11 +74,8 @@ impl Surroundings {
 pub enum Source {
     /// A flag, with its dashes.
     Flag(&'static str),
-    /// A variable.
     Variable(&'static str),
-    /// A configuration file.
     File {
-        /// Its path.
         path: PathBuf,
         /// The line, counted from 1.
         line: usize,
@@ -101,9 +97,7 @@ impl fmt::Display for Source {
 /// A value and who set it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set<T> {
-    /// The value.
     pub value: T,
-    /// Who set it.
     pub source: Source,
 }
 
@@ -122,20 +116,17 @@ impl<T> Set<T> {
 pub struct Credentials {
     /// The user; null for the server's default user.
     pub username: Option<String>,
-    /// The password.
     pub password: Secret,
 }
 
 /// The store that was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    /// Where it is.
     pub place: Place,
     /// What to log in with.
     pub credentials: Option<Credentials>,
     /// What to log in to sentinels with; null where they ask for nothing.
     pub sentinel_credentials: Option<Credentials>,
-    /// Who named it.
     pub source: Source,
     /// How it is reached, without a secret.
     pub access: Access,
@@ -184,7 +175,6 @@ pub enum Sensitivity {
 /// The settings that every command has.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The store.
     pub store: Store,
     /// What the names of all locks begin with.
     pub prefix: String,
@@ -208,7 +198,6 @@ pub struct Settings {
     pub exposed: Vec<&'static str>,
     /// What the configuration files say.
     file: File,
-    /// DLOCK_PASSWORD.
     password_variable: Option<Secret>,
     beside: Beside,
     /// The program that runs `-c STRING`.
@@ -217,7 +206,7 @@ pub struct Settings {
 
 impl Settings {
     /// Resolves the options that every command takes. Reads the configuration files and the password file.
-    pub fn resolve(flags: &Common, around: &Surroundings) -> Result<Self, Error> {
+    pub fn resolve(flags: &Common, around: &Environment) -> Result<Self, Error> {
         let variables = own_variables(flags, around)?;
         let layers = Layers { variables: &variables };
         let mut warnings = Vec::new();
@@ -330,7 +319,7 @@ fn invalid(source: &Source, why: &str) -> Error {
 
 /// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8. A
 /// DLOCK_STORE that is empty is none where a flag names the store.
-fn own_variables(flags: &Common, around: &Surroundings) -> Result<BTreeMap<&'static str, String>, Error> {
+fn own_variables(flags: &Common, around: &Environment) -> Result<BTreeMap<&'static str, String>, Error> {
     let mut read = BTreeMap::new();
     for name in VARIABLES {
         let Some(value) = around.variables.get(name) else { continue };
@@ -655,7 +644,7 @@ fn password_in(path: &Path) -> Result<String, String> {
 fn files(
     layers: &Layers<'_>,
     flags: &Common,
-    around: &Surroundings,
+    around: &Environment,
     remarks: &mut Vec<String>,
 ) -> Result<Vec<File>, Error> {
     let named = match &flags.config {

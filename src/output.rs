@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 pub mod acquired;
 pub mod busy;
 pub mod columns;
+pub mod describe;
 pub mod doctor;
 pub mod history;
 pub mod json;
@@ -26,7 +27,6 @@ pub mod question;
 pub mod record;
 pub mod report;
 pub mod screen;
-pub mod sight;
 pub mod table;
 pub mod time;
 pub mod watch;
@@ -203,9 +203,7 @@ pub fn coloured(color: Color) -> Coloured {
 /// Whether escape sequences are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coloured {
-    /// They are.
     Yes,
-    /// They are not.
     No,
 }
 

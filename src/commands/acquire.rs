@@ -106,9 +106,9 @@ impl Asking {
     fn ask(&self, mut store: Box<dyn Store>, tell: &mut dyn FnMut(Learned)) -> Result<Learned, Error> {
         let Self { context, request, .. } = self;
         let store = &mut *store;
-        if request.wait != Wait::No {
+        if request.until != Until::No {
             let trouble = |error: &store::Error| tell(Learned::Trouble(error.clone().into()));
-            riding_out(request.wait, trouble, || self.refuse_to_wait_for_oneself(store))?;
+            riding_out(request.until, trouble, || self.refuse_to_wait_for_oneself(store))?;
         }
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;

@@ -5,7 +5,7 @@ use super::context::Context;
 use crate::cli::complete::{Expands, Line, Partial, Question, Quote, Shell};
 use crate::clock::Moment;
 use crate::config::url::Place;
-use crate::config::{Settings, Surroundings, VARIABLES};
+use crate::config::{Environment, Settings, VARIABLES};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{self, Printer, escaped};
@@ -43,7 +43,7 @@ fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
     if line.expands == Expands::Yes {
         return None;
     }
-    let mut around = Surroundings::of_process();
+    let mut around = Environment::of_process();
     for (name, value) in &line.variables {
         if let Some(name) = VARIABLES.iter().find(|known| *known == name) {
             around.variables.insert(name, value.clone());

@@ -13,7 +13,7 @@ use crate::law::{FOREIGN_LOOK, State};
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{Key, Name};
 use crate::output::Kind;
-use crate::output::sight;
+use crate::output::describe;
 use crate::output::time::span;
 use crate::store::{self, View};
 
@@ -58,7 +58,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
                 let (shown, store, seen) = (view.clone(), settings.store.to_string(), Moment::now());
                 line.waits(move |room| {
                     let now = Moment::now();
-                    sight::watching(&store, &shown, now.since(seen), now.since(since), room)
+                    describe::watching(&store, &shown, now.since(seen), now.since(since), room)
                 });
                 last = Some(view);
             }
@@ -80,7 +80,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
             }
             Learned::Over(Ok(None)) => return Ok(Exit::Ok),
             Learned::Over(Ok(Some(name))) => {
-                let state = last.as_deref().map(sight::state).unwrap_or_default();
+                let state = last.as_deref().map(describe::state).unwrap_or_default();
                 let over = bound.map(|bound| format!("; the {} of --wait are over", span(bound)));
                 let over = over.unwrap_or_default();
                 line.say(Kind::Note, &format!("{} in {} {state}{over}", name.key(), settings.store));

@@ -20,11 +20,9 @@ use toml::de::{DeTable, DeValue};
 pub enum Value {
     /// Any text, or one of a closed set of words, already checked.
     Text(String),
-    /// Yes or no.
     Flag(bool),
     /// A span of time.
     Span(Duration),
-    /// An exit status.
     Status(u8),
     /// A number of replicas.
     Replicas(Replicas),
@@ -146,12 +144,10 @@ impl File {
         Self { path: PathBuf::new(), entries }
     }
 
-    /// A value.
     pub fn get(&self, key: &str) -> Option<&Set<Value>> {
         self.entries.get(key)
     }
 
-    /// A text.
     pub fn text(&self, key: &str) -> Option<Set<String>> {
         let set = self.get(key)?;
         match &set.value {

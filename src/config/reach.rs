@@ -21,7 +21,6 @@ pub struct Access {
 /// Where the password of a store is to be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PasswordAt {
-    /// There is none.
     Nowhere,
     /// In this file; absolute.
     File(PathBuf),

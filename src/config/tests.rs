@@ -1,9 +1,8 @@
 //! Do the layers win in their order, and is no setting lost?
 
-use super::run::Wait;
 use super::*;
 use crate::cli::{Command, OnLost, usage};
-use crate::lock::Mode;
+use crate::lock::{Mode, Wait};
 use tempfile::TempDir;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -11,13 +10,13 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// A machine of its own: no variables, no files.
 struct Machine {
     dir: TempDir,
-    around: Surroundings,
+    around: Environment,
 }
 
 impl Machine {
     fn new() -> std::io::Result<Self> {
         let dir = TempDir::new()?;
-        let around = Surroundings {
+        let around = Environment {
             variables: BTreeMap::new(),
             machine_file: dir.path().join("machine.toml"),
             uid: rustix::process::geteuid().as_raw(),

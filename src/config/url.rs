@@ -22,9 +22,7 @@ const SENTINEL_PORT: u16 = 26379;
 pub enum Place {
     /// A Redis server over TCP.
     Tcp {
-        /// Where it listens.
         host: Host,
-        /// The database.
         db: u16,
         /// Set where it is spoken to over TLS.
         tls: Option<Tls>,
@@ -33,7 +31,6 @@ pub enum Place {
     Unix {
         /// The socket; absolute.
         path: PathBuf,
-        /// The database.
         db: u16,
     },
     /// The Redis server that sentinels name.
@@ -42,12 +39,10 @@ pub enum Place {
         sentinels: Vec<Host>,
         /// The name by which they know the master.
         master: String,
-        /// The database.
         db: u16,
         /// Set where sentinels and servers are spoken to over TLS.
         tls: Option<Tls>,
     },
-    /// A Redis Cluster.
     Cluster {
         /// Some of its nodes; at least one.
         nodes: Vec<Host>,
@@ -75,7 +70,6 @@ pub enum Place {
 pub struct Host {
     /// A name, an IPv4 address, or an IPv6 address without brackets; in lower case.
     pub name: String,
-    /// Its port.
     pub port: u16,
 }
 
@@ -100,7 +94,6 @@ pub struct Tls {
 pub struct ClientCertificate {
     /// The certificate, and the chain above it.
     pub cert: PathBuf,
-    /// Its private key.
     pub key: PathBuf,
 }
 
@@ -156,7 +149,6 @@ fn joined(hosts: &[Host]) -> String {
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a secret.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -178,7 +170,6 @@ impl fmt::Debug for Secret {
 pub struct Url {
     /// As it was written, without user and password.
     pub text: String,
-    /// The place.
     pub place: Place,
     /// The user it names.
     pub username: Option<String>,

@@ -22,9 +22,8 @@ pub struct Asked {
 /// How the lock was tried for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tried {
-    /// Once, without waiting.
     Once,
-    /// The same, by one who runs under what is in the way.
+    /// Once, by one who runs under what is in the way.
     Inside,
     /// For this long, in the queue.
     Waited(Duration),

@@ -62,7 +62,6 @@ pub fn watching(store: &str, view: &View, age: Duration, waited: Duration, room:
     }
 }
 
-/// How many wait.
 pub fn queued(waiters: usize) -> String {
     match waiters {
         1 => "one waits".into(),

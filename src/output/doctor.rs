@@ -16,7 +16,6 @@ pub struct Finding {
     pub check: &'static str,
     /// Whether it is good.
     pub verdict: Verdict,
-    /// What was found.
     pub found: String,
     /// What to do; null where there is nothing.
     pub advice: Option<String>,
@@ -26,7 +25,6 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It is.
     Ok,
     /// Locks work, and there is a case in which they may not.
     Warn,

@@ -16,9 +16,7 @@ mod axis;
 /// How it is drawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
-    /// Whether in colour.
     pub coloured: Coloured,
-    /// With which characters.
     pub charset: Charset,
 }
 

@@ -39,7 +39,6 @@ const WIPE: &str = "\r\x1b[K";
 pub enum Room {
     /// As much as there is to say.
     Endless,
-    /// So many columns.
     Columns(usize),
 }
 
@@ -59,7 +58,6 @@ enum Announced {
     Yes,
 }
 
-/// Where it speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Nowhere: `--quiet`.

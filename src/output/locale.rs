@@ -6,9 +6,7 @@ use std::ffi::OsString;
 /// The characters that are drawn with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Charset {
-    /// All of Unicode.
     Unicode,
-    /// The first 128.
     Ascii,
 }
 

@@ -38,7 +38,6 @@ impl Sample {
     }
 }
 
-/// What is printed.
 #[derive(Debug, Default)]
 pub struct Page {
     most: usize,
@@ -54,7 +53,6 @@ impl Page {
         Self { most, ..Self::default() }
     }
 
-    /// Adds a lock.
     pub fn add(&mut self, sample: Sample) {
         self.keys += 1;
         self.all.holders += sample.holders;
@@ -65,7 +63,6 @@ impl Page {
         }
     }
 
-    /// The page.
     pub fn text(&self) -> String {
         let mut text = Text { text: String::new(), page: self };
         text.counter("grants_total", "Times that the lock was granted.", |stat| stat.waited.count());

@@ -5,10 +5,8 @@ use rustix::stdio::{stderr, stdin};
 use rustix::termios::isatty;
 use std::io;
 
-/// The answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Yes.
     Yes,
     /// Anything else, or the end of the input.
     No,

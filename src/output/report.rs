@@ -34,7 +34,6 @@ pub struct Report<'a> {
     pub held_ms: Option<u64>,
     /// The fence of the grant.
     pub fence: Option<Fence>,
-    /// The slot.
     pub slot: Option<u32>,
     /// Whether the job around dlock held a key of these already.
     pub nested: bool,

@@ -30,7 +30,6 @@ enum Page {
     /// The one it had.
     #[default]
     Theirs,
-    /// Ours.
     Ours,
 }
 

@@ -80,7 +80,6 @@ enum GivenUp {
     HowLong,
     /// A column in which nothing is said.
     IfIdle(usize),
-    /// A column.
     Column(usize),
 }
 
@@ -119,14 +118,12 @@ fn table(views: &[View], under: impl Fn(&View) -> Vec<Row>, width: Width, colour
     text
 }
 
-/// Where what stands.
 struct Layout {
     /// How wide the columns are that stand side by side; those that do not are 0.
     widths: [usize; HEAD.len()],
     is_since_short: bool,
     /// The columns that stand on lines of their own: KEY above the others, HOLDER below.
     apart: &'static [usize],
-    /// On a terminal.
     columns: usize,
 }
 

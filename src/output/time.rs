@@ -51,7 +51,6 @@ pub enum Unit {
     Second,
     /// Hours and minutes; at midnight the date.
     Minute,
-    /// Month and day.
     Day,
 }
 

@@ -17,8 +17,8 @@ use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
 use crate::output::Kind;
 use crate::output::busy::who;
+use crate::output::describe;
 use crate::output::question::{self, Answer};
-use crate::output::sight;
 use crate::output::time::span;
 use crate::store::{self, Store, View};
 
@@ -35,7 +35,7 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
             return Ok(Exit::Ok);
         }
     };
-    let shown: Vec<String> = asked.iter().map(sight::hold).collect();
+    let shown: Vec<String> = asked.iter().map(describe::hold).collect();
     if !flags.yes {
         shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
         let question = match asked.len() {
@@ -81,11 +81,11 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
             State::Revoked => "; --force --now grants it to the next at once",
             State::Free | State::Held => "; nothing to release",
         };
-        return Ok(Found::Nobody(format!("{}{more}", sight::state(view))));
+        return Ok(Found::Nobody(format!("{}{more}", describe::state(view))));
     }
     let holders = view.holders.clone();
     match (slot, view.mode) {
-        (None, _) if holders.is_empty() => Ok(Found::Nobody(sight::state(view))),
+        (None, _) if holders.is_empty() => Ok(Found::Nobody(describe::state(view))),
         (None, _) => Ok(Found::Holders(holders)),
         (Some(slot), Some(Mode::Slots(_))) => {
             let of_slot: Vec<Holder> =
@@ -194,7 +194,7 @@ fn wait_for_ends(
                     let (store, seen) = (settings.store.to_string(), Moment::now());
                     line.waits(move |room| {
                         let now = Moment::now();
-                        sight::watching(&store, &view, now.since(seen), now.since(since), room)
+                        describe::watching(&store, &view, now.since(seen), now.since(since), room)
                     });
                 }
             }
@@ -225,6 +225,6 @@ fn wait_for_ends(
 
 fn ended(holder: &Holder, view: &View, since: Moment) -> String {
     let end = view.log.iter().find(|end| end.fence == holder.fence);
-    let how = end.map_or_else(|| "does not hold it any more".into(), sight::end);
+    let how = end.map_or_else(|| "does not hold it any more".into(), describe::end);
     format!("{} {how} ({} after it was asked)", who(&holder.owner), span(Moment::now().since(since)))
 }

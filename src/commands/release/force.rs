@@ -10,8 +10,8 @@ use crate::exit::Exit;
 use crate::law::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::lock::{By, Name};
 use crate::output::busy::who;
+use crate::output::describe;
 use crate::output::question::{self, Answer};
-use crate::output::sight;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 use crate::store::View;
@@ -41,8 +41,8 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
     let shown = match &view.foreign {
         Some(Foreign { kind, .. }) => vec![format!("a {kind} that dlock did not write")],
         None if view.state == State::Free => return Ok(true),
-        None if view.holders.is_empty() => vec![sight::state(view)],
-        None => view.holders.iter().map(sight::hold).collect(),
+        None if view.holders.is_empty() => vec![describe::state(view)],
+        None => view.holders.iter().map(describe::hold).collect(),
     };
     shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
     let question = match when {
