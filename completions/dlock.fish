@@ -50,7 +50,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to 
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant and each renewal [default: 0]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why the job runs; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r

@@ -71,7 +71,8 @@ pub enum Command {
     Status(Status),
     /// Show how the last runs under a lock went
     ///
-    /// The last 64 ends are kept, for 40 days; also those of holders that crashed ("expired").
+    /// The last 64 ends are kept, for 40 days. A run whose dlock was killed is there, too: "crashed", or "expired" if nobody
+    /// was left to say so.
     History(history::History),
     /// Take a lock for a script, which renews it and gives it back itself
     ///

@@ -167,7 +167,7 @@ pub enum Replicas {
     #[default]
     None,
     AtLeast(NonZeroU32),
-    /// All that are connected, and there must be one.
+    /// All that the store knows of, and there must be one.
     All,
 }
 

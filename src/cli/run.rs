@@ -153,10 +153,11 @@ pub struct Run {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub report: Option<PathBuf>,
 
-    /// Replicas that must acknowledge each grant and each renewal [default: 0]
+    /// Replicas that must acknowledge each grant, renewal and release [default: 0]
     ///
-    /// A number, or `all` that are connected, of which there must be one. Too few: the lock is given back and dlock
-    /// exits 69; a renewal counts as failed. A failover then loses the lock less often; see docs/stores.md.
+    /// A number, or `all` that the store knows of, of which there must be one. If too few acknowledge a grant, the lock
+    /// is given back and dlock exits 69; if too few acknowledge a renewal, it has failed. A failover then loses the lock
+    /// less often; see docs/stores.md.
     #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
     pub replicas: Option<Replicas>,
 

@@ -46,8 +46,8 @@ impl Context {
         let store = &mut self.settings.store;
         if store.source == Source::Default {
             let text = format!(
-                "nothing names a store, so it is {store}, which on another machine is another server; --store, \
-                 DLOCK_STORE or store = \"URL\" in /etc/dlock.toml names one, also this one"
+                "nothing names a store, so it is {store}, which on another machine is another server; name one by \
+                 --store, DLOCK_STORE or store = \"URL\" in /etc/dlock.toml, even if it is this one"
             );
             self.printer.say(Kind::Warning, &text);
             store.default_is_said = true;
