@@ -258,7 +258,7 @@ impl Book {
             let last = names
                 .iter()
                 .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
-            let after_the_last = last.max().map_or(0, |ticket| ticket + 1);
+            let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
             (now.0.max(after_the_last), now)
         });
         for name in names {

@@ -58,7 +58,7 @@ impl Histogram {
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
+        self.buckets.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 }
 

@@ -113,19 +113,24 @@ impl Page {
     }
 }
 
+/// What stores count need not be a sum that fits.
+fn add(sum: &mut u64, count: u64) {
+    *sum = sum.saturating_add(count);
+}
+
 fn sum(all: &mut Stat, one: &Stat) {
-    let add = |all: &mut Histogram, one: &Histogram| {
-        all.buckets.iter_mut().zip(one.buckets).for_each(|(all, one)| *all += one);
-        all.sum = all.sum.saturating_add(one.sum);
+    let spans = |all: &mut Histogram, one: &Histogram| {
+        all.buckets.iter_mut().zip(one.buckets).for_each(|(all, one)| add(all, one));
+        add(&mut all.sum, one.sum);
     };
-    add(&mut all.waited, &one.waited);
-    add(&mut all.held, &one.held);
-    all.busy += one.busy;
-    all.given_up += one.given_up;
-    all.succeeded += one.succeeded;
-    all.failed += one.failed;
+    spans(&mut all.waited, &one.waited);
+    spans(&mut all.held, &one.held);
+    add(&mut all.busy, one.busy);
+    add(&mut all.given_up, one.given_up);
+    add(&mut all.succeeded, one.succeeded);
+    add(&mut all.failed, one.failed);
     for (outcome, count) in &one.ends {
-        *all.ends.entry(*outcome).or_default() += count;
+        add(all.ends.entry(*outcome).or_default(), *count);
     }
     for (outcome, at) in &one.last {
         let last = all.last.entry(*outcome).or_default();
@@ -208,9 +213,9 @@ impl Text<'_> {
         self.family(name, "histogram", help, |lock, text, name| {
             let histogram = of(lock.stat);
             let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(["+Inf".to_owned()]);
-            let mut below = 0;
+            let mut below = 0_u64;
             for (bound, count) in bounds.zip(histogram.buckets) {
-                below += count;
+                add(&mut below, count);
                 text.sample(&format!("{name}_bucket"), &lock.with("le", &bound), &below.to_string());
             }
             text.sample(&format!("{name}_sum"), lock.labels, &seconds(histogram.sum));
@@ -281,6 +286,22 @@ mod tests {
             "dlock_last_end_timestamp_seconds{key=\"k\",outcome=\"forced\"} 1763724242.007",
             "dlock_ends_total{key=\"k\",outcome=\"lost\"} 0",
         ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn totals_that_do_not_fit_are_no_fault() {
+        let mut page = Page::new(2);
+        for key in ["a", "b"] {
+            let mut forged = sample(key);
+            (forged.stat.busy, forged.stat.waited.buckets[1]) = (u64::MAX, u64::MAX);
+            page.add(forged);
+        }
+        let text = page.text();
+        for line in
+            ["dlock_all_busy_total 18446744073709551615", "dlock_all_grants_total 18446744073709551615"]
+        {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
     }

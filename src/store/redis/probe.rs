@@ -201,7 +201,7 @@ impl Rights {
 /// The server's TIME against a time here.
 fn offset(there: &Value, here: SystemTime) -> Option<Offset> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(there).ok()?;
-    let there = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    let there = Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
     let here = here.duration_since(UNIX_EPOCH).ok()?;
     Some(if there >= here { Offset::Ahead(there - here) } else { Offset::Behind(here - there) })
 }
@@ -263,6 +263,16 @@ mod tests {
         assert_eq!(read_info("role:slave\r\n", None).role, Role::Replica);
         assert_eq!(read_info("aof_enabled:1\r\n", None).persistence, Persistence::Log);
         assert_eq!(read_info("", Some("")).persistence, Persistence::None);
+    }
+
+    #[test]
+    fn a_time_that_no_clock_shows_is_none() {
+        let time = |seconds: &[u8], micros: &[u8]| {
+            let words = [seconds, micros].map(|word| Value::BulkString(word.to_vec()));
+            offset(&Value::Array(words.to_vec()), SystemTime::now())
+        };
+        assert!(time(b"1800000000", b"999999").is_some());
+        assert!(time(b"18446744073709551615", b"18446744073709551615").is_none());
     }
 
     #[test]

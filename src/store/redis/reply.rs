@@ -232,16 +232,16 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
     match kind {
         "waited" => span(&mut stat.waited, which, total),
         "held" => span(&mut stat.held, which, total),
-        "busy" => stat.busy += total,
-        "given-up" => stat.given_up += total,
-        "succeeded" => stat.succeeded += total,
-        "failed" => stat.failed += total,
+        "busy" => add(&mut stat.busy, total),
+        "given-up" => add(&mut stat.given_up, total),
+        "succeeded" => add(&mut stat.succeeded, total),
+        "failed" => add(&mut stat.failed, total),
         "last-job" if which == "succeeded" => stat.last_success = Some(total),
         "last-job" if which == "failed" => stat.last_failure = Some(total),
         "end" | "last" => {
             let Some(outcome) = Outcome::of_word(which) else { return };
             if kind == "end" {
-                *stat.ends.entry(outcome).or_default() += total;
+                add(stat.ends.entry(outcome).or_default(), total);
             } else {
                 stat.last.insert(outcome, total);
             }
@@ -252,10 +252,15 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
 
 fn span(histogram: &mut Histogram, which: &str, total: u64) {
     if which == "sum" {
-        histogram.sum += total;
+        add(&mut histogram.sum, total);
     } else if let Some(bucket) = which.parse().ok().and_then(|at: usize| histogram.buckets.get_mut(at)) {
-        *bucket += total;
+        add(bucket, total);
     }
+}
+
+/// What the server counts need not be a sum that fits.
+fn add(sum: &mut u64, total: u64) {
+    *sum = sum.saturating_add(total);
 }
 
 /// The error for a reply that is not as it should be.
