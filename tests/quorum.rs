@@ -314,20 +314,22 @@ fn fences_grow_whatever_the_clocks_say() {
 
 #[test]
 fn what_is_no_quorum_is_refused() {
-    let masters = Masters::aged(3);
+    let mut masters = Masters::aged(3);
     let ports = masters.ports();
-    let refused = |store: &str, why: &str| {
+    let refused = |masters: &Masters, store: &str, why: &str| {
         let run = masters.run("k", &[], "echo ran >> log").env("DLOCK_STORE", store);
         run.status(78).stderr_like(&format!("dlock: .*{why}.*\n")).run();
     };
-    refused(&url(&ports[..2]), "at least three masters");
-    refused(&format!("{},h4", masters.url()), "an odd number of masters");
-    refused(&url(&[ports[0], ports[1], ports[0]]), "named twice");
+    refused(&masters, &url(&ports[..2]), "at least three masters");
+    refused(&masters, &format!("{},h4", masters.url()), "an odd number of masters");
+    refused(&masters, &url(&[ports[0], ports[1], ports[0]]), "named twice");
+    // One is gone, so that nothing is decided before both of the others have been heard.
+    masters.at_mut(1).kill();
     let alias = format!("redis+quorum://127.0.0.1:{0},localhost:{0},127.0.0.1:{1}", ports[0], ports[1]);
-    refused(&alias, "are the same server");
+    refused(&masters, &alias, "are the same server");
     let port = ports[0].to_string();
     masters.at(2).ask::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    refused(&masters.url(), "is a replica");
+    refused(&masters, &masters.url(), "is a replica");
     assert_eq!(masters.world().log(), [""; 0]);
 }
 
