@@ -28,7 +28,7 @@ end
 if outcome == 'refused' then tally(lock, { busy = 1 }) end
 if not attempt then
   local has_waited = forget_turn(lock, token)
-  if has_waited and ARGV[2] == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end
-  redis.call('SET', spent_key(lock, token), what == 'released' and '1' or '0', 'PX', SPENT_KEPT)
+  if has_waited and outcome == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end
+  spend(lock, token, what == 'released' and '1' or '0')
 end
 return answer(what, int(cooling))

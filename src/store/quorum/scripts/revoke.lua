@@ -10,8 +10,6 @@ local lock = named()[1]
 expire(lock)
 local was, remains, what = { obstacle(lock) }, 0, lock.kind
 
-local function spend(token) redis.call('SET', spent_key(lock, token), '0', 'PX', SPENT_KEPT) end
-
 local token = lock.token
 if lock.kind == 'exclusive' then
   local hold = hold_of(lock, token)
@@ -27,7 +25,7 @@ if lock.kind == 'exclusive' then
     what = 'hold'
     finish(lock, token, 'forced', nil, by)
     if now then
-      spend(token)
+      spend(lock, token, '0')
       free(lock)
     else
       local due = hold['until']
@@ -42,7 +40,7 @@ elseif lock.kind == 'cooling' then
 elseif lock.kind == 'revoked' then
   if now then
     for _, one in ipairs(all_holds(lock)) do
-      spend(one.token)
+      spend(lock, one.token, '0')
       erase(lock, one.token, one.hold)
     end
     free(lock)

@@ -43,6 +43,9 @@ local function key_of(kind, lock) return 'dlock.' .. kind .. ':' .. lock.rest en
 local function waiter_key(lock, token) return key_of('waiter', lock) .. ':' .. token end
 local function spent_key(lock, token) return key_of('spent', lock) .. ':' .. token end
 
+-- Nothing is granted to the token any more; `was` is '1' if it has given something back.
+local function spend(lock, token, was) redis.call('SET', spent_key(lock, token), was, 'PX', SPENT_KEPT) end
+
 local function due_of(hold)
   if hold.phase == 'held' then return math.max(hold['until'], hold.cool) end
   if hold.phase == 'cooling' then return hold.cool end
@@ -63,6 +66,12 @@ local function decoded(json)
     confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]) }
 end
 
+-- The order in which holds run out.
+local function by_due(a, b)
+  local x, y = due_of(a.hold), due_of(b.hold)
+  return x < y or x == y and a.token < b.token
+end
+
 -- Every hold that is recorded, as a list of { token, hold } in the order in which they run out.
 local function all_holds(lock)
   local flat, list = redis.call('HGETALL', lock.HOLD), {}
@@ -70,10 +79,7 @@ local function all_holds(lock)
     local hold = string.sub(flat[i], 1, 1) ~= '#' and decoded(flat[i + 1])
     if hold then list[#list + 1] = { token = flat[i], hold = hold } end
   end
-  table.sort(list, function(a, b)
-    local x, y = due_of(a.hold), due_of(b.hold)
-    return x < y or x == y and a.token < b.token
-  end)
+  table.sort(list, by_due)
   return list
 end
 
@@ -355,10 +361,7 @@ local function borne_out_no_more(lock)
         if hold then ended[#ended + 1] = { token = token, hold = hold } else redis.call('ZREM', set, token) end
       end
     end
-    table.sort(ended, function(a, b)
-      local x, y = due_of(a.hold), due_of(b.hold)
-      return x < y or x == y and a.token < b.token
-    end)
+    table.sort(ended, by_due)
     return ended
   end
   for _, one in ipairs(all_holds(lock)) do

@@ -10,8 +10,6 @@ write_first()
 local lock = named()[1]
 expire(lock)
 
-local function spend(token) redis.call('SET', spent_key(lock, token), '0', 'PX', SPENT_KEPT) end
-
 if lock.kind == 'foreign' then
   if now and lock.foreign_type == 'string' then
     free(lock)
@@ -57,7 +55,7 @@ for _, one in ipairs(shown) do
   -- Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
   if now or not confirmed or ms >= one.hold['until'] then
     if phase == 'revoked' then erase(lock, one.token, one.hold) end
-    spend(one.token)
+    spend(lock, one.token, '0')
   else
     one.hold.phase = 'revoked'
     if not is_many(lock) then lock.kind, lock.token = 'revoked', nil end
@@ -67,7 +65,7 @@ end
 for _, one in ipairs(revoked) do
   if now and was == 'held' then
     erase(lock, one.token, one.hold)
-    spend(one.token)
+    spend(lock, one.token, '0')
   end
 end
 if not now then
