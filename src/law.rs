@@ -25,13 +25,14 @@ pub mod stat;
 #[cfg(test)]
 mod tests;
 mod time;
+pub mod view;
 
 pub use answer::{
     Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested, Revoked,
     State, Waiting,
 };
 pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
-pub use record::{Absence, Hold, Lock, Phase, Record, Seen, Spent, Waiter};
+pub use record::{Absence, Hold, Lock, Phase, Record, Spent, Waiter};
 pub use time::{Due, Time, millis};
 
 /// A waiter not heard of for this long is passed over.

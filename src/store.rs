@@ -7,14 +7,13 @@
 
 use crate::clock::Moment;
 use crate::exit::Exit;
-use crate::law::stat::Stat;
-use crate::law::{
-    Acquired, Ask, End, Foreign, Holder, Left, LoggedEnd, Proof, Renewal, Requested, Revoke, Revoked, State,
-};
-use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use crate::law::{Acquired, Ask, End, Left, Proof, Renewal, Requested, Revoke, Revoked};
+use crate::lock::{Fence, Name, Names, Owner, Token};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
+
+pub use crate::law::view::{View, Waiter};
 
 pub mod events;
 pub mod file;
@@ -123,52 +122,6 @@ pub trait Ear: Send {
     /// Which lock the last news was of, where the ear can tell; else it may be any of its locks.
     fn about(&self) -> Option<&Name> {
         None
-    }
-}
-
-/// A waiter, as seen from outside.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiter {
-    /// Who.
-    pub owner: Owner,
-    /// How it wants the lock.
-    pub mode: Mode,
-    /// How long it has been waiting.
-    pub waiting: Duration,
-}
-
-/// All that the store knows of one lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct View {
-    /// The lock.
-    pub name: Name,
-    /// The store's clock.
-    pub now: u64,
-    /// What the lock key says; a foreign value counts as held.
-    pub state: State,
-    /// The foreign value, if it is one.
-    pub foreign: Option<Foreign>,
-    /// How it is held; null where nobody holds it.
-    pub mode: Option<Mode>,
-    /// The holds (held or revoked), the oldest first.
-    pub holders: Vec<Holder>,
-    /// How long until the lock is free if nobody does anything more; null where it has no end.
-    pub left: Option<Duration>,
-    /// The last fence given out.
-    pub fence: Option<Fence>,
-    /// Who waits, in order.
-    pub waiters: Vec<Waiter>,
-    /// The last ends, newest first, at most 64.
-    pub log: Vec<LoggedEnd>,
-    /// Totals.
-    pub stat: Stat,
-}
-
-impl View {
-    /// Whether the store has anything to tell of the lock: if not, nobody has used it in the last 40 days.
-    pub fn is_used(&self) -> bool {
-        let is_known = self.fence.is_some() || self.state != State::Free;
-        is_known || !self.waiters.is_empty() || !self.log.is_empty() || self.stat != Stat::default()
     }
 }
 

@@ -6,7 +6,6 @@ use crate::lock::{Fence, Mode, Owner};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What `acquire` answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acquired {
     /// The token holds the lock, for the ttl asked for, counted from before the call.
@@ -19,7 +18,6 @@ pub enum Acquired {
     Spent,
 }
 
-/// A lock granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The fence of this grant.
@@ -33,7 +31,6 @@ pub struct Grant {
 /// What a token proves: that it holds every lock asked about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// How.
     pub mode: Mode,
     /// Its slot, of a lock with slots.
     pub slot: Option<u32>,
@@ -73,7 +70,6 @@ pub struct Blocker {
     pub left: Option<Duration>,
 }
 
-/// What `renew` answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
@@ -86,7 +82,6 @@ pub enum Renewal {
     NotHeld,
 }
 
-/// What `leave` answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     /// The hold is given back; for `cooling` longer nobody is granted the lock (min-hold).
@@ -102,7 +97,6 @@ pub enum Left {
     NotHeld,
 }
 
-/// What `request` answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Requested {
     /// The holder is told.
@@ -114,7 +108,6 @@ pub enum Requested {
 /// What `revoke` answers: what was there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Revoked {
-    /// Nothing.
     Free,
     /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
     Holds {
@@ -142,9 +135,7 @@ pub enum Revoked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Somebody holds it.
     Held,
-    /// Nobody does.
     Free,
     /// Given back, and kept for the rest of a min-hold.
     Cooling,
@@ -164,7 +155,6 @@ pub struct Foreign {
 /// A hold, as seen from outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Who.
     pub owner: Owner,
     /// The fence of the grant.
     pub fence: Fence,
@@ -185,15 +175,12 @@ pub struct Holder {
 /// One end of a hold in the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedEnd {
-    /// How it ended.
     pub outcome: Outcome,
-    /// Who held it.
     pub owner: Owner,
     /// The fence of the grant.
     pub fence: Fence,
     /// When it was granted.
     pub since: u64,
-    /// When it ended.
     pub ended: u64,
     /// How long it had waited, in milliseconds.
     pub waited: u64,
@@ -224,7 +211,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Released,
         Self::Crashed,

@@ -12,11 +12,9 @@ pub struct Ask {
     pub token: Token,
     /// With whom the lock may be shared.
     pub mode: Mode,
-    /// The lease.
     pub ttl: Duration,
     /// How long after the grant the lock is kept at least.
     pub min_hold: Duration,
-    /// Who asks.
     pub owner: Owner,
     /// Whether to stand in the queue if the lock is not to be had now.
     pub patience: Patience,
@@ -27,7 +25,6 @@ pub struct Ask {
 pub enum Patience {
     /// Take it now or not at all.
     None,
-    /// Queue up.
     Queue,
 }
 
@@ -47,7 +44,6 @@ pub enum Ran {
     Yes,
     /// It was, and something else ended it.
     Cut(Outcome),
-    /// It was not.
     No,
 }
 

@@ -19,9 +19,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 mod operator;
-mod sight;
-
-pub use sight::Seen;
 
 /// Everything kept of one lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,25 +36,21 @@ pub struct Record {
     pub absence: Absence,
     /// The last fence given out.
     pub fence: u64,
-    /// Tokens given back.
     pub spent: BTreeMap<Token, Spent>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
     /// Who is to be woken when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
-    /// Totals.
     pub stat: Stat,
 }
 
 /// What the lock key says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lock {
-    /// There is none.
     #[default]
     Free,
     /// The token of the one holder, until both its lease and its min-hold have run out.
     Exclusive {
-        /// Whose.
         token: Token,
         /// Until when.
         until: Due,
@@ -98,9 +91,7 @@ pub struct Hold {
     pub phase: Phase,
     /// Its slot, of a lock with slots.
     pub slot: Option<u32>,
-    /// Its fence.
     pub fence: u64,
-    /// The grant.
     pub since: Time,
     /// The end of its lease.
     pub until: Due,
@@ -113,7 +104,6 @@ pub struct Hold {
     /// Who asked it to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Owner>,
-    /// Who.
     pub owner: Owner,
 }
 
@@ -121,7 +111,6 @@ pub struct Hold {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Held.
     Held,
     /// Given back, and kept for the rest of a min-hold. (Of an exclusive lock the lock key alone says so.)
     Cooling,
@@ -131,7 +120,7 @@ pub enum Phase {
 
 impl Hold {
     /// When nothing is left of it: neither lease nor min-hold.
-    fn due(&self) -> Due {
+    pub(super) fn due(&self) -> Due {
         match self.phase {
             Phase::Held => self.until.max(self.cool),
             Phase::Cooling => self.cool,
@@ -155,7 +144,6 @@ pub struct Waiter {
     pub mode: Mode,
     /// The full names of all locks that it waits for.
     pub names: Vec<String>,
-    /// Who.
     pub owner: Owner,
 }
 

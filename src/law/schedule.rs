@@ -46,7 +46,6 @@ impl Schedule {
         now.after(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
     }
 
-    /// When to renew.
     pub fn renew_at(&self, sent: Moment) -> Moment {
         sent.after(self.ttl / 4)
     }
@@ -72,9 +71,7 @@ impl Schedule {
 /// Whether the attempt before this one failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedBefore {
-    /// It succeeded.
     No,
-    /// It failed.
     Yes,
 }
 

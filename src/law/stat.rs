@@ -48,7 +48,6 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
     pub fn add(&mut self, span: Duration) {
         let ms = millis(span);
         let bucket = BOUNDS.iter().position(|bound| ms <= *bound).unwrap_or(BOUNDS.len());

@@ -1,5 +1,6 @@
 //! What must the law never do, and do in the end? Here the rules one by one; random histories are next door.
 
+use super::view::View;
 use super::*;
 use crate::lock::{Key, Owner};
 
@@ -92,6 +93,11 @@ impl Scene {
     fn record(&mut self, lock: &str) -> &mut Record {
         self.book.records.entry(lock.into()).or_default()
     }
+
+    fn seen(&mut self, lock: &str) -> View {
+        let now = self.now;
+        self.record(lock).inspect(&name(lock), now)
+    }
 }
 
 const GONE: Left = Left::Released { cooling: Duration::ZERO };
@@ -116,7 +122,7 @@ fn all_readers_at_the_head_are_granted_in_one_step() {
         assert!(!scene.queue(who, "a", mode));
     }
     scene.leave(1, "a");
-    let seen = scene.record("a").clone().inspect(scene.now);
+    let seen = scene.seen("a");
     assert_eq!(seen.holders.iter().map(|holder| holder.owner.pid).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(seen.waiters.len(), 2);
 }
@@ -173,7 +179,7 @@ fn another_mode_or_another_number_of_slots_waits() {
 fn several_locks_are_granted_together_or_not_at_all() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "b", X) && !scene.queue(2, "ab", X));
-    assert_eq!(scene.record("a").clone().inspect(scene.now).state, State::Free);
+    assert_eq!(scene.seen("a").state, State::Free);
     assert!(!scene.ask(3, "a", X), "a newcomer does not overtake");
     scene.leave(1, "b");
     assert!(scene.queue(2, "ab", X));
@@ -209,7 +215,7 @@ fn a_silent_waiter_is_passed_over_at_all_its_locks_in_one_step() {
     scene.pass(3001);
     scene.leave(4, "a");
     scene.leave(1, "a");
-    assert_eq!(scene.record("b").clone().inspect(scene.now).holders.len(), 1);
+    assert_eq!(scene.seen("b").holders.len(), 1);
 }
 
 #[test]
@@ -259,7 +265,7 @@ fn after_an_absence_of_the_store_the_order_is_what_it_was() {
                 scene.pass(300);
             }
             scene.pass(away);
-            assert_eq!(scene.record("a").clone().inspect(scene.now).waiters.len(), 4);
+            assert_eq!(scene.seen("a").waiters.len(), 4);
             assert!(!scene.queue(comes_first, "a", X));
             scene.pass(1_500);
             scene.leave(1, "a");

@@ -3,8 +3,7 @@
 //! counter tells, so it is not known whose they were. Pure: who looks, how often, and what is printed is elsewhere.
 
 use super::{View, Waiter};
-use crate::law::stat::Stat;
-use crate::law::{Holder, JobEnd, LOG_KEPT, LoggedEnd, Outcome, State};
+use crate::law::{Holder, JobEnd, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
 use crate::lock::{Fence, Mode, Name, Owner};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -96,19 +95,7 @@ impl Event {
 
 /// The view of a lock that was never used.
 pub fn unused(name: Name) -> View {
-    View {
-        name,
-        now: 0,
-        state: State::Free,
-        foreign: None,
-        mode: None,
-        holders: Vec::new(),
-        left: None,
-        fence: None,
-        waiters: Vec::new(),
-        log: Vec::new(),
-        stat: Stat::default(),
-    }
+    Record::default().inspect(&name, Time(0))
 }
 
 /// What was to be seen of a lock at `since`, as far as what is seen now tells.

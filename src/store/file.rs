@@ -34,7 +34,7 @@ use crate::clock::Moment;
 use crate::law::{Acquired, Ask, End, Left, Patience, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::law::{Book, HEARTBEAT, LOG_KEPT, SILENCE, Time};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
-use crate::store::{Ear, Error, Found, Listener, Store, View, Waiter, Which};
+use crate::store::{Ear, Error, Found, Listener, Store, View, Which};
 use boot::Boot;
 use directory::{Directory, FileName, Kind};
 use life::{Life, Pulse, Watch, pulse};
@@ -501,25 +501,8 @@ impl Ear for Hearing {
 }
 
 fn view(name: &Name, now: Time, kept: &Kept) -> View {
-    let seen = kept.record.inspect(now);
-    let mut log = seen.log;
-    log.extend(kept.log());
-    log.truncate(LOG_KEPT);
-    View {
-        name: name.clone(),
-        now: now.millis(),
-        state: seen.state,
-        foreign: seen.foreign,
-        mode: seen.mode,
-        holders: seen.holders,
-        left: seen.left,
-        fence: seen.fence,
-        waiters: seen
-            .waiters
-            .into_iter()
-            .map(|(owner, mode, waiting)| Waiter { owner, mode, waiting })
-            .collect(),
-        log,
-        stat: seen.stat,
-    }
+    let mut view = kept.record.inspect(name, now);
+    view.log.extend(kept.log());
+    view.log.truncate(LOG_KEPT);
+    view
 }

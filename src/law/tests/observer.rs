@@ -3,6 +3,7 @@
 //! shows (each asker's pid is its own). Any answer that the account does not allow fails the history.
 
 use super::super::*;
+use super::{View, name};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -71,7 +72,6 @@ impl Asker {
     }
 }
 
-/// The account.
 #[derive(Debug, Default)]
 pub(super) struct Observer {
     askers: BTreeMap<u32, Asker>,
@@ -355,8 +355,8 @@ impl Observer {
     pub(super) fn look(&mut self, now: Time, book: &Book) -> Check {
         self.beliefs
             .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
-        let seen: BTreeMap<&String, Seen> =
-            book.records.iter().map(|(lock, record)| (lock, record.inspect(now))).collect();
+        let seen: BTreeMap<&String, View> =
+            book.records.iter().map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
         let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
         let mut shown = BTreeSet::new();
         for (lock, seen) in &seen {
@@ -406,7 +406,7 @@ impl Observer {
     fn is_fair(
         &self,
         now: Time,
-        seen: &BTreeMap<&String, Seen>,
+        seen: &BTreeMap<&String, View>,
         fence: u64,
         id: u32,
         slot: Option<u32>,

@@ -5,8 +5,7 @@ use crate::law::stat::{BOUNDS, Histogram, Stat};
 
 impl Scene {
     fn stat(&mut self, lock: &str) -> Stat {
-        let now = self.now;
-        self.record(lock).inspect(now).stat
+        self.seen(lock).stat
     }
 
     /// Ends a hold whose job ended so.
@@ -197,8 +196,7 @@ fn a_request_reaches_the_hold_that_was_shown() {
     assert_eq!(scene.renew(1, "a"), Renewal::Asked, "until it ends");
     // The first who asked is the one who asked.
     assert_eq!(scene.request("a", shown, 72), Requested::Asked);
-    let now = scene.now;
-    let holders = scene.record("a").inspect(now).holders;
+    let holders = scene.seen("a").holders;
     let asked: Vec<_> = holders.iter().map(|holder| holder.asked.as_ref().map(|by| by.pid)).collect();
     assert_eq!(asked, [Some(71), None]);
     scene.leave(1, "a");

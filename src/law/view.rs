@@ -1,17 +1,19 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::{Hold, Lock, Phase, Record};
-use crate::law::answer::{Blocker, Foreign, Holder, LoggedEnd, State};
-use crate::law::stat::Stat;
-use crate::law::time::Time;
-use crate::lock::{Fence, Mode, Owner, Token};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, State};
+use super::record::{Hold, Lock, Phase, Record};
+use super::stat::Stat;
+use super::time::Time;
+use crate::lock::{Fence, Mode, Name, Owner, Token};
 use std::time::Duration;
 
-/// A record as `status` shows it.
+/// All that is known of one lock, as who looks at it is shown it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// What the lock key says.
+pub struct View {
+    pub name: Name,
+    pub now: u64,
+    /// What the lock key says; a foreign value counts as held.
     pub state: State,
     /// How it is held or kept; null for a foreign holder and where it is free.
     pub mode: Option<Mode>,
@@ -23,17 +25,34 @@ pub struct Seen {
     pub foreign: Option<Foreign>,
     /// The last fence given out.
     pub fence: Option<Fence>,
-    /// Who waits, in order, how, and since when.
-    pub waiters: Vec<(Owner, Mode, Duration)>,
-    /// The last ends, newest first.
+    /// Who waits, in order.
+    pub waiters: Vec<Waiter>,
+    /// The last ends, newest first, at most 64.
     pub log: Vec<LoggedEnd>,
-    /// Totals.
     pub stat: Stat,
 }
 
+/// A waiter, as seen from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    pub owner: Owner,
+    /// How it wants the lock.
+    pub mode: Mode,
+    /// How long it has been waiting.
+    pub waiting: Duration,
+}
+
+impl View {
+    /// Whether there is anything to tell of the lock: if not, nobody has used it in the last 40 days.
+    pub fn is_used(&self) -> bool {
+        let is_known = self.fence.is_some() || self.state != State::Free;
+        is_known || !self.waiters.is_empty() || !self.log.is_empty() || self.stat != Stat::default()
+    }
+}
+
 impl Record {
-    /// What the record says at `now`; ends that no operation has noticed yet are in its log already.
-    pub fn inspect(&self, now: Time) -> Seen {
+    /// What the record of this lock says at `now`; ends that no operation has noticed yet are in its log already.
+    pub fn inspect(&self, name: &Name, now: Time) -> View {
         let mut record = self.clone();
         record.expire(now);
         record.notice_absence(now);
@@ -46,11 +65,14 @@ impl Record {
         let heard = |(_, token): &(u64, Token)| {
             let waiter = record.waiters.get(token)?;
             let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            record.is_there(now, waiter).then(|| (waiter.owner.clone(), waiter.mode, waiting))
+            let (owner, mode) = (waiter.owner.clone(), waiter.mode);
+            record.is_there(now, waiter).then_some(Waiter { owner, mode, waiting })
         };
         let state = record.state(now);
         let blocker = record.blocker(now, Mode::Exclusive);
-        Seen {
+        View {
+            name: name.clone(),
+            now: now.millis(),
             state,
             mode: blocker.mode,
             holders: record.shown(now, state).into_iter().map(|(_, hold)| hold.shown(now)).collect(),
