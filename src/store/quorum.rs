@@ -23,7 +23,7 @@ use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
-use crew::{Answers, Call, Crew, Node, Order};
+use masters::{Answers, Call, Master, Masters, Order};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::thread;
@@ -31,7 +31,7 @@ use std::time::Duration;
 use view::{Clock, Firmness, Joined, Seen};
 
 mod attempt;
-mod crew;
+mod masters;
 mod scripts;
 mod trouble;
 mod view;
@@ -47,7 +47,7 @@ const STRAGGLERS_SEEN: Duration = Duration::from_millis(500);
 
 /// Locks on a majority of independent masters.
 pub struct QuorumStore {
-    crew: Crew,
+    masters: Masters,
     shown: String,
     max_lease: Duration,
     /// Since when the lock has been asked for, by whom.
@@ -92,7 +92,7 @@ impl QuorumStore {
     ) -> Self {
         let troubles = masters.iter().map(|_| None).collect();
         Self {
-            crew: Crew::new(masters),
+            masters: Masters::new(masters),
             shown,
             max_lease,
             asked: None,
@@ -116,26 +116,26 @@ impl QuorumStore {
     }
 
     fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
-        let pending = self.crew.send(to, call, order, by);
-        let answers = self.crew.collect(pending, by, STRAGGLERS, |_| true);
+        let pending = self.masters.send(to, call, order, by);
+        let answers = self.masters.collect(pending, by, STRAGGLERS, |_| true);
         self.listen(&answers);
         answers
     }
 
     /// Asks all masters for somebody who is in no hurry.
     fn look(&mut self, call: &Call, by: Moment) -> Answers {
-        let pending = self.crew.send(&self.crew.everybody(), call, Order::Behind, by);
-        let answers = self.crew.collect(pending, by, STRAGGLERS_SEEN, |_| true);
+        let pending = self.masters.send(&self.masters.everybody(), call, Order::Behind, by);
+        let answers = self.masters.collect(pending, by, STRAGGLERS_SEEN, |_| true);
         self.listen(&answers);
         answers
     }
 
     /// Says what is new about a master.
     fn listen(&mut self, answers: &Answers) {
-        for at in 0..self.crew.len() {
+        for at in 0..self.masters.len() {
             match &answers.0[at] {
                 Some(Ok(answer)) if answer.what == "seen" => {}
-                Some(answer) => self.note(at, self.crew.why_uncounted(at, answer)),
+                Some(answer) => self.note(at, self.masters.why_uncounted(at, answer)),
                 None => {}
             }
         }
@@ -144,14 +144,14 @@ impl QuorumStore {
     fn note(&mut self, at: usize, now: Option<String>) {
         match (&now, &self.troubles[at]) {
             (Some(why), None) => (self.tell)(why),
-            (None, Some(_)) => (self.tell)(&format!("{} is back", self.crew.targets()[at].shown)),
+            (None, Some(_)) => (self.tell)(&format!("{} is back", self.masters.targets()[at].shown)),
             _ => {}
         }
         self.troubles[at] = now;
     }
 
     fn patience(&self) -> Duration {
-        self.crew.targets().first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
+        self.masters.targets().first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
     }
 
     fn longest(&self) -> String {
@@ -178,7 +178,7 @@ impl QuorumStore {
         match until {
             Until::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
             Until::Sent(by) => {
-                drop(self.crew.send(missing, &win, Order::Behind, by));
+                drop(self.masters.send(missing, &win, Order::Behind, by));
                 0
             }
         }
@@ -217,14 +217,14 @@ impl Store for QuorumStore {
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let (name, sent) = (names.first(), Moment::now());
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
         let millis = law::millis(ttl).to_string();
         // A hold that another process won has a fence that only the masters know.
         let old = self.hold.take().filter(|hold| hold.token == *token);
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
-        let mut answers = self.ask(&self.crew.everybody(), &renew, Order::Behind, by);
+        let mut answers = self.ask(&self.masters.everybody(), &renew, Order::Behind, by);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
@@ -283,7 +283,7 @@ impl Store for QuorumStore {
         let answers = self.look(&request, by);
         if answers.count("asked") > 0 {
             Ok(Requested::Asked)
-        } else if answers.count("gone") >= self.crew.majority() {
+        } else if answers.count("gone") >= self.masters.majority() {
             Ok(Requested::Gone)
         } else {
             Err(self.short(&answers))
@@ -304,12 +304,12 @@ impl Store for QuorumStore {
         if names.as_slice().len() > 1 {
             return Ok(None);
         }
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
         let prove = call(&scripts::PROVE, names.first(), &[token.secret(), &self.longest()]);
-        let mut answers = Answers(self.crew.targets().iter().map(|_| None).collect());
-        for (at, target) in self.crew.targets().iter().enumerate() {
+        let mut answers = Answers(self.masters.targets().iter().map(|_| None).collect());
+        for (at, target) in self.masters.targets().iter().enumerate() {
             let share = by.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
-            answers.0[at] = Some(Node::new(target.clone()).call(&prove, Moment::now().after(share)));
+            answers.0[at] = Some(Master::new(target.clone()).call(&prove, Moment::now().after(share)));
             if answers.count("held") >= majority {
                 let mut leases = Vec::new();
                 let mut fence = 0;
@@ -335,7 +335,7 @@ impl Store for QuorumStore {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &owner_to(&revoke.by)?]);
         let mut answers = self.look(&revoke, by);
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
         let heard = answers.0.iter().flatten().flatten().count();
         if heard < majority {
             let error = self.short(&answers);
@@ -376,13 +376,13 @@ impl Store for QuorumStore {
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let inspect = call(&scripts::INSPECT, name, &[&self.longest()]);
         let mut answers = self.look(&inspect, by);
-        if answers.count("seen") < self.crew.majority() {
+        if answers.count("seen") < self.masters.majority() {
             return Err(self.short(&answers));
         }
         let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
-        for at in 0..self.crew.len() {
+        for at in 0..self.masters.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             let clock = Clock::of(reply.now(), now);
             seen.push((at, Seen::read(&mut reply.nested()?, clock)?));
@@ -395,16 +395,16 @@ impl Store for QuorumStore {
             whys.push((at, reply.text()?, reply.span()?));
         }
         for (at, why, counts_in) in whys {
-            self.note(at, self.crew.why_unfit(at, &why, counts_in));
+            self.note(at, self.masters.why_unfit(at, &why, counts_in));
         }
         let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
-        let joined = Joined::of(&all, self.crew.len());
+        let joined = Joined::of(&all, self.masters.len());
         // Several that try at the same time hold nothing yet.
         let trying = joined.firmness == Firmness::Split;
         let Seen { state, left, holder, foreign, token } = if trying { Seen::FREE } else { joined.seen };
         for (at, seen) in seen {
             if (seen.state, &seen.token) != (state, &token) {
-                let (shown, word) = (&self.crew.targets()[at].shown, word(seen.state));
+                let (shown, word) = (&self.masters.targets()[at].shown, word(seen.state));
                 (self.tell)(&format!(
                     "{}: {shown} says {word}, a majority says {}",
                     name.key(),
@@ -436,7 +436,7 @@ impl Store for QuorumStore {
                 let mut store = RedisStore::new(target.clone());
                 thread::Builder::new().spawn_scoped(scope, move || store.find(prefix, which))
             };
-            let asked: Vec<_> = self.crew.targets().iter().map(ask).collect();
+            let asked: Vec<_> = self.masters.targets().iter().map(ask).collect();
             let heard = asked.into_iter().map(|list| match list {
                 Ok(list) => list.join().unwrap_or_else(|_| failed("a thread has failed")),
                 Err(error) => failed(&format!("cannot start a thread: {error}")),
@@ -453,11 +453,12 @@ impl Store for QuorumStore {
                 Err(error) => reasons.push(error),
             }
         }
-        if answered >= self.crew.majority() {
+        if answered >= self.masters.majority() {
             return Ok(Found { names: names.into_iter().collect(), missing: Vec::new() });
         }
         let texts = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
-        let text = format!("{answered} of the {} masters of {} answer: {texts}", self.crew.len(), self.shown);
+        let text =
+            format!("{answered} of the {} masters of {} answer: {texts}", self.masters.len(), self.shown);
         Err(match reasons.into_iter().find(|error| !error.is_transient()) {
             Some(error) => error.map(|_| text),
             None => Error::Unreachable(text),
@@ -483,7 +484,7 @@ impl QuorumStore {
         by: Moment,
     ) -> Result<Left, Error> {
         let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
         // As leave.lua tells it: any other word is the outcome of a job.
         let has_run = !matches!(ran, "not-run" | "refused");
@@ -496,8 +497,8 @@ impl QuorumStore {
             true => given_back(answers) >= majority || is_gone(answers),
             false => given_back(answers) + answers.count("not-held") >= majority,
         };
-        let pending = self.crew.send(&self.crew.everybody(), &leave, Order::Leaving, by);
-        let mut answers = self.crew.collect(pending, by, STRAGGLERS, is_decided);
+        let pending = self.masters.send(&self.masters.everybody(), &leave, Order::Leaving, by);
+        let mut answers = self.masters.collect(pending, by, STRAGGLERS, is_decided);
         self.listen(&answers);
         if !is_decided(&answers) {
             return Err(self.short(&answers));

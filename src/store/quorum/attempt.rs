@@ -1,7 +1,7 @@
 //! How is a majority won? One attempt: phase one takes the masters, phase two tells them the fence, and what does not
 //! come to a majority in time is given back everywhere. Then, for who does not wait, whether to try again.
 
-use super::crew::Order;
+use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, Seen};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
 use crate::clock::{Moment, sleep_until};
@@ -77,7 +77,7 @@ impl QuorumStore {
             call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience]);
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
-        let everybody = self.crew.everybody();
+        let everybody = self.masters.everybody();
         let mut answers = self.ask(&everybody, &first, Order::Behind, first_by);
         if let Some(error) = self.misfit(&answers) {
             self.take_back(name, token, &attempt, &everybody, by);
@@ -86,7 +86,7 @@ impl QuorumStore {
         if answers.count("spent") > 0 {
             return Ok(Tried::Spent);
         }
-        let majority = self.crew.majority();
+        let majority = self.masters.majority();
         if answers.count("granted") >= majority {
             let mut fence = 0;
             for reply in answers.replies("granted") {
@@ -119,7 +119,7 @@ impl QuorumStore {
             return Err(self.short(&answers));
         }
         let (now, mut seen, mut ahead) = (answers.now(), Vec::new(), 0);
-        for at in 0..self.crew.len() {
+        for at in 0..self.masters.len() {
             if let Some(reply) = answers.reply(at, "busy") {
                 ahead = ahead.max(reply.number()?);
                 let clock = Clock::of(reply.now(), now);
@@ -131,9 +131,9 @@ impl QuorumStore {
                 seen.push(Seen::FREE);
             }
         }
-        let mut joined = Joined::of(&seen, self.crew.len());
+        let mut joined = Joined::of(&seen, self.masters.len());
         // Others have waited longer: trying again at once changes nothing.
-        if behind > 0 && busy + behind > self.crew.len() - majority {
+        if behind > 0 && busy + behind > self.masters.len() - majority {
             joined.firmness = Firmness::Firm;
         }
         Ok(Tried::Blocked { joined: Box::new(joined), ahead })
@@ -143,8 +143,8 @@ impl QuorumStore {
     fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
         let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
         let now = Moment::now();
-        let pending = self.crew.send(from, &leave, Order::TakingBack, now.after(self.patience()));
-        self.crew.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
+        let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.patience()));
+        self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
     }
 
     /// The answer to who does not wait; the token is of no use any more.

@@ -11,23 +11,14 @@ pub type Script = LazyLock<Code>;
 /// On a master of a quorum. A hold is recorded under a name of its own, so that a single server's is not taken for it.
 pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
 
-/// `scripts/acquire.lua`
 pub static ACQUIRE: Script = LazyLock::new(|| turns(include_str!("scripts/acquire.lua")));
-/// `scripts/confirm.lua`
 pub static CONFIRM: Script = LazyLock::new(|| turns(include_str!("scripts/confirm.lua")));
-/// `scripts/renew.lua`
 pub static RENEW: Script = LazyLock::new(|| code(include_str!("scripts/renew.lua")));
-/// `scripts/win_back.lua`
 pub static WIN_BACK: Script = LazyLock::new(|| code(include_str!("scripts/win_back.lua")));
-/// `scripts/leave.lua`
 pub static LEAVE: Script = LazyLock::new(|| turns(include_str!("scripts/leave.lua")));
-/// `scripts/prove.lua`
 pub static PROVE: Script = LazyLock::new(|| code(include_str!("scripts/prove.lua")));
-/// `scripts/request.lua`
 pub static REQUEST: Script = LazyLock::new(|| code(include_str!("scripts/request.lua")));
-/// `scripts/revoke.lua`
 pub static REVOKE: Script = LazyLock::new(|| code(include_str!("scripts/revoke.lua")));
-/// `scripts/inspect.lua`
 pub static INSPECT: Script =
     LazyLock::new(|| Code::new(&MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]));
 

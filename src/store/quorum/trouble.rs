@@ -1,13 +1,13 @@
 //! What is wrong with these masters? Turns what they said, or did not say, into the one error that a person reads.
 
 use super::QuorumStore;
-use super::crew::Answers;
+use super::masters::Answers;
 use crate::store::Error;
 
 impl QuorumStore {
     /// What makes these masters no quorum at all.
     pub(super) fn misfit(&self, answers: &Answers) -> Option<Error> {
-        let targets = self.crew.targets();
+        let targets = self.masters.targets();
         if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
             return Some(Error::Unfit(format!(
                 "{} is a replica; {} needs masters that do not depend on each other",
@@ -26,11 +26,11 @@ impl QuorumStore {
 
     /// The error where too few masters can be counted.
     pub(super) fn short(&self, answers: &Answers) -> Error {
-        let (masters, majority) = (self.crew.len(), self.crew.majority());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
         let (mut reasons, mut errors) = (Vec::new(), Vec::new());
         for at in 0..masters {
             let Some(answer) = &answers.0[at] else { continue };
-            reasons.extend(self.crew.why_uncounted(at, answer));
+            reasons.extend(self.masters.why_uncounted(at, answer));
             match answer {
                 Err(error) => errors.push(error.clone()),
                 Ok(answer) if answer.what == "ageless" => errors.push(Error::Denied(String::new())),
@@ -62,6 +62,6 @@ impl QuorumStore {
             Err(error) => !error.is_transient(),
             Ok(answer) => answer.what == "ageless",
         });
-        failed.count() > self.crew.len() - self.crew.majority()
+        failed.count() > self.masters.len() - self.masters.majority()
     }
 }

@@ -21,7 +21,6 @@ pub struct Seen {
     pub left: Option<Duration>,
     /// Whose it is; empty where that is not known.
     pub token: String,
-    /// The hold.
     pub holder: Option<Holder>,
     /// The value that dlock did not write.
     pub foreign: Option<Foreign>,

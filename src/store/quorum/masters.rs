@@ -43,18 +43,15 @@ pub struct Answer {
 /// What to send.
 #[derive(Clone)]
 pub struct Call {
-    /// The script.
     pub code: &'static Script,
-    /// Its keys.
     pub keys: Arc<[String]>,
-    /// Its arguments.
     pub args: Arc<[String]>,
 }
 
 /// The masters, in the order of the URL.
-pub struct Crew {
+pub struct Masters {
     targets: Vec<Target>,
-    desks: Vec<Option<Desk>>,
+    workers: Vec<Option<Worker>>,
     sent: Vec<Sent>,
 }
 
@@ -97,7 +94,7 @@ impl Dispatch {
 }
 
 /// Where a master's thread gets its work.
-struct Desk {
+struct Worker {
     tasks: Sender<Task>,
     /// How many it has not answered.
     open: Arc<AtomicUsize>,
@@ -138,12 +135,12 @@ struct Task {
     news: Sender<(usize, News)>,
 }
 
-impl Crew {
-    /// A crew that starts when it is first asked.
+impl Masters {
+    /// They start when they are first asked.
     pub fn new(targets: Vec<Target>) -> Self {
-        let desks = targets.iter().map(|_| None).collect();
+        let workers = targets.iter().map(|_| None).collect();
         let sent = targets.iter().map(|_| Sent::default()).collect();
-        Self { targets, desks, sent }
+        Self { targets, workers, sent }
     }
 
     /// How many there are.
@@ -156,12 +153,10 @@ impl Crew {
         self.targets.len() / 2 + 1
     }
 
-    /// All of them.
     pub fn everybody(&self) -> Vec<usize> {
         (0..self.len()).collect()
     }
 
-    /// Who they are.
     pub fn targets(&self) -> &[Target] {
         &self.targets
     }
@@ -210,27 +205,28 @@ impl Crew {
 
     fn hand(&mut self, at: usize, task: Task) -> Result<(), Error> {
         let target = &self.targets[at];
-        let is_in_line = |desk: &Desk| task.order == Order::Behind || desk.open.load(Ordering::Relaxed) == 0;
-        let desk = match self.desks[at].take().filter(is_in_line) {
-            Some(desk) => desk,
+        let is_in_line =
+            |worker: &Worker| task.order == Order::Behind || worker.open.load(Ordering::Relaxed) == 0;
+        let worker = match self.workers[at].take().filter(is_in_line) {
+            Some(worker) => worker,
             // A thread that is left alone ends with what it has.
             None => {
                 let (tasks, work) = channel();
                 let open = Arc::new(AtomicUsize::new(0));
-                let (mut node, count) = (Node::new(target.clone()), open.clone());
+                let (mut master, count) = (Master::new(target.clone()), open.clone());
                 thread::Builder::new()
                     .name("dlock-master".into())
-                    .spawn(move || node.work(&work, &count))
+                    .spawn(move || master.work(&work, &count))
                     .map_err(|e| {
                         Error::Unreachable(format!("{}: cannot start a thread: {e}", target.shown))
                     })?;
-                Desk { tasks, open }
+                Worker { tasks, open }
             }
         };
-        desk.open.fetch_add(1, Ordering::Relaxed);
+        worker.open.fetch_add(1, Ordering::Relaxed);
         // It cannot have ended while we can still talk to it.
-        let _ = desk.tasks.send(task);
-        self.desks[at] = Some(desk);
+        let _ = worker.tasks.send(task);
+        self.workers[at] = Some(worker);
         Ok(())
     }
 
@@ -349,12 +345,12 @@ impl Answers {
 }
 
 /// One master and the connection to it.
-pub struct Node {
+pub struct Master {
     target: Target,
-    link: Option<Connection>,
+    connection: Option<Connection>,
     /// The last request may still be on its way, so the next one brings its script along: there may be nobody any more
     /// to send the text after a NOSCRIPT.
-    doubt: bool,
+    send_source_next: bool,
     /// The scripts that the server has run on this connection.
     known: Vec<&'static Script>,
 }
@@ -366,10 +362,10 @@ enum Heard {
     Perhaps,
 }
 
-impl Node {
+impl Master {
     /// Not connected yet.
     pub const fn new(target: Target) -> Self {
-        Self { target, link: None, doubt: false, known: Vec::new() }
+        Self { target, connection: None, send_source_next: false, known: Vec::new() }
     }
 
     fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
@@ -407,27 +403,27 @@ impl Node {
             return Err(late());
         }
         let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
-        let mut link = match self.link.take().and_then(Connection::if_good) {
-            Some(link) => link,
+        let mut connection = match self.connection.take().and_then(Connection::if_good) {
+            Some(connection) => connection,
             None => {
                 self.known.clear();
                 Connection::dial(target, by.min(Moment::now().after(target.connect_timeout)))?
             }
         };
         if !may_go() {
-            self.link = Some(link);
+            self.connection = Some(connection);
             return Err(late());
         }
         let by = by.min(Moment::now().after(target.op_timeout));
         let text = || call.code.by_text(&call.keys, &args);
         let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
-        let doubt = std::mem::replace(&mut self.doubt, true);
-        let by_text = doubt || heard == Heard::Perhaps && !is_known;
+        let in_doubt = std::mem::replace(&mut self.send_source_next, true);
+        let by_text = in_doubt || heard == Heard::Perhaps && !is_known;
         let first = if by_text { text() } else { call.code.by_hash(&call.keys, &args) };
         let mut ask = |command| {
-            link.send(vec![command], by)?;
+            connection.send(vec![command], by)?;
             is_sent();
-            link.answer(by)
+            connection.answer(by)
         };
         let mut value = ask(first)?;
         if matches!(&value, Value::ServerError(error) if error.code() == "NOSCRIPT") {
@@ -439,7 +435,7 @@ impl Node {
                 false => refusal(&target.shown, error),
             });
         }
-        (self.doubt, self.link) = (false, Some(link));
+        (self.send_source_next, self.connection) = (false, Some(connection));
         if !is_known {
             self.known.push(call.code);
         }
