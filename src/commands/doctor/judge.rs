@@ -168,7 +168,7 @@ fn of_facts(facts: &Facts, settings: &Settings) -> Vec<Finding> {
             "give it +info (ACL SETUSER), or run this as an administrator's user",
         )),
     }
-    findings.extend(facts.clock.map(of_clock));
+    findings.extend(facts.clock.map(|clock| of_clock(clock, "fences after a failover")));
     findings.extend(of_rights(&facts.rights));
     findings
 }
@@ -282,7 +282,8 @@ fn of_uptime(info: &Info, settings: &Settings) -> Finding {
     ok("uptime", found)
 }
 
-fn of_clock(offset: Offset) -> Finding {
+/// `minds`: to which fences it matters.
+fn of_clock(offset: Offset, minds: &str) -> Finding {
     let (by, found) = match offset {
         Offset::Ahead(by) => (by, format!("{} ahead of this machine's", brief(by))),
         Offset::Behind(by) => (by, format!("{} behind this machine's", brief(by))),
@@ -296,7 +297,9 @@ fn of_clock(offset: Offset) -> Finding {
     warn(
         "clock",
         found,
-        "let a time service set both; locks do not mind, but fences after a failover and people who compare times do",
+        format!(
+            "let a time service set both; locks do not mind, but {minds} and people who compare times do"
+        ),
     )
 }
 
