@@ -17,6 +17,7 @@
 mod adopt;
 mod apart;
 mod cgroup;
+mod gathering;
 mod guard;
 mod limits;
 mod process_tree;
@@ -236,7 +237,6 @@ pub struct Guard {
 /// Who watches the job.
 #[derive(Debug)]
 enum Watch {
-    /// The guard.
     Guard,
     /// dlock itself, the guard being gone.
     Adopted(Box<Adopted>),

@@ -19,7 +19,6 @@ pub(super) enum Cgroup {
     Unmade,
     /// It cannot be had here.
     Unavailable,
-    /// It is there.
     Made(Made),
 }
 
@@ -41,7 +40,6 @@ pub(super) enum Taken {
     Now,
     /// In the group before.
     Before,
-    /// Not in it.
     No,
 }
 

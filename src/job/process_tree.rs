@@ -6,17 +6,16 @@
 //! Besides, as a second net, whatever carries the mark in the environment it was started with ([`super::strays`]).
 
 use super::Process;
-use super::cgroup::{Cgroup, Taken};
+use super::gathering::Gathering;
 use super::limits::LimitsSender;
-use super::procfs::{Entry, Member, Source, name_of, own_pid, read_entry};
-use super::strays::{Looked, Search, is_below};
+use super::procfs::{Member, Source, name_of, own_pid, read_entry};
+use super::strays::{Looked, Search};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::cell::OnceCell;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -44,7 +43,6 @@ pub(super) enum Signalling {
 pub(super) enum Depth {
     /// At the own children. Whatever is below them comes here when they end.
     Children,
-    /// At every descendant.
     All,
 }
 
@@ -72,12 +70,7 @@ pub(super) struct ProcessTree {
     /// Strays that have got a TERM. One that is met again, in another round, gets no second one.
     asked: HashSet<i32>,
     refused: HashSet<i32>,
-    cgroup: Cgroup,
-    /// Those that are in the control group, or cannot be taken there; and those that are still to be.
-    seen: HashSet<i32>,
-    unseen: VecDeque<Member>,
-    /// One was taken there since all were looked for last.
-    took: bool,
+    gathering: Gathering,
     /// Those that have got a KILL and may not have ended yet.
     killed: HashSet<i32>,
     /// Where it is counted that the killing gets on.
@@ -87,17 +80,15 @@ pub(super) struct ProcessTree {
 impl ProcessTree {
     /// The descendants of this process, and what carries the mark, but for the processes `apart`.
     pub(super) fn new(mark: &str, apart: Vec<i32>, beat: LimitsSender) -> Self {
+        let root = own_pid();
         Self {
-            root: own_pid(),
+            root,
             source: OnceCell::new(),
             apart,
             strays: Search::new(mark),
             asked: HashSet::new(),
             refused: HashSet::new(),
-            cgroup: Cgroup::Unmade,
-            seen: HashSet::new(),
-            unseen: VecDeque::new(),
-            took: true,
+            gathering: Gathering::new(root),
             killed: HashSet::new(),
             beat,
         }
@@ -161,7 +152,7 @@ impl ProcessTree {
             match sys::wait_any() {
                 Waited::Child(pid, raw) => {
                     self.killed.remove(&pid);
-                    self.seen.remove(&pid);
+                    self.gathering.forget(pid);
                     sweep.changed.push((pid, raw));
                 }
                 Waited::Nothing => return,
@@ -173,63 +164,16 @@ impl ProcessTree {
         }
     }
 
-    /// Goes on taking the job into a control group until `until`: its processes first that are children of this one, for a
-    /// chain of processes that fork and end is met there. Whether there is no more to do: whatever is forked by one that
-    /// was taken in is in from its birth.
+    /// Goes on taking the job into a control group until `until`. Whether there is no more to do.
     pub(super) fn gather(&mut self, until: Moment) -> bool {
-        loop {
-            for pid in self.own_children() {
-                // Only this process can reap its child, so the id stays that child's.
-                if self.seen.insert(pid) {
-                    self.took |= self.cgroup.take(pid) == Taken::Now;
-                }
-            }
-            if !self.cgroup.is_available() {
-                return true;
-            }
-            if self.unseen.is_empty() {
-                if !std::mem::take(&mut self.took) {
-                    return true;
-                }
-                let members = self.source().below(self.root, &self.apart);
-                self.unseen.extend(members.into_iter().filter(|member| !self.seen.contains(&member.pid)));
-            }
-            for Member { pid, .. } in self.unseen.drain(..self.unseen.len().min(BATCH)).collect::<Vec<_>>() {
-                // Its parent was seen before it.
-                self.take(pid, |tree, entry| entry.parent == tree.root || tree.seen.contains(&entry.parent));
-                self.seen.insert(pid);
-            }
-            if until.passed() {
-                return false;
-            }
-        }
-    }
-
-    /// Takes a process into the control group, if it lives and `is_ours`. Whether it is in.
-    fn take(&mut self, pid: i32, is_ours: impl Fn(&Self, &Entry) -> bool) -> bool {
-        let Some(pin) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-            return false;
-        };
-        let lives =
-            |tree: &Self| read_entry(pid).filter(|entry| !entry.ended).map(|entry| is_ours(tree, &entry));
-        if lives(self) != Some(true) {
-            return false;
-        }
-        let taken = self.cgroup.take(pid);
-        let has_ended = poll(&mut [PollFd::new(&pin, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
-        if taken == Taken::Now && has_ended && lives(self) == Some(false) {
-            // It ended, and its id was a stranger's before it was used.
-            self.cgroup.put_back(pid);
-        }
-        self.took |= taken == Taken::Now;
-        taken != Taken::No
+        self.gathering.go_on(self.source(), &self.apart, until)
     }
 
     /// Takes into the control group what may not be signalled, so that it can be killed nevertheless; it does not count as
     /// refused then.
     pub(super) fn catch(&mut self, refused: &mut Vec<Process>) {
         refused.retain(|process| {
-            let caught = self.take(process.pid, |tree, entry| is_below(entry.pid, tree.root));
+            let caught = self.gathering.catch(process.pid);
             if caught {
                 self.refused.remove(&process.pid);
             }
@@ -247,12 +191,12 @@ impl ProcessTree {
     /// Kills what is in the control group.
     pub(super) fn kill_gathered(&mut self) {
         self.beat.beat();
-        self.cgroup.kill();
+        self.gathering.kill();
     }
 
     /// When nothing of the job is left.
     pub(super) fn remove_cgroup(&mut self) {
-        self.cgroup.remove();
+        self.gathering.remove();
     }
 
     fn kill_children(&mut self, sweep: &mut Sweep) -> usize {
@@ -297,9 +241,7 @@ impl ProcessTree {
     }
 
     fn own_children(&self) -> Vec<i32> {
-        let mut children = self.source().children(self.root);
-        children.retain(|pid| !self.apart.contains(pid));
-        children
+        self.source().children_but(self.root, &self.apart)
     }
 
     /// Passes a signal on to every descendant once, parents before children, but for those that are in the process group

@@ -65,6 +65,13 @@ impl Source {
         }
     }
 
+    /// The same without those that are `apart`.
+    pub(super) fn children_but(self, pid: i32, apart: &[i32]) -> Vec<i32> {
+        let mut children = self.children(pid);
+        children.retain(|pid| !apart.contains(pid));
+        children
+    }
+
     /// What is below `root`, each after its parent; nothing that is `apart`, nor what is below that.
     pub(super) fn below(self, root: i32, apart: &[i32]) -> Vec<Member> {
         match self {

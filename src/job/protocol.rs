@@ -16,7 +16,6 @@ pub(super) type Change = (Vec<u8>, Option<Vec<u8>>);
 pub(super) enum Order {
     /// More of CMD's environment; the last part comes with the start.
     Environment(Vec<Change>),
-    /// Start CMD.
     Start(Vec<Change>),
     /// Pass this signal on to CMD, or to what it left behind.
     Relay(i32, Reached),

@@ -69,7 +69,6 @@ impl Search {
 pub(super) enum Looked {
     /// It carries the mark and does not descend from the root.
     Stray(i32),
-    /// It is none.
     Other,
 }
 
