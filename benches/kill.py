@@ -10,6 +10,7 @@ rounds, ttls = int(os.environ.get('ROUNDS', '5')), os.environ.get('TTLS', '2s,3s
 CASES = {  # the unrelated processes, and the job
     'quiet-10': (0, ['flat', '10']), 'crowd-10': (15000, ['flat', '10']), 'flat-5000': (0, ['flat', '5000']),
     'deep-500': (0, ['deep', '500']), 'chains-20': (0, ['chains', '20', '500']), 'crowd-chains': (15000, ['chains', '20', '500']),
+    'chains-fast': (0, ['chains', '100', '100']),
 }
 
 def proxy(port):
