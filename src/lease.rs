@@ -49,10 +49,8 @@ pub enum Until {
     Forever,
 }
 
-/// What is wanted.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The locks.
     pub names: Names,
     /// What to ask for. Its patience is that of `until`.
     pub ask: Ask,
@@ -72,7 +70,6 @@ pub enum Report {
     Waiting(Waiting),
     /// Granted; the lease counts from `sent`.
     Granted {
-        /// What was granted.
         grant: Grant,
         /// Read before the request was sent (I6).
         sent: Moment,
@@ -87,7 +84,6 @@ pub enum Report {
     TakenAway,
     /// Attempts have begun to fail, and not just one. The lease is good until `until`.
     Trouble {
-        /// Why.
         error: Error,
         /// When the job is asked to end if nothing changes.
         until: Moment,

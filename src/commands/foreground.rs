@@ -41,7 +41,6 @@ pub struct Foreground<T> {
     timer: Timer,
 }
 
-/// What came in.
 pub enum News<T> {
     Signal(i32),
     Learned(T),

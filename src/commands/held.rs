@@ -16,7 +16,6 @@ use std::time::Duration;
 
 pub use crate::lock::By;
 
-/// The variable.
 pub const VARIABLE: &str = "DLOCK_HELD";
 
 /// A hold, as DLOCK_HELD claims it.
@@ -34,7 +33,6 @@ pub struct Held {
     pub token: Token,
     /// The fence of the grant.
     pub fence: Fence,
-    /// Who took it.
     pub by: By,
     /// The lease that whoever renews it asked for, where that is not a dlock which knows.
     pub ttl: Option<Ttl>,

@@ -48,7 +48,6 @@ fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Seen) 
     })
 }
 
-/// Where is looked.
 fn place(settings: &Settings) -> Place {
     Place { store: settings.store.to_string(), prefix: settings.prefix.clone() }
 }
@@ -61,7 +60,6 @@ struct Looks {
     within: Duration,
 }
 
-/// What was seen.
 struct Seen {
     views: Vec<View>,
     /// What there is to say of locks that cannot be shown.

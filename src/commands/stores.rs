@@ -29,15 +29,12 @@ pub struct HoldOn {
 
 /// What a store is made of.
 pub enum Made {
-    /// One server.
     Server(Target),
     /// Sentinels, what they call the master, and how to get into that.
     Sentinels(Vec<Target>, String, Target),
     /// Nodes of a cluster, and how to get into each.
     Cluster(Vec<Address>, Target),
-    /// Independent masters.
     Masters(Vec<Target>),
-    /// A directory.
     Directory(PathBuf),
 }
 

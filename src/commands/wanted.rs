@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 /// The locks that a command was asked about.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Those named.
     named: Vec<Name>,
     /// Those whose keys look like one of these.
     patterns: Vec<Pattern>,

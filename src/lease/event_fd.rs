@@ -5,7 +5,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An eventfd.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

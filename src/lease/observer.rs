@@ -58,7 +58,6 @@ pub enum First {
 pub enum Remark {
     /// The store does not answer any more.
     Trouble(Error),
-    /// It answers again.
     Recovered,
 }
 

@@ -29,7 +29,6 @@ pub struct Settings {
     pub store: String,
     /// Whether somebody named it.
     pub named: Named,
-    /// The lease.
     pub ttl: Duration,
     /// The longest that one operation may take.
     pub op_timeout: Duration,
@@ -44,11 +43,9 @@ pub struct Settings {
 /// A file that the settings lead to.
 #[derive(Debug, Clone)]
 pub struct File {
-    /// Where it is.
     pub path: PathBuf,
     /// What others must not do with it.
     pub sensitivity: Sensitivity,
-    /// Its permission bits.
     pub mode: u32,
 }
 
@@ -61,7 +58,6 @@ pub enum Named {
     Nobody,
 }
 
-/// Judges everything.
 pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
     let mut findings = of_settings(settings);
     match survey {

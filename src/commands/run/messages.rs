@@ -146,7 +146,6 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Not obtained.
     pub fn busy(&self, blocker: &Blocker, wait: Wait) {
         let tried = match wait {
             Wait::For(bound) => Tried::Waited(bound),
@@ -240,7 +239,6 @@ impl<'a> Messages<'a> {
         self.say(Kind::Detail, &text);
     }
 
-    /// A renewal failed.
     pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: cli::OnLost) {
         let job = self.job.get();
         let then = match on_lost {
@@ -340,7 +338,6 @@ impl<'a> Messages<'a> {
         self.say(Kind::Note, &format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left)));
     }
 
-    /// Given back.
     pub fn left(&self, left: Left) {
         if !self.context.printer.says(Kind::Detail) {
             return;

@@ -20,7 +20,6 @@ pub struct RunReport {
     pub asked: Option<Moment>,
     /// When it was granted.
     pub granted: Option<(Moment, Fence)>,
-    /// Its slot.
     pub slot: Option<u32>,
     /// Whether a hold of the job around served.
     pub nested: bool,

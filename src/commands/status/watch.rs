@@ -58,7 +58,6 @@ pub fn watch(
     }
 }
 
-/// What is shown.
 struct Page<'a> {
     context: &'a Context,
     /// What was asked for, apart from locks by name.

@@ -24,12 +24,9 @@ const SINCE_MARGIN: Duration = Duration::from_secs(1);
 /// How long to pause before a store that is gone is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is printed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Form {
-    /// Lines for people.
     Text(Coloured),
-    /// Objects for programs.
     Json,
 }
 
