@@ -9,7 +9,7 @@ use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Ask, Blocker, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token, Wait};
-use crate::store::{Ear, Error, Listener, Store};
+use crate::store::{Error, Listener, Store, Subscription};
 use event_fd::EventFd;
 use std::fmt;
 use std::io;
@@ -27,9 +27,9 @@ mod obtain;
 pub use obtain::obtain;
 
 /// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
-const EAR_AFTER: Duration = Duration::from_secs(1);
-/// How long a holder does without an ear that failed.
-const DEAF: Duration = Duration::from_secs(1);
+const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
+/// How long a holder does without a subscription that failed.
+const BACKOFF: Duration = Duration::from_secs(1);
 /// How long one who waits does so after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
@@ -248,7 +248,7 @@ impl Keeper {
         let schedule = self.request.schedule;
         let (mut failures, mut overdue, mut asked) = (0u32, false, false);
         let mut next = schedule.renew_at(sent);
-        let mut hearing = Hearing { listens_at: Moment::now().after(EAR_AFTER), ear: None };
+        let mut hearing = Hearing { listens_at: Moment::now().after(SUBSCRIBE_AFTER), subscription: None };
         loop {
             self.listen(&mut hearing, next);
             if self.shared.over.load(Ordering::Acquire) {
@@ -304,7 +304,7 @@ impl Keeper {
 struct Hearing {
     /// From when on it listens.
     listens_at: Moment,
-    ear: Option<Box<dyn Ear>>,
+    subscription: Option<Box<dyn Subscription>>,
 }
 
 impl Keeper {
@@ -314,15 +314,16 @@ impl Keeper {
         if hearing.listens_at > Moment::now() {
             clock::sleep_until(until.min(hearing.listens_at));
         }
-        if hearing.ear.is_none() && !until.passed() {
+        if hearing.subscription.is_none() && !until.passed() {
             let (names, token) = (&self.request.names, &self.request.ask.token);
-            hearing.ear = self.shared.store().ear(names.as_slice(), token, Listener::Holder).ok();
+            hearing.subscription =
+                self.shared.store().subscribe(names.as_slice(), token, Listener::Holder).ok();
         }
         while !until.passed() {
-            match hearing.ear.as_mut().map(|ear| ear.sleep(until)) {
+            match hearing.subscription.as_mut().map(|subscription| subscription.sleep(until)) {
                 Some(Ok(true)) => return,
                 Some(Ok(false)) => {}
-                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(DEAF))),
+                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
                 None => clock::sleep_until(until),
             }
         }

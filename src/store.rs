@@ -53,15 +53,20 @@ pub trait Store: Send {
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error>;
 
     /// Asks the hold with this fence to end its job and give the lock back: its next renewal answers
-    /// [`Renewal::Asked`], and its [`Ear`] wakes it for that.
+    /// [`Renewal::Asked`], and its [`Subscription`] wakes it for that.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
 
-    /// Has the [`Ear`] of `token` woken whenever something changes about the lock, for [`crate::law::WATCH_KEPT`].
+    /// Has the [`Subscription`] of `token` woken whenever something changes about the lock, for [`crate::law::WATCH_KEPT`].
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error>;
 
-    /// An ear for a token that holds these locks, or watches them. It is used apart from the store, on a connection of its
+    /// A subscription of a token that holds these locks, or watches them. It is used apart from the store, on a connection of its
     /// own where there are connections.
-    fn ear(&mut self, names: &[Name], token: &Token, listener: Listener) -> Result<Box<dyn Ear>, Error>;
+    fn subscribe(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn Subscription>, Error>;
 
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
@@ -114,12 +119,12 @@ pub enum Listener {
 }
 
 /// Where a holder or somebody who looks on hears that something happened.
-pub trait Ear: Send {
-    /// Sleeps until something may have happened (true), at the latest until `until` (false). After a failure it is deaf
-    /// for a while, and tries again when it is used again.
+pub trait Subscription: Send {
+    /// Sleeps until something may have happened (true), at the latest until `until` (false). After a failure it waits
+    /// for a while before it connects again.
     fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
 
-    /// Which lock the last news was of, where the ear can tell; else it may be any of its locks.
+    /// Which lock the last news was of, where it can tell; else it may be any of its locks.
     fn about(&self) -> Option<&Name> {
         None
     }

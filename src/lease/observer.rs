@@ -6,13 +6,13 @@ use super::RIDE_OUT_PAUSE;
 use crate::clock::{Moment, sleep_until};
 use crate::law::WATCH_KEPT;
 use crate::lock::{Name, Token};
-use crate::store::{Ear, Error, Listener, Store, View};
+use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How often it is said that one watches. Two of three may be late.
 pub const WATCH_EVERY: Duration = Duration::from_secs(WATCH_KEPT.as_secs() / 3);
-/// An ear has at least so long, or it could not even connect over a long way; what is due may be looked at so late.
+/// A subscription has at least so long, or it could not even connect over a long way; what is due may be looked at so late.
 pub const LISTEN_AT_LEAST: Duration = Duration::from_millis(250);
 /// A lease is over when its last millisecond is.
 const AFTER_LEASE: Duration = Duration::from_millis(5);
@@ -25,7 +25,7 @@ pub struct Observer {
     prepared: bool,
     answered: bool,
     watched: BTreeMap<Name, Due>,
-    ear: Option<Box<dyn Ear>>,
+    subscription: Option<Box<dyn Subscription>>,
 }
 
 /// What looking may cost.
@@ -65,7 +65,7 @@ impl Observer {
     /// One who watches nothing yet; the token is what is woken.
     pub fn new(store: Box<dyn Store>, token: Token, budgets: Budgets) -> Self {
         let watched = BTreeMap::new();
-        Self { store, token, budgets, prepared: false, answered: false, watched, ear: None }
+        Self { store, token, budgets, prepared: false, answered: false, watched, subscription: None }
     }
 
     /// The store, for what there is to do beside.
@@ -86,7 +86,7 @@ impl Observer {
             });
         }
         if has_changed {
-            self.ear = None;
+            self.subscription = None;
         }
     }
 
@@ -141,7 +141,7 @@ impl Observer {
     /// After a failure: everything is looked at, on new connections, and the store told again that one watches.
     pub fn start_over(&mut self) {
         self.store.reset();
-        (self.ear, self.prepared) = (None, false);
+        (self.subscription, self.prepared) = (None, false);
         self.watch_all_again();
     }
 
@@ -158,23 +158,23 @@ impl Observer {
             sleep_until(until);
             return Ok(());
         };
-        let ear = match &mut self.ear {
-            Some(ear) => ear,
+        let subscription = match &mut self.subscription {
+            Some(subscription) => subscription,
             none => {
                 let names: Vec<Name> = self.watched.keys().cloned().collect();
-                none.insert(self.store.ear(&names, &self.token, Listener::Watcher)?)
+                none.insert(self.store.subscribe(&names, &self.token, Listener::Watcher)?)
             }
         };
-        match ear.sleep(due.max(Moment::now().after(LISTEN_AT_LEAST)).min(until)) {
+        match subscription.sleep(due.max(Moment::now().after(LISTEN_AT_LEAST)).min(until)) {
             Ok(true) => {
                 let now = Moment::now();
-                match ear.about().and_then(|name| self.watched.get_mut(name)) {
+                match subscription.about().and_then(|name| self.watched.get_mut(name)) {
                     Some(due) => due.look_at = now,
                     None => self.watched.values_mut().for_each(|due| due.look_at = now),
                 }
             }
             Ok(false) => {}
-            // What was said to the store may be lost with the connection. The ear rests before it tries again, and
+            // What was said to the store may be lost with the connection. It rests before it tries again, and
             // whether the store is gone the looks tell.
             Err(error) if error.is_transient() => self.watch_all_again(),
             Err(error) => return Err(error),
@@ -223,7 +223,7 @@ impl Observer {
             while self.due().is_empty() && !is_over() {
                 let until = end.unwrap_or_else(|| Moment::now().after(WATCH_EVERY));
                 if self.listen(until).is_err() {
-                    // Deaf: looking now and then has to do.
+                    // Without it, looking now and then has to do.
                     sleep_until(until.min(Moment::now().after(RIDE_OUT_PAUSE)));
                     break;
                 }

@@ -34,7 +34,7 @@ use crate::clock::Moment;
 use crate::law::{Acquired, Ask, End, Left, Patience, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::law::{Book, HEARTBEAT, LOG_KEPT, SILENCE, Time};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
-use crate::store::{Ear, Error, Found, Listener, Store, View, Which};
+use crate::store::{Error, Found, Listener, Store, Subscription, View, Which};
 use boot::Boot;
 use directory::{Directory, FileName, Kind};
 use life::{Life, Pulse, Watch, pulse};
@@ -432,7 +432,7 @@ impl Store for FileStore {
     }
 
     /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
-    fn ear(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Ear>, Error> {
+    fn subscribe(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
         Ok(Box::new(Hearing { life: self.life_of(token).cloned(), directory: Arc::clone(&self.directory) }))
     }
 
@@ -486,13 +486,13 @@ impl Store for FileStore {
     }
 }
 
-/// An ear: what wakes a life.
+/// A subscription: what wakes a life.
 struct Hearing {
     life: Option<Arc<Life>>,
     directory: Arc<Directory>,
 }
 
-impl Ear for Hearing {
+impl Subscription for Hearing {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         life::sleep(self.life.as_deref(), std::iter::empty(), until.left())
             .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;

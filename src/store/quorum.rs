@@ -17,7 +17,7 @@
 //! majorities would not add up to one decision.
 
 use super::redis::{RedisStore, Target};
-use super::{Ear, Error, Found, Listener, Store, View, Which};
+use super::{Error, Found, Listener, Store, Subscription, View, Which};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
@@ -62,7 +62,7 @@ pub struct QuorumStore {
 /// Who hears nothing: no master knows what the others do, so none could tell.
 struct Deaf(Listener);
 
-impl Ear for Deaf {
+impl Subscription for Deaf {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         let next = match self.0 {
             Listener::Holder => until,
@@ -295,7 +295,12 @@ impl Store for QuorumStore {
         Ok(())
     }
 
-    fn ear(&mut self, _: &[Name], _: &Token, listener: Listener) -> Result<Box<dyn Ear>, Error> {
+    fn subscribe(
+        &mut self,
+        _: &[Name],
+        _: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn Subscription>, Error> {
         Ok(Box::new(Deaf(listener)))
     }
 

@@ -18,7 +18,7 @@ use cluster::Nodes;
 use connection::Connection;
 use redis::{Value, cmd};
 use reply::garbled;
-use route::{Arrangement, Server, Whom};
+use route::{Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
@@ -32,7 +32,6 @@ mod acknowledge;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
-mod ear;
 pub(super) mod failure;
 mod overdue;
 pub mod probe;
@@ -40,11 +39,12 @@ pub(super) mod reply;
 mod route;
 pub(super) mod script;
 mod sentinel;
+mod subscription;
 mod target;
 mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
-const EAR_BOUND: u64 = 30;
+const POP_SECONDS: u64 = 30;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 /// And how many are asked for in one write.
@@ -62,17 +62,17 @@ pub struct RedisStore {
     shown: String,
     connect_timeout: Duration,
     op_timeout: Duration,
-    ear: Option<Ear>,
-    /// Names the wake list of the current ear. A server may still have the blocked client of an ear that broke, and
-    /// that one must not swallow the wake meant for its successor.
-    ear_number: u64,
+    wake: Option<WakeConnection>,
+    /// Names the wake list of the current connection. A server may still have the blocked client of one that broke, and that
+    /// must not swallow the wake meant for its successor.
+    wake_number: u64,
     asked: bool,
     renewed_from: Option<Moment>,
 }
 
 /// The connection on which a waiter sleeps.
-struct Ear {
-    line: Connection,
+struct WakeConnection {
+    connection: Connection,
     /// Whether a blocking pop is under way on it.
     listening: bool,
 }
@@ -94,14 +94,14 @@ impl RedisStore {
         Self::over(Box::new(Nodes::new(seeds, node.clone())), node)
     }
 
-    fn over(arrangement: Box<dyn Arrangement>, target: Target) -> Self {
+    fn over(topology: Box<dyn Topology>, target: Target) -> Self {
         Self {
-            caller: Caller::new(arrangement, &target),
+            caller: Caller::new(topology, &target),
             shown: target.shown,
             connect_timeout: target.connect_timeout,
             op_timeout: target.op_timeout,
-            ear: None,
-            ear_number: 0,
+            wake: None,
+            wake_number: 0,
             asked: false,
             renewed_from: None,
         }
@@ -159,17 +159,17 @@ impl RedisStore {
     /// Those of the locks that have a lock key. Each is asked for by itself: they may lie in different slots.
     fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
         let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-        let ask = |line: &mut Connection, by| {
+        let ask = |connection: &mut Connection, by| {
             let exists = |name: &Name| {
                 let mut exists = cmd("EXISTS");
                 exists.arg(name.as_str());
                 exists
             };
-            line.send(names.iter().map(exists).collect(), by)?;
+            connection.send(names.iter().map(exists).collect(), by)?;
             let mut found = Vec::new();
             for name in names {
                 // A server that has given the slot away does not say.
-                if line.answer(by)? != Value::Int(0) {
+                if connection.answer(by)? != Value::Int(0) {
                     found.push(name.clone());
                 }
             }
@@ -189,7 +189,7 @@ impl RedisStore {
                 scan.arg("TYPE").arg("string");
             }
             let by = Moment::now().after(self.connect_timeout + self.op_timeout);
-            let ask = |line: &mut Connection, by| Ok((line.ask(scan.clone(), by)?, ()));
+            let ask = |connection: &mut Connection, by| Ok((connection.ask(scan.clone(), by)?, ()));
             let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
@@ -224,18 +224,18 @@ impl Store for RedisStore {
         }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
-        let ear = self.ear_number.to_string();
+        let number = self.wake_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
         let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
-        let args = [ask.token.secret(), &ttl, &min_hold, patience, &ear, turn, &mode, &owner];
-        let said = self.caller.rely(&script::ACQUIRE, names.as_slice(), &args, by);
+        let args = [ask.token.secret(), &ttl, &min_hold, patience, &number, turn, &mode, &owner];
+        let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
         // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
-        let (what, mut reply) = said?;
+        let (what, mut reply, _) = said?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
-                self.ear = None;
+                self.wake = None;
                 let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
                 Ok(Acquired::Granted(Grant { fence, waited, slot }))
             }
@@ -253,7 +253,8 @@ impl Store for RedisStore {
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let span = law::millis(ttl).to_string();
         let args = [token.secret(), &span];
-        let (what, reply, sent) = self.caller.renew(&script::RENEW, names.as_slice(), &args, ttl, by)?;
+        let (what, reply, sent) =
+            self.caller.run_replicated(&script::RENEW, names.as_slice(), &args, Some(ttl), by)?;
         self.renewed_from = Some(sent);
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
@@ -312,12 +313,12 @@ impl Store for RedisStore {
         self.caller.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
     }
 
-    fn ear(
+    fn subscribe(
         &mut self,
         names: &[Name],
         token: &Token,
         listener: Listener,
-    ) -> Result<Box<dyn store::Ear>, Error> {
+    ) -> Result<Box<dyn store::Subscription>, Error> {
         let whose = match listener {
             Listener::Holder => "holder",
             Listener::Watcher => "watch",
@@ -327,7 +328,7 @@ impl Store for RedisStore {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
-        Ok(Box::new(ear::Ear::new(self.caller.route.whereabouts(), lists)))
+        Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -394,14 +395,14 @@ impl Store for RedisStore {
     }
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
-        let heard = self.hear(names.first(), token, until);
+        let heard = self.await_wake(names.first(), token, until);
         if heard.is_err() {
-            self.lose_ear();
+            self.drop_wake();
         }
         match heard {
             // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
             Err(Error::Garbled(_)) => {
-                sleep_until(until.min(Moment::now().after(ear::DEAF)));
+                sleep_until(until.min(Moment::now().after(subscription::BACKOFF)));
                 Ok(())
             }
             heard => heard,
@@ -416,52 +417,56 @@ impl Store for RedisStore {
 impl RedisStore {
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
-    fn hear(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
+    fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
         let whom = Whom::Lock(name);
         let op_timeout = self.op_timeout;
         let by = || Moment::now().after(op_timeout);
-        if self.ear.as_ref().is_some_and(|ear| !self.caller.route.leads_to(&ear.line, whom)) {
+        if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
             // The next heartbeat, at once, says where it will listen from now on.
-            self.lose_ear();
+            self.drop_wake();
             return Ok(());
         }
-        let mut ear = match self.ear.take() {
-            Some(ear) => ear,
+        let mut wake = match self.wake.take() {
+            Some(wake) => wake,
             None => {
-                let line = self.caller.route.give(whom, by().after(self.connect_timeout))?;
-                Ear { line, listening: false }
+                let connection = self.caller.route.give(whom, by().after(self.connect_timeout))?;
+                WakeConnection { connection, listening: false }
             }
         };
-        if !ear.listening {
+        if !wake.listening {
             let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, &self.ear_number.to_string())).arg(EAR_BOUND);
-            ear.line.send(vec![pop], by())?;
-            ear.listening = true;
+            pop.arg(wake_key(name, token, &self.wake_number.to_string())).arg(POP_SECONDS);
+            wake.connection.send(vec![pop], by())?;
+            wake.listening = true;
         }
-        if !ear.line.listen(until)? {
-            self.ear = Some(ear);
+        if !wake.connection.listen(until)? {
+            self.wake = Some(wake);
             return Ok(());
         }
-        match ear.line.answer(by())? {
+        match wake.connection.answer(by())? {
             // The slot has moved, or the server is no master any more: whoever was asleep there is told.
             value @ Value::ServerError(_) => {
-                self.caller.route.learn(&mut ear.line, &value);
-                self.lose_ear();
-                let error = ear.line.refused(value);
+                self.caller.route.learn(&mut wake.connection, &value);
+                self.drop_wake();
+                let error = wake.connection.refused(value);
                 if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(()) }
             }
             _ => {
-                ear.listening = false;
-                self.ear = self.caller.route.take_back(ear.line).map(|line| Ear { line, listening: false });
+                wake.listening = false;
+                self.wake = self
+                    .caller
+                    .route
+                    .take_back(wake.connection)
+                    .map(|connection| WakeConnection { connection, listening: false });
                 Ok(())
             }
         }
     }
 
-    /// The next ear gets a name of its own.
-    fn lose_ear(&mut self) {
-        self.ear = None;
-        self.ear_number += 1;
+    /// The next connection gets a name of its own.
+    fn drop_wake(&mut self) {
+        self.wake = None;
+        self.wake_number += 1;
     }
 }
 
@@ -477,8 +482,8 @@ fn mode_to(mode: Mode) -> String {
     }
 }
 
-fn wake_key(name: &Name, token: &Token, ear: &str) -> String {
-    format!("dlock.wake:{{{}}}:{}:{}:{ear}", name.tag(), name.as_str(), token.secret())
+fn wake_key(name: &Name, token: &Token, number: &str) -> String {
+    format!("dlock.wake:{{{}}}:{}:{}:{number}", name.tag(), name.as_str(), token.secret())
 }
 
 fn name_under(prefix: &str, full: &str) -> Option<Name> {

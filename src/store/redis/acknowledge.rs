@@ -4,7 +4,7 @@
 
 use super::connection::Connection;
 use super::failure::refusal;
-use super::route::Roll;
+use super::route::ReplicaCount;
 use crate::clock::Moment;
 use crate::lock::Replicas;
 use crate::store::Error;
@@ -32,30 +32,30 @@ impl Acknowledge {
     /// enough, which is of no interest where the script did not do what was asked.
     pub fn ask(
         &mut self,
-        line: &mut Connection,
+        connection: &mut Connection,
         script: Cmd,
         replicas: Replicas,
-        roll: Roll,
+        replica_count: ReplicaCount,
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
-        let wanted = match (replicas, roll) {
-            (Replicas::None, _) => return Ok((line.ask(script, by)?, Ok(()))),
+        let wanted = match (replicas, replica_count) {
+            (Replicas::None, _) => return Ok((connection.ask(script, by)?, Ok(()))),
             (Replicas::AtLeast(wanted), _) => wanted.get(),
-            (Replicas::All, Roll::Known(known)) => known.max(self.counted).max(1),
-            (Replicas::All, Roll::Connected | Roll::Nodes) => self.counted.max(1),
+            (Replicas::All, ReplicaCount::Known(known)) => known.max(self.counted).max(1),
+            (Replicas::All, ReplicaCount::Connected | ReplicaCount::Nodes) => self.counted.max(1),
         };
         let mut commands = vec![script];
         if replicas == Replicas::All {
-            commands.push(question(roll));
+            commands.push(question(replica_count));
         }
         commands.push(wait(wanted, by));
-        line.send(commands, by)?;
-        let value = line.answer(by)?;
-        let enough = self.count(line, replicas, roll, wanted, by);
+        connection.send(commands, by)?;
+        let value = connection.answer(by)?;
+        let enough = self.count(connection, replicas, replica_count, wanted, by);
         if matches!(enough, Err(Error::Unreachable(_))) {
             // The script has been answered, and the rest may still come.
-            line.spoil();
-            let store = &line.target().shown;
+            connection.spoil();
+            let store = &connection.target().shown;
             let unsaid = format!("{store} did not say in time how many replicas acknowledged");
             return Ok((value, Err(Error::Unacknowledged(unsaid))));
         }
@@ -64,24 +64,24 @@ impl Acknowledge {
 
     fn count(
         &mut self,
-        line: &mut Connection,
+        connection: &mut Connection,
         replicas: Replicas,
-        roll: Roll,
+        replica_count: ReplicaCount,
         wanted: u32,
         by: Moment,
     ) -> Result<(), Error> {
         let mut needed = wanted;
         if replicas == Replicas::All {
-            self.counted = counted(line, roll, by)?;
+            self.counted = counted(connection, replica_count, by)?;
             needed = self.counted.max(1);
         }
-        let mut got = acknowledged(line, by)?;
+        let mut got = acknowledged(connection, by)?;
         if got >= wanted && got < needed {
             // WAIT was content with those that were there the last time; it still counts the same write.
-            line.send(vec![wait(needed, by)], by)?;
-            got = acknowledged(line, by)?;
+            connection.send(vec![wait(needed, by)], by)?;
+            got = acknowledged(connection, by)?;
         }
-        if got < needed { Err(too_few(line, got, needed)) } else { Ok(()) }
+        if got < needed { Err(too_few(connection, got, needed)) } else { Ok(()) }
     }
 }
 
@@ -94,9 +94,9 @@ fn wait(wanted: u32, by: Moment) -> Cmd {
     wait
 }
 
-fn acknowledged(line: &mut Connection, by: Moment) -> Result<u32, Error> {
-    let value = line.reply(by)?;
-    let store = &line.target().shown;
+fn acknowledged(connection: &mut Connection, by: Moment) -> Result<u32, Error> {
+    let value = connection.reply(by)?;
+    let store = &connection.target().shown;
     match value {
         Value::Int(number) => Ok(u32::try_from(number).unwrap_or(0)),
         Value::ServerError(error) if error.details().unwrap_or_default().contains("unknown command") => {
@@ -110,10 +110,10 @@ fn acknowledged(line: &mut Connection, by: Moment) -> Result<u32, Error> {
 }
 
 /// What a master is asked for the number of its replicas. It forgets who is not connected; the others of its cluster do not.
-fn question(roll: Roll) -> Cmd {
-    match roll {
-        Roll::Connected | Roll::Known(_) => cmd("ROLE"),
-        Roll::Nodes => {
+fn question(replica_count: ReplicaCount) -> Cmd {
+    match replica_count {
+        ReplicaCount::Connected | ReplicaCount::Known(_) => cmd("ROLE"),
+        ReplicaCount::Nodes => {
             let mut nodes = cmd("CLUSTER");
             nodes.arg("NODES");
             nodes
@@ -122,20 +122,20 @@ fn question(roll: Roll) -> Cmd {
 }
 
 /// The number of a master's replicas.
-fn counted(line: &mut Connection, roll: Roll, by: Moment) -> Result<u32, Error> {
-    let value = line.reply(by)?;
-    let count = match (&value, roll) {
-        (Value::Array(role), Roll::Connected) => Some(connected(role)),
-        (Value::Array(role), Roll::Known(known)) => Some(known.max(connected(role))),
-        (Value::BulkString(nodes), Roll::Nodes) => Some(followers(&String::from_utf8_lossy(nodes))),
+fn counted(connection: &mut Connection, replica_count: ReplicaCount, by: Moment) -> Result<u32, Error> {
+    let value = connection.reply(by)?;
+    let count = match (&value, replica_count) {
+        (Value::Array(role), ReplicaCount::Connected) => Some(connected(role)),
+        (Value::Array(role), ReplicaCount::Known(known)) => Some(known.max(connected(role))),
+        (Value::BulkString(nodes), ReplicaCount::Nodes) => Some(followers(&String::from_utf8_lossy(nodes))),
         _ => None,
     };
     count.ok_or_else(|| {
         // The reply to WAIT is still to come.
-        line.spoil();
+        connection.spoil();
         match value {
-            Value::ServerError(error) => refusal(&line.target().shown, &error),
-            _ => Error::Garbled(format!("{} does not say which replicas it has", line.target().shown)),
+            Value::ServerError(error) => refusal(&connection.target().shown, &error),
+            _ => Error::Garbled(format!("{} does not say which replicas it has", connection.target().shown)),
         }
     })
 }
@@ -157,8 +157,11 @@ fn followers(nodes: &str) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn too_few(line: &Connection, got: u32, needed: u32) -> Error {
-    Error::Unacknowledged(format!("{}: {got} of {needed} replicas acknowledged in time", line.target().shown))
+fn too_few(connection: &Connection, got: u32, needed: u32) -> Error {
+    Error::Unacknowledged(format!(
+        "{}: {got} of {needed} replicas acknowledged in time",
+        connection.target().shown
+    ))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::connection::Connection;
 use super::failure::silent;
 use super::overdue::{First, Overdue};
 use super::reply::Reply;
-use super::route::{Arrangement, Roll, Route, Whom};
+use super::route::{ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code, SERVER};
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
@@ -34,8 +34,8 @@ pub struct Caller {
     /// Whether the server is known to know the scripts. A WAIT behind one that it turns out not to know would wait in
     /// vain, and too long.
     knows_scripts: bool,
-    /// The last request may still be on its way.
-    doubt: bool,
+    /// The last request may still be on its way, so that nobody may be left to send the source after a NOSCRIPT.
+    send_source_next: bool,
     overdue: Option<Overdue>,
 }
 
@@ -70,13 +70,13 @@ struct Said {
 
 impl Caller {
     /// Scripts run on servers that belong together in this way.
-    pub fn new(arrangement: Box<dyn Arrangement>, target: &Target) -> Self {
+    pub fn new(topology: Box<dyn Topology>, target: &Target) -> Self {
         Self {
-            route: Route::new(arrangement, target.connect_timeout, target.op_timeout),
+            route: Route::new(topology, target.connect_timeout, target.op_timeout),
             shown: target.shown.clone(),
             acknowledge: Acknowledge::new(Replicas::None),
             knows_scripts: true,
-            doubt: false,
+            send_source_next: false,
             overdue: None,
         }
     }
@@ -90,7 +90,7 @@ impl Caller {
         }
     }
 
-    /// Runs a script for a lock.
+    /// Runs a script for locks.
     pub fn run(
         &mut self,
         code: &Code,
@@ -98,37 +98,34 @@ impl Caller {
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
-        let said = self.call(&request(code, names, args, Text::IfWanted, Replicas::None, None), names, by)?;
+        self.run_once(&Request::new(code, names, args), names, by)
+    }
+
+    fn run_once(
+        &mut self,
+        request: &Request<'_>,
+        names: &[Name],
+        by: Moment,
+    ) -> Result<(String, Reply), Error> {
+        let said = self.call(request, names, by)?;
         Reply::open(said.value, &self.shown)
     }
 
-    /// Runs a script that grants: besides, it is asked who the master is, and the replicas acknowledge. A server that is
-    /// not the master any more has not answered, whatever it said.
-    pub fn rely(
+    /// Runs a script on whose answer a hold rests: besides, it is asked who the master is, and the replicas acknowledge. A
+    /// server that is not the master any more has not answered, whatever it said. A renewal has its `lease`: its answer
+    /// may be that to one which was sent before. Also says when that was.
+    pub fn run_replicated(
         &mut self,
         code: &Code,
         names: &[Name],
         args: &[&str],
-        by: Moment,
-    ) -> Result<(String, Reply), Error> {
-        let replicas = self.acknowledge.replicas();
-        self.relied(&request(code, names, args, Text::IfWanted, replicas, None), names, by)
-            .map(|(what, reply, _)| (what, reply))
-    }
-
-    /// [`Caller::rely`] for a renewal, which may answer one that was sent before: says from when the lease counts.
-    pub fn renew(
-        &mut self,
-        code: &Code,
-        names: &[Name],
-        args: &[&str],
-        ttl: Duration,
+        lease: Option<Duration>,
         by: Moment,
     ) -> Result<(String, Reply, Moment), Error> {
         let replicas = self.acknowledge.replicas();
         // Whether replicas have what a late answer tells of is not known.
-        let lease = (replicas == Replicas::None).then_some(ttl);
-        self.relied(&request(code, names, args, Text::IfWanted, replicas, lease), names, by)
+        let lease = lease.filter(|_| replicas == Replicas::None);
+        self.run_acknowledged(&Request { replicas, lease, ..Request::new(code, names, args) }, names, by)
     }
 
     /// Runs the script that gives back. Where replicas have to acknowledge a grant, they have to acknowledge its end.
@@ -140,19 +137,16 @@ impl Caller {
         by: Moment,
     ) -> Result<(String, Reply), Error> {
         self.overdue = None;
-        let text = if self.doubt { Text::AtOnce } else { Text::IfWanted };
-        match self.acknowledge.replicas() {
-            Replicas::None => {
-                let said = self.call(&request(code, names, args, text, Replicas::None, None), names, by)?;
-                Reply::open(said.value, &self.shown)
-            }
-            replicas => self
-                .relied(&request(code, names, args, text, replicas, None), names, by)
-                .map(|(what, reply, _)| (what, reply)),
+        let text = if self.send_source_next { Text::AtOnce } else { Text::IfWanted };
+        let replicas = self.acknowledge.replicas();
+        let request = Request { text, replicas, ..Request::new(code, names, args) };
+        if replicas == Replicas::None {
+            return self.run_once(&request, names, by);
         }
+        self.run_acknowledged(&request, names, by).map(|(what, reply, _)| (what, reply))
     }
 
-    fn relied(
+    fn run_acknowledged(
         &mut self,
         request: &Request<'_>,
         names: &[Name],
@@ -203,17 +197,17 @@ impl Caller {
         } else if let Some(said) = self.late_answer(by)? {
             return Ok(said);
         }
-        let roll = match request.replicas {
-            Replicas::All => self.route.roll(Whom::Lock(first), by)?,
-            Replicas::None | Replicas::AtLeast(_) => Roll::Connected,
+        let replica_count = match request.replicas {
+            Replicas::All => self.route.replica_count(Whom::Lock(first), by)?,
+            Replicas::None | Replicas::AtLeast(_) => ReplicaCount::Connected,
         };
-        self.doubt = true;
+        self.send_source_next = true;
         let Self { route, acknowledge, overdue, knows_scripts, .. } = self;
-        let exchanged = route.exchange(Whom::Lock(first), by, |line, by| {
-            if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(line)) {
-                match kept.race(line, by) {
+        let exchanged = route.exchange(Whom::Lock(first), by, |connection, by| {
+            if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(connection)) {
+                match kept.race(connection, by) {
                     Ok(First::Kept(value)) => {
-                        kept.take_the_place_of(line);
+                        kept.take_the_place_of(connection);
                         return Ok((value, (Ok(()), kept.sent)));
                     }
                     Ok(First::Other) => {}
@@ -224,19 +218,19 @@ impl Caller {
                 }
             }
             let by_text = request.text == Text::AtOnce || !*knows_scripts;
-            let (value, acknowledged) = request.send(acknowledge, line, roll, by_text, by)?;
+            let (value, acknowledged) = request.send(acknowledge, connection, replica_count, by_text, by)?;
             match &value {
                 Value::ServerError(error) if script::lacks_right(error) => {
-                    Err(lacking(&line.target().shown, request.code, error))
+                    Err(lacking(&connection.target().shown, request.code, error))
                 }
                 _ => Ok((value, (acknowledged, sent))),
             }
         });
-        if let (Some(line), Some(ttl)) = (self.route.unanswered(), request.lease) {
-            self.overdue = Some(Overdue::new(line, sent, ttl));
+        if let (Some(connection), Some(ttl)) = (self.route.unanswered(), request.lease) {
+            self.overdue = Some(Overdue::new(connection, sent, ttl));
         }
         let (value, (acknowledged, sent)) = exchanged?;
-        (self.doubt, self.knows_scripts, self.overdue) = (false, true, None);
+        (self.send_source_next, self.knows_scripts, self.overdue) = (false, true, None);
         Ok(Said { value, acknowledged, sent })
     }
 
@@ -251,8 +245,8 @@ impl Caller {
                     if matches!(value, Value::ServerError(_)) {
                         return Ok(None);
                     }
-                    self.doubt = false;
-                    self.route.take_back(kept.into_line());
+                    self.send_source_next = false;
+                    self.route.take_back(kept.into_connection());
                     return Ok(Some(Said { value, acknowledged: Ok(()), sent }));
                 }
                 Ok(None) if kept.is_to_try() => {
@@ -275,33 +269,25 @@ impl Caller {
 /// What a script answers that did what it was asked.
 const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
 
-/// The last argument of each script is what the names of the locks begin with.
-fn request<'a>(
-    code: &'a Code,
-    names: &'a [Name],
-    args: &[&'a str],
-    text: Text,
-    replicas: Replicas,
-    lease: Option<Duration>,
-) -> Request<'a> {
-    let prefix = names.first().map_or("", Name::prefix);
-    Request {
-        code,
-        keys: names.iter().flat_map(|name| SERVER.keys(name)).collect(),
-        args: args.iter().copied().chain([prefix]).collect(),
-        text,
-        replicas,
-        lease,
+impl<'a> Request<'a> {
+    /// The last argument of each script is what the names of the locks begin with.
+    fn new(code: &'a Code, names: &'a [Name], args: &[&'a str]) -> Self {
+        let prefix = names.first().map_or("", Name::prefix);
+        Self {
+            code,
+            keys: names.iter().flat_map(|name| SERVER.keys(name)).collect(),
+            args: args.iter().copied().chain([prefix]).collect(),
+            text: Text::IfWanted,
+            replicas: Replicas::None,
+            lease: None,
+        }
     }
-}
-
-impl Request<'_> {
     /// Sends it, with its text if the server turns out not to know the script.
     fn send(
         &self,
         acknowledge: &mut Acknowledge,
-        line: &mut Connection,
-        roll: Roll,
+        connection: &mut Connection,
+        replica_count: ReplicaCount,
         by_text: bool,
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
@@ -309,18 +295,18 @@ impl Request<'_> {
         let with_text = || self.code.by_text(&self.keys, &self.args);
         let first = if by_text { with_text() } else { by_hash() };
         let said = match self.lease {
-            None => acknowledge.ask(line, first, self.replicas, roll, by)?,
+            None => acknowledge.ask(connection, first, self.replicas, replica_count, by)?,
             Some(_) => {
-                line.post(vec![first], by)?;
-                if !line.listen(by)? {
-                    line.keep_for_the_answer();
-                    return Err(silent(&line.target().shown));
+                connection.post(vec![first], by)?;
+                if !connection.listen(by)? {
+                    connection.keep_for_the_answer();
+                    return Err(silent(&connection.target().shown));
                 }
-                (line.answer(by)?, Ok(()))
+                (connection.answer(by)?, Ok(()))
             }
         };
         if script::is_unknown(&said.0) {
-            acknowledge.ask(line, with_text(), self.replicas, roll, by)
+            acknowledge.ask(connection, with_text(), self.replicas, replica_count, by)
         } else {
             Ok(said)
         }

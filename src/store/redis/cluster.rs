@@ -5,7 +5,7 @@
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
-use super::route::{Arrangement, Next, Roll, Stage, Whom};
+use super::route::{Hop, Next, ReplicaCount, Topology, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::lock::Name;
@@ -25,7 +25,7 @@ pub struct Nodes {
     map: Vec<Range>,
     /// What was learned by MOVED after the map.
     moved: BTreeMap<u16, Address>,
-    journey: Journey,
+    redirects: Redirects,
 }
 
 /// Slots that one master has.
@@ -36,7 +36,7 @@ struct Range {
 }
 
 #[derive(Default)]
-struct Journey {
+struct Redirects {
     /// Where a node sent us.
     next: Option<(Address, Asking)>,
     hops: u32,
@@ -52,7 +52,7 @@ impl Nodes {
             known: seeds,
             map: Vec::new(),
             moved: BTreeMap::new(),
-            journey: Journey::default(),
+            redirects: Redirects::default(),
         }
     }
 
@@ -61,23 +61,23 @@ impl Nodes {
         self.moved.get(&slot).or_else(|| range().map(|range| &range.master))
     }
 
-    fn stage(&self, address: &Address, until: Moment, asking: Asking) -> Stage {
+    fn hop(&self, address: &Address, until: Moment, asking: Asking) -> Hop {
         let shown = format!("{} (node {address})", self.template.shown);
-        Stage { target: Target { address: address.clone(), shown, ..self.template.clone() }, until, asking }
+        Hop { target: Target { address: address.clone(), shown, ..self.template.clone() }, until, asking }
     }
 
     /// A node that nobody named for this, with its share of the time.
-    fn guide(&mut self, by: Moment) -> Result<Stage, Error> {
-        let tried = |address: &&Address| !self.journey.failed.iter().any(|(failed, _)| failed == *address);
+    fn guide(&mut self, by: Moment) -> Result<Hop, Error> {
+        let tried = |address: &&Address| !self.redirects.failed.iter().any(|(failed, _)| failed == *address);
         let mut untried = self.known.iter().filter(tried);
         let Some(address) = untried.next() else {
-            let last = self.journey.failed.pop().map(|(_, error)| error);
+            let last = self.redirects.failed.pop().map(|(_, error)| error);
             return Err(last.unwrap_or_else(|| {
                 Error::Unreachable(format!("cannot reach {}: it has no nodes", self.template.shown))
             }));
         };
         let share = by.left() / u32::try_from(1 + untried.count()).unwrap_or(u32::MAX);
-        Ok(self.stage(address, Moment::now().after(share), Asking::No))
+        Ok(self.hop(address, Moment::now().after(share), Asking::No))
     }
 
     fn add(&mut self, address: &Address) {
@@ -109,37 +109,37 @@ impl Nodes {
     }
 }
 
-impl Arrangement for Nodes {
+impl Topology for Nodes {
     fn begin(&mut self) {
-        self.journey = Journey::default();
+        self.redirects = Redirects::default();
     }
 
-    fn whereto(&mut self, whom: Whom<'_>, by: Moment) -> Result<Stage, Error> {
+    fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error> {
         let name = match whom {
             Whom::Server(address) => {
-                return match self.journey.failed.pop() {
+                return match self.redirects.failed.pop() {
                     Some((_, error)) => Err(error),
-                    None => Ok(self.stage(address, by, Asking::No)),
+                    None => Ok(self.hop(address, by, Asking::No)),
                 };
             }
             Whom::Lock(name) => name,
         };
         let named =
-            self.journey.next.take().or_else(|| Some((self.owner(slot_of(name))?.clone(), Asking::No)));
+            self.redirects.next.take().or_else(|| Some((self.owner(slot_of(name))?.clone(), Asking::No)));
         let Some((address, asking)) = named else { return self.guide(by) };
-        match self.journey.failed.iter().find(|(failed, _)| *failed == address) {
+        match self.redirects.failed.iter().find(|(failed, _)| *failed == address) {
             // The others still name the one that is dead.
-            Some((_, error)) if self.journey.hops > 0 => Err(error.clone()),
+            Some((_, error)) if self.redirects.hops > 0 => Err(error.clone()),
             Some(_) => self.guide(by),
-            None => Ok(self.stage(&address, by, asking)),
+            None => Ok(self.hop(&address, by, asking)),
         }
     }
 
-    fn greet(&mut self, line: &mut Connection, _: Moment) -> Result<(), Error> {
+    fn greet(&mut self, connection: &mut Connection, _: Moment) -> Result<(), Error> {
         if self.map.is_empty() {
             let mut slots = cmd("CLUSTER");
             slots.arg("SLOTS");
-            line.preface(slots);
+            connection.preface(slots);
         }
         Ok(())
     }
@@ -151,9 +151,9 @@ impl Arrangement for Nodes {
         }
     }
 
-    fn heard(&mut self, line: &mut Connection, value: &Value) -> Result<Next, Error> {
-        let aside = line.aside();
-        let target = line.target();
+    fn heard(&mut self, connection: &mut Connection, value: &Value) -> Result<Next, Error> {
+        let aside = connection.aside();
+        let target = connection.target();
         for map in aside.into_iter().filter(|value| !matches!(value, Value::Okay)) {
             self.learn(target, map)?;
         }
@@ -165,7 +165,7 @@ impl Arrangement for Nodes {
             "MOVED" => Asking::No,
             "ASK" => Asking::Yes,
             "TRYAGAIN" => {
-                self.journey.hops = 0;
+                self.redirects.hops = 0;
                 return Ok(Next::Again);
             }
             _ => return Ok(Next::Done),
@@ -173,8 +173,8 @@ impl Arrangement for Nodes {
         let Some((slot, address)) = directed(error.details().unwrap_or_default(), &target.address) else {
             return Err(Error::Garbled(format!("{} redirects to nowhere", target.shown)));
         };
-        self.journey.hops += 1;
-        if self.journey.hops > HOPS_MAX {
+        self.redirects.hops += 1;
+        if self.redirects.hops > HOPS_MAX {
             return Err(Error::Unavailable(format!(
                 "{}: its nodes send each other's clients in a circle; a failover?",
                 self.template.shown
@@ -184,7 +184,7 @@ impl Arrangement for Nodes {
         if asking == Asking::No {
             self.moved.insert(slot, address.clone());
         }
-        self.journey.next = Some((address, asking));
+        self.redirects.next = Some((address, asking));
         Ok(Next::Elsewhere)
     }
 
@@ -192,7 +192,7 @@ impl Arrangement for Nodes {
         if let Some(at) = self.known.iter().position(|known| known == address) {
             self.known[at..].rotate_left(1);
         }
-        self.journey.failed.push((address.clone(), error.clone()));
+        self.redirects.failed.push((address.clone(), error.clone()));
         match error {
             Error::Unreachable(_) | Error::Misnamed(_) => Next::Elsewhere,
             _ => Next::Done,
@@ -204,20 +204,20 @@ impl Arrangement for Nodes {
         self.moved.clear();
     }
 
-    fn roll(&self) -> Roll {
-        Roll::Nodes
+    fn replica_count(&self) -> ReplicaCount {
+        ReplicaCount::Nodes
     }
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         self.begin();
         while self.map.is_empty() {
-            let stage = self.guide(by)?;
-            let (target, until) = (&stage.target, stage.until);
+            let hop = self.guide(by)?;
+            let (target, until) = (&hop.target, hop.until);
             let mut slots = cmd("CLUSTER");
             slots.arg("SLOTS");
-            let said = Connection::dial(target, until).and_then(|mut line| {
-                line.send(vec![slots], until)?;
-                line.reply(until)
+            let said = Connection::dial(target, until).and_then(|mut connection| {
+                connection.send(vec![slots], until)?;
+                connection.reply(until)
             });
             match said {
                 Ok(map) => {
@@ -226,7 +226,7 @@ impl Arrangement for Nodes {
                         return Err(Error::Unavailable(format!("{} has no slots", target.shown)));
                     }
                 }
-                Err(error) => match self.failed(&stage.target.address, &error) {
+                Err(error) => match self.failed(&hop.target.address, &error) {
                     Next::Done => return Err(error),
                     Next::Elsewhere | Next::Again => {}
                 },
@@ -239,7 +239,7 @@ impl Arrangement for Nodes {
                 seen.push(master.clone());
             }
         }
-        Ok(seen.iter().map(|address| self.stage(address, by, Asking::No).target).collect())
+        Ok(seen.iter().map(|address| self.hop(address, by, Asking::No).target).collect())
     }
 
     fn part(&self, names: &[Name]) -> Option<String> {

@@ -37,13 +37,13 @@ pub enum Asking {
 
 /// What a connection is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
+enum State {
     /// Everything.
-    Any,
+    Usable,
     /// Nothing: a reply may still come that nobody waits for.
-    None,
+    Spoiled,
     /// For hearing a reply that has not come yet.
-    Hearing,
+    Awaiting,
 }
 
 /// A reply that comes before the one to the next command.
@@ -67,7 +67,7 @@ pub struct Connection {
     owed: VecDeque<Before>,
     aside: Vec<Value>,
     asking: Asking,
-    use_: Use,
+    state: State,
     /// Whether the server has ever said something.
     heard: bool,
 }
@@ -107,7 +107,7 @@ impl Connection {
             owed: VecDeque::new(),
             aside: Vec::new(),
             asking: Asking::No,
-            use_: Use::Any,
+            state: State::Usable,
             heard: false,
         })
     }
@@ -134,28 +134,28 @@ impl Connection {
 
     /// The connection is not to be used again.
     pub const fn spoil(&mut self) {
-        self.use_ = Use::None;
+        self.state = State::Spoiled;
     }
 
     /// The connection is not to be used again, but the reply that has not come yet is still wanted:
     /// [`super::route::Route::unanswered`] has it from now on.
     pub const fn keep_for_the_answer(&mut self) {
-        self.use_ = Use::Hearing;
+        self.state = State::Awaiting;
     }
 
     /// Whether [`Connection::keep_for_the_answer`] was said of it.
     pub fn is_kept(&self) -> bool {
-        self.use_ == Use::Hearing
+        self.state == State::Awaiting
     }
 
     /// The reply has come: the connection is as good as any other.
     pub const fn has_answered(&mut self) {
-        self.use_ = Use::Any;
+        self.state = State::Usable;
     }
 
     /// Whether another command may be sent on it.
     pub fn is_usable(&self) -> bool {
-        self.use_ == Use::Any && self.asking == Asking::No && self.owed.is_empty()
+        self.state == State::Usable && self.asking == Asking::No && self.owed.is_empty()
     }
 
     /// What an error that came as a value means.

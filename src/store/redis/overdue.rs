@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A renewal that is not answered yet.
 pub struct Overdue {
-    line: Connection,
+    connection: Connection,
     /// Read before it was sent.
     pub sent: Moment,
     ttl: Duration,
@@ -33,8 +33,8 @@ pub enum First {
 
 impl Overdue {
     /// Listens on a connection on which the renewal was sent.
-    pub fn new(line: Connection, sent: Moment, ttl: Duration) -> Self {
-        Self { line, sent, ttl, try_at: Moment::now() }
+    pub fn new(connection: Connection, sent: Moment, ttl: Duration) -> Self {
+        Self { connection, sent, ttl, try_at: Moment::now() }
     }
 
     /// Whether it is time to try another connection. An outage of half the ttl may begin with this very renewal: from
@@ -57,25 +57,25 @@ impl Overdue {
     /// Waits for the answer until another connection is to be tried, at most until `by`.
     pub fn wait(&mut self, by: Moment) -> Result<Option<Value>, Error> {
         let until = self.try_at.min(by);
-        if !self.line.listen(until)? {
+        if !self.connection.listen(until)? {
             return Ok(None);
         }
-        self.line.answer(until.max(Moment::now().after(self.ttl / 32))).map(Some)
+        self.connection.answer(until.max(Moment::now().after(self.ttl / 32))).map(Some)
     }
 
     /// Who is answered first, of this connection and `other`, to the same server? An error where neither is.
     pub fn race(&mut self, other: &mut Connection, by: Moment) -> Result<First, Error> {
         other.post(vec![cmd("TIME")], by)?;
-        let (now, mut deaf) = (Moment::now(), false);
-        while !deaf && other.listen_beside(&self.line, by)? {
-            match self.line.listen(now) {
-                Ok(true) => match self.line.answer(by) {
+        let (now, mut broken) = (Moment::now(), false);
+        while !broken && other.listen_beside(&self.connection, by)? {
+            match self.connection.listen(now) {
+                Ok(true) => match self.connection.answer(by) {
                     Ok(value) if !script::is_unknown(&value) => return Ok(First::Kept(value)),
                     // What did not renew is sent again, behind the answer of the other.
-                    Ok(_) | Err(_) => deaf = true,
+                    Ok(_) | Err(_) => broken = true,
                 },
                 Ok(false) => {}
-                Err(_) => deaf = true,
+                Err(_) => broken = true,
             }
             if other.listen(now)? {
                 break;
@@ -87,25 +87,25 @@ impl Overdue {
     }
 
     /// The connection, when the answer has come.
-    pub fn into_line(mut self) -> Connection {
-        self.line.has_answered();
-        self.line
+    pub fn into_connection(mut self) -> Connection {
+        self.connection.has_answered();
+        self.connection
     }
 
     /// Puts the connection that was kept in the place of another one.
     pub fn take_the_place_of(&mut self, other: &mut Connection) {
-        std::mem::swap(&mut self.line, other);
+        std::mem::swap(&mut self.connection, other);
         other.has_answered();
     }
 
     /// The error for an answer that has not come.
     pub fn silence(&self) -> Error {
-        silent(&self.line.target().shown)
+        silent(&self.connection.target().shown)
     }
 
     /// Whether it was sent to the server that this connection leads to.
-    pub fn is_at(&self, line: &Connection) -> bool {
-        self.line.target().address == line.target().address
+    pub fn is_at(&self, connection: &Connection) -> bool {
+        self.connection.target().address == connection.target().address
     }
 }
 
@@ -156,9 +156,9 @@ mod tests {
             other.write_all(b"+PONG\r\n")
         });
         let by = Moment::now().after(LONG);
-        let mut line = Connection::dial(&target, by)?;
-        line.post(vec![cmd("ROLE")], by)?;
-        let mut kept = Overdue::new(line, Moment::now(), LONG);
+        let mut connection = Connection::dial(&target, by)?;
+        connection.post(vec![cmd("ROLE")], by)?;
+        let mut kept = Overdue::new(connection, Moment::now(), LONG);
         let mut other = Connection::dial(&target, by)?;
         assert!(matches!(kept.race(&mut other, by)?, First::Other));
         assert_eq!(other.ask(cmd("TIME"), by)?, Value::SimpleString("PONG".into()));

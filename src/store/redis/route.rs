@@ -1,6 +1,6 @@
 //! Which server is the master for this lock, now? The seam between running a script and knowing where: whoever wants to
 //! speak to "the server" asks the route, which keeps the connections, goes where it is sent, and hears what went wrong.
-//! How the master is found is the business of the [`Arrangement`]: one server, sentinels (`sentinel.rs`) or a cluster
+//! How the master is found is the business of the [`Topology`]: one server, sentinels (`sentinel.rs`) or a cluster
 //! (`cluster.rs`). What is said on a connection is none of the route's.
 //!
 //! Every call obeys one deadline, however many servers are asked on the way. That calls are sent again elsewhere is
@@ -29,7 +29,7 @@ pub enum Whom<'a> {
 }
 
 /// Where to go next, and until when that may take.
-pub struct Stage {
+pub struct Hop {
     /// The server.
     pub target: Target,
     /// How long this server may take, connecting included.
@@ -43,7 +43,7 @@ pub struct Stage {
 pub enum Next {
     /// This was it, good or bad.
     Done,
-    /// The arrangement knows another server to try.
+    /// The topology knows another server to try.
     Elsewhere,
     /// The same again, a moment later.
     Again,
@@ -51,7 +51,7 @@ pub enum Next {
 
 /// Who knows how many replicas a master has?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Roll {
+pub enum ReplicaCount {
     /// The master alone, who knows those that are connected.
     Connected,
     /// The nodes of its cluster.
@@ -60,17 +60,17 @@ pub enum Roll {
     Known(u32),
 }
 
-/// How servers belong together. One call of [`Route::exchange`] is a journey: `begin`, then for each stage `whereto`,
+/// How servers belong together. For one call of [`Route::exchange`]: `begin`, then for each hop `next_server`,
 /// `greet` on a new connection, and `heard` or `failed`.
-pub trait Arrangement: Send {
-    /// A journey begins.
+pub trait Topology: Send {
+    /// A call of [`Route::exchange`] begins.
     fn begin(&mut self) {}
 
     /// The server to speak to; asks around by `by` where that is not known.
-    fn whereto(&mut self, whom: Whom<'_>, by: Moment) -> Result<Stage, Error>;
+    fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error>;
 
     /// The first words on a new connection.
-    fn greet(&mut self, _line: &mut Connection, _by: Moment) -> Result<(), Error> {
+    fn greet(&mut self, _connection: &mut Connection, _by: Moment) -> Result<(), Error> {
         Ok(())
     }
 
@@ -78,7 +78,7 @@ pub trait Arrangement: Send {
     fn known(&self, whom: Whom<'_>) -> Option<Address>;
 
     /// A server answered.
-    fn heard(&mut self, _line: &mut Connection, _value: &Value) -> Result<Next, Error> {
+    fn heard(&mut self, _connection: &mut Connection, _value: &Value) -> Result<Next, Error> {
         Ok(Next::Done)
     }
 
@@ -102,18 +102,18 @@ pub trait Arrangement: Send {
     /// master.
     fn look_at_replicas(&mut self) {}
 
-    /// Whether somebody who was asked since [`Arrangement::ask_beside`] is about to put another server in the place of the
+    /// Whether somebody who was asked since [`Topology::ask_beside`] is about to put another server in the place of the
     /// master.
     fn fails_over(&self) -> bool {
         false
     }
 
     /// How many replicas the master that was found has.
-    fn roll(&self) -> Roll {
-        Roll::Connected
+    fn replica_count(&self) -> ReplicaCount {
+        ReplicaCount::Connected
     }
 
-    /// Every master of the arrangement.
+    /// Every master of the topology.
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
     /// Why these locks cannot be taken together here, if they cannot.
@@ -124,9 +124,9 @@ pub trait Arrangement: Send {
 
 /// Where the master of the lock was found the last time: for whoever listens there on a connection of its own.
 #[derive(Clone, Default)]
-pub struct Whereabouts(Arc<Mutex<Option<Target>>>);
+pub struct LastMaster(Arc<Mutex<Option<Target>>>);
 
-impl Whereabouts {
+impl LastMaster {
     /// The server; none if nothing has been asked for yet.
     pub fn get(&self) -> Option<Target> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -142,12 +142,12 @@ impl Whereabouts {
 
 /// The connections, and the way to more of them.
 pub struct Route {
-    arrangement: Box<dyn Arrangement>,
+    topology: Box<dyn Topology>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
-    lines: Vec<Connection>,
+    connections: Vec<Connection>,
     /// The one on which an answer is still to come.
     unanswered: Option<Connection>,
-    whereabouts: Whereabouts,
+    last_master: LastMaster,
     looks_at_replicas: bool,
     connect_timeout: Duration,
     op_timeout: Duration,
@@ -155,12 +155,12 @@ pub struct Route {
 
 impl Route {
     /// A route that connects when it is first used.
-    pub fn new(arrangement: Box<dyn Arrangement>, connect_timeout: Duration, op_timeout: Duration) -> Self {
+    pub fn new(topology: Box<dyn Topology>, connect_timeout: Duration, op_timeout: Duration) -> Self {
         Self {
-            arrangement,
-            lines: Vec::new(),
+            topology,
+            connections: Vec::new(),
             unanswered: None,
-            whereabouts: Whereabouts::default(),
+            last_master: LastMaster::default(),
             looks_at_replicas: false,
             connect_timeout,
             op_timeout,
@@ -175,45 +175,45 @@ impl Route {
         by: Moment,
         mut talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
-        self.arrangement.begin();
+        self.topology.begin();
         loop {
-            let stage = self.arrangement.whereto(whom, by)?;
-            let address = stage.target.address.clone();
-            let said = self.line(&stage).and_then(|mut line| {
-                let until = stage.until.min(Moment::now().after(self.op_timeout));
-                let talked = talk(&mut line, until);
-                if line.is_kept() {
-                    self.unanswered = Some(line);
-                    return Err(silent(&stage.target.shown));
+            let hop = self.topology.next_server(whom, by)?;
+            let address = hop.target.address.clone();
+            let said = self.connection(&hop).and_then(|mut connection| {
+                let until = hop.until.min(Moment::now().after(self.op_timeout));
+                let talked = talk(&mut connection, until);
+                if connection.is_kept() {
+                    self.unanswered = Some(connection);
+                    return Err(silent(&hop.target.shown));
                 }
                 let (value, more) = talked?;
-                let next = self.arrangement.heard(&mut line, &value)?;
-                Ok((line, value, more, next))
+                let next = self.topology.heard(&mut connection, &value)?;
+                Ok((connection, value, more, next))
             });
             let next = match said {
-                Ok((line, Value::ServerError(error), _, Next::Done)) => {
-                    return Err(refusal(&line.target().shown, &error));
+                Ok((connection, Value::ServerError(error), _, Next::Done)) => {
+                    return Err(refusal(&connection.target().shown, &error));
                 }
-                Ok((line, value, more, Next::Done)) => {
-                    if matches!(whom, Whom::Lock(_)) && stage.asking == Asking::No {
-                        self.whereabouts.set(line.target());
+                Ok((connection, value, more, Next::Done)) => {
+                    if matches!(whom, Whom::Lock(_)) && hop.asking == Asking::No {
+                        self.last_master.set(connection.target());
                     }
-                    if line.is_usable() {
-                        self.lines.push(line);
+                    if connection.is_usable() {
+                        self.connections.push(connection);
                     }
                     return Ok((value, more));
                 }
-                Ok((line, Value::ServerError(error), _, Next::Again)) if by.left() < AGAIN_PAUSE => {
-                    return Err(refusal(&line.target().shown, &error));
+                Ok((connection, Value::ServerError(error), _, Next::Again)) if by.left() < AGAIN_PAUSE => {
+                    return Err(refusal(&connection.target().shown, &error));
                 }
-                Ok((line, _, _, next)) => {
+                Ok((connection, _, _, next)) => {
                     // Whoever sends us elsewhere is not needed again.
-                    if next == Next::Again && line.is_usable() {
-                        self.lines.push(line);
+                    if next == Next::Again && connection.is_usable() {
+                        self.connections.push(connection);
                     }
                     next
                 }
-                Err(error) => match self.arrangement.failed(&address, &error) {
+                Err(error) => match self.topology.failed(&address, &error) {
                     Next::Done => return Err(error),
                     _ if by.passed() => return Err(error),
                     next => next,
@@ -230,48 +230,48 @@ impl Route {
         self.unanswered.take()
     }
 
-    /// Replicas are to acknowledge; see [`Route::roll`] and [`Route::fails_over`].
+    /// Replicas are to acknowledge; see [`Route::replica_count`] and [`Route::fails_over`].
     pub fn look_at_replicas(&mut self) {
         self.looks_at_replicas = true;
-        self.arrangement.look_at_replicas();
+        self.topology.look_at_replicas();
     }
 
     /// How many replicas the master of the lock has, which is looked for if it is not known.
-    pub fn roll(&mut self, whom: Whom<'_>, by: Moment) -> Result<Roll, Error> {
-        if self.arrangement.known(whom).is_none() {
-            self.arrangement.begin();
-            self.arrangement.whereto(whom, by)?;
+    pub fn replica_count(&mut self, whom: Whom<'_>, by: Moment) -> Result<ReplicaCount, Error> {
+        if self.topology.known(whom).is_none() {
+            self.topology.begin();
+            self.topology.next_server(whom, by)?;
         }
-        Ok(self.arrangement.roll())
+        Ok(self.topology.replica_count())
     }
 
     /// A connection to the master of the lock, given away: for a waiter to sleep on.
     pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Connection, Error> {
-        self.arrangement.begin();
-        let stage = self.arrangement.whereto(whom, by)?;
-        let line = self.line(&stage);
-        line.inspect_err(|error| {
-            self.arrangement.failed(&stage.target.address, error);
+        self.topology.begin();
+        let hop = self.topology.next_server(whom, by)?;
+        let connection = self.connection(&hop);
+        connection.inspect_err(|error| {
+            self.topology.failed(&hop.target.address, error);
         })
     }
 
     /// Takes a connection back that [`Route::give`] gave, unless there is another one to the same server by now.
-    pub fn take_back(&mut self, line: Connection) -> Option<Connection> {
-        if self.lines.iter().any(|other| other.target().address == line.target().address) {
-            return Some(line);
+    pub fn take_back(&mut self, connection: Connection) -> Option<Connection> {
+        if self.connections.iter().any(|other| other.target().address == connection.target().address) {
+            return Some(connection);
         }
-        self.lines.push(line);
+        self.connections.push(connection);
         None
     }
 
     /// Whether this connection still leads to the master of the lock, as far as is known.
-    pub fn leads_to(&self, line: &Connection, whom: Whom<'_>) -> bool {
-        self.arrangement.known(whom).is_none_or(|address| address == line.target().address)
+    pub fn leads_to(&self, connection: &Connection, whom: Whom<'_>) -> bool {
+        self.topology.known(whom).is_none_or(|address| address == connection.target().address)
     }
 
     /// What a connection that was given away was told: MOVED is remembered.
-    pub fn learn(&mut self, line: &mut Connection, value: &Value) {
-        let _ = self.arrangement.heard(line, value);
+    pub fn learn(&mut self, connection: &mut Connection, value: &Value) {
+        let _ = self.topology.heard(connection, value);
     }
 
     /// Before a request by which a hold is relied on: asks who the master is, besides. Never waits.
@@ -279,69 +279,69 @@ impl Route {
         // Who was asked the last time, and was slower than the master, has answered since.
         self.is_superseded(Moment::now());
         // Where there is no connection yet, the master is asked for anyway.
-        if !self.lines.is_empty() || self.looks_at_replicas {
-            self.arrangement.ask_beside();
+        if !self.connections.is_empty() || self.looks_at_replicas {
+            self.topology.ask_beside();
         }
     }
 
     /// Whether the master is about to be replaced, as [`Route::is_superseded`] has heard.
     pub fn fails_over(&self) -> bool {
-        self.arrangement.fails_over()
+        self.topology.fails_over()
     }
 
     /// After that request: whether there is another master, so that it must be made there.
     pub fn is_superseded(&mut self, until: Moment) -> bool {
-        let superseded = self.arrangement.is_superseded(until);
+        let superseded = self.topology.is_superseded(until);
         if superseded {
-            self.lines.clear();
+            self.connections.clear();
         }
         superseded
     }
 
     /// Where the master of the lock is, from now on.
-    pub fn whereabouts(&self) -> Whereabouts {
-        self.whereabouts.clone()
+    pub fn last_master(&self) -> LastMaster {
+        self.last_master.clone()
     }
 
-    /// Every master of the arrangement.
+    /// Every master of the topology.
     pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
-        self.arrangement.masters(by)
+        self.topology.masters(by)
     }
 
     /// Why these locks cannot be taken together here, if they cannot.
     pub fn part(&self, names: &[Name]) -> Option<String> {
-        self.arrangement.part(names)
+        self.topology.part(names)
     }
 
     /// Forgets every connection, and who was said to be the master.
     pub fn reset(&mut self) {
-        self.lines.clear();
-        self.arrangement.reset();
+        self.connections.clear();
+        self.topology.reset();
     }
 
     /// The connection there is, or a new one.
-    fn line(&mut self, stage: &Stage) -> Result<Connection, Error> {
-        let same = |line: &Connection| line.target().address == stage.target.address;
-        if let Some(at) = self.lines.iter().position(same)
-            && let Some(mut line) = self.lines.swap_remove(at).if_good()
+    fn connection(&mut self, hop: &Hop) -> Result<Connection, Error> {
+        let same = |connection: &Connection| connection.target().address == hop.target.address;
+        if let Some(at) = self.connections.iter().position(same)
+            && let Some(mut connection) = self.connections.swap_remove(at).if_good()
         {
-            line.set_asking(stage.asking);
-            return Ok(line);
+            connection.set_asking(hop.asking);
+            return Ok(connection);
         }
-        let by = stage.until.min(Moment::now().after(self.connect_timeout));
-        let mut line = Connection::dial(&stage.target, by)?;
-        self.arrangement.greet(&mut line, stage.until.min(Moment::now().after(self.op_timeout)))?;
-        line.set_asking(stage.asking);
-        Ok(line)
+        let by = hop.until.min(Moment::now().after(self.connect_timeout));
+        let mut connection = Connection::dial(&hop.target, by)?;
+        self.topology.greet(&mut connection, hop.until.min(Moment::now().after(self.op_timeout)))?;
+        connection.set_asking(hop.asking);
+        Ok(connection)
     }
 }
 
 /// One server, which is the master as long as it takes writes.
 pub struct Server(pub Target);
 
-impl Arrangement for Server {
-    fn whereto(&mut self, _: Whom<'_>, by: Moment) -> Result<Stage, Error> {
-        Ok(Stage { target: self.0.clone(), until: by, asking: Asking::No })
+impl Topology for Server {
+    fn next_server(&mut self, _: Whom<'_>, by: Moment) -> Result<Hop, Error> {
+        Ok(Hop { target: self.0.clone(), until: by, asking: Asking::No })
     }
 
     fn known(&self, _: Whom<'_>) -> Option<Address> {

@@ -9,7 +9,7 @@
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
-use super::route::{Arrangement, Next, Roll, Stage, Whom};
+use super::route::{Hop, Next, ReplicaCount, Topology, Whom};
 use super::{Address, Target};
 use crate::clock::Moment;
 use crate::store::Error;
@@ -28,17 +28,17 @@ pub struct Sentinels {
     service: String,
     /// How to get into the master; its address is what is asked for.
     master: Target,
-    seats: Vec<Seat>,
+    sentinels: Vec<Sentinel>,
     /// Whose turn it is to be asked.
     turn: usize,
-    post: (Sender<Letter>, Receiver<Letter>),
+    replies: (Sender<Reply>, Receiver<Reply>),
     found: Option<Found>,
     asks: Asks,
     /// When all of them were asked the last time.
     round: Moment,
-    /// How many sentinels may still be asked on this journey.
-    opinions: usize,
-    /// Servers that were of no use on this journey, and the last reason.
+    /// How many sentinels may still be asked in this call.
+    left_to_ask: usize,
+    /// Servers that were of no use in this call, and the last reason.
     tried: Vec<Address>,
     last: Option<Error>,
 }
@@ -77,7 +77,7 @@ enum Asks {
 }
 
 /// One sentinel.
-struct Seat {
+struct Sentinel {
     target: Target,
     state: State,
 }
@@ -91,8 +91,8 @@ enum State {
 }
 
 /// What a thread brings back.
-struct Letter {
-    seat: usize,
+struct Reply {
+    sentinel: usize,
     asked: Moment,
     said: Result<(Connection, Named), Error>,
 }
@@ -101,21 +101,21 @@ impl Sentinels {
     /// Sentinels that are dialled when they are first asked. `master` says how to get into the master; its address
     /// does not count.
     pub fn new(sentinels: Vec<Target>, service: String, master: Target) -> Self {
-        let seats: Vec<Seat> =
-            sentinels.into_iter().map(|target| Seat { target, state: State::Idle(None) }).collect();
+        let sentinels: Vec<Sentinel> =
+            sentinels.into_iter().map(|target| Sentinel { target, state: State::Idle(None) }).collect();
         // Many clients begin at the same time, and the first sentinel of the list is not to bear all of them.
-        let turn = std::process::id() as usize % seats.len().max(1);
-        let (opinions, tried) = (seats.len(), Vec::new());
+        let turn = std::process::id() as usize % sentinels.len().max(1);
+        let (left_to_ask, tried) = (sentinels.len(), Vec::new());
         Self {
             service,
             master,
-            seats,
+            sentinels,
             turn,
-            post: channel(),
+            replies: channel(),
             found: None,
             asks: Asks::Address,
             round: Moment::now(),
-            opinions,
+            left_to_ask,
             tried,
             last: None,
         }
@@ -127,24 +127,25 @@ impl Sentinels {
     }
 
     fn ask_at(&mut self, index: usize, asked: Moment) {
-        let seat = &mut self.seats[index];
-        let by = asked.after(seat.target.connect_timeout + seat.target.op_timeout);
-        let state = std::mem::replace(&mut seat.state, State::Away(asked));
+        let sentinel = &mut self.sentinels[index];
+        let by = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
+        let state = std::mem::replace(&mut sentinel.state, State::Away(asked));
         let link = match state {
             State::Idle(link) => link.and_then(Connection::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
             busy => {
-                seat.state = busy;
+                sentinel.state = busy;
                 return;
             }
         };
         if let Some(mut link) = link
             && link.send(questions(&self.service, self.asks), by).is_ok()
         {
-            seat.state = State::Asked(link, asked);
+            sentinel.state = State::Asked(link, asked);
             return;
         }
-        let (target, service, post) = (seat.target.clone(), self.service.clone(), self.post.0.clone());
+        let (target, service, replies) =
+            (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
         let asks = self.asks;
         let dial = move || {
             let said = Connection::dial(&target, by).and_then(|mut link| {
@@ -153,23 +154,23 @@ impl Sentinels {
                 Ok((link, named))
             });
             // Nobody reads it any more when the process is about to end.
-            let _ = post.send(Letter { seat: index, asked, said });
+            let _ = replies.send(Reply { sentinel: index, asked, said });
         };
         if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
             let said = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
-            let _ = self.post.0.send(Letter { seat: index, asked, said });
+            let _ = self.replies.0.send(Reply { sentinel: index, asked, said });
         }
     }
 
     /// What one sentinel that was asked says, if it says something by `until`. Sooner, if a thread brings the answer of
     /// another one.
     fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Named, Error>)> {
-        let seat = &mut self.seats[index];
-        match std::mem::replace(&mut seat.state, State::Idle(None)) {
+        let sentinel = &mut self.sentinels[index];
+        match std::mem::replace(&mut sentinel.state, State::Idle(None)) {
             State::Asked(mut link, asked) => {
                 let said = match link.listen(until) {
                     Ok(false) => {
-                        seat.state = State::Asked(link, asked);
+                        sentinel.state = State::Asked(link, asked);
                         return None;
                     }
                     Ok(true) => {
@@ -179,18 +180,18 @@ impl Sentinels {
                     Err(error) => Err(error),
                 };
                 if said.is_ok() {
-                    seat.state = State::Idle(Some(link));
+                    sentinel.state = State::Idle(Some(link));
                 }
                 Some((asked, said))
             }
             away @ State::Away(_) => {
-                seat.state = away;
+                sentinel.state = away;
                 loop {
                     // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
-                    match self.post.1.recv_timeout(until.left()) {
-                        Ok(letter) => {
-                            let whose = letter.seat;
-                            let (asked, said) = self.open(letter);
+                    match self.replies.1.recv_timeout(until.left()) {
+                        Ok(reply) => {
+                            let whose = reply.sentinel;
+                            let (asked, said) = self.open(reply);
                             if said.is_ok() || whose == index {
                                 return Some((asked, said));
                             }
@@ -200,25 +201,25 @@ impl Sentinels {
                 }
             }
             idle @ State::Idle(_) => {
-                seat.state = idle;
+                sentinel.state = idle;
                 None
             }
         }
     }
 
-    fn open(&mut self, letter: Letter) -> (Moment, Result<Named, Error>) {
-        let (link, said) = match letter.said {
+    fn open(&mut self, reply: Reply) -> (Moment, Result<Named, Error>) {
+        let (link, said) = match reply.said {
             Ok((link, named)) => (Some(link), Ok(named)),
             Err(error) => (None, Err(error)),
         };
-        self.seats[letter.seat].state = State::Idle(link);
-        (letter.asked, said)
+        self.sentinels[reply.sentinel].state = State::Idle(link);
+        (reply.asked, said)
     }
 
     /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
     /// asked while its answer may still come.
     fn discover(&mut self, by: Moment) -> Result<Found, Error> {
-        let count = self.seats.len();
+        let count = self.sentinels.len();
         let mut worst: Option<Error> = None;
         for asked in 0..count {
             let index = self.turn;
@@ -234,7 +235,9 @@ impl Sentinels {
             }
         }
         // Whoever is still being asked may answer yet.
-        while let Some(index) = self.seats.iter().position(|seat| matches!(seat.state, State::Away(_))) {
+        while let Some(index) =
+            self.sentinels.iter().position(|sentinel| matches!(sentinel.state, State::Away(_)))
+        {
             match self.hear(index, by) {
                 Some((since, Ok(named))) => return Ok(Found { named, since }),
                 Some((_, Err(error))) => worst = Some(worse(worst, error)),
@@ -253,7 +256,7 @@ impl Sentinels {
 
     /// A connection on which no answer came is of no use any more: it would come late, for another question.
     fn forget_silent(&mut self, index: usize) {
-        let state = &mut self.seats[index].state;
+        let state = &mut self.sentinels[index].state;
         if matches!(state, State::Asked(..)) {
             *state = State::Idle(None);
         }
@@ -291,21 +294,21 @@ impl Sentinels {
     }
 }
 
-impl Arrangement for Sentinels {
+impl Topology for Sentinels {
     fn begin(&mut self) {
-        self.opinions = self.seats.len();
+        self.left_to_ask = self.sentinels.len();
         self.tried.clear();
         self.last = None;
     }
 
-    fn whereto(&mut self, _: Whom<'_>, by: Moment) -> Result<Stage, Error> {
+    fn next_server(&mut self, _: Whom<'_>, by: Moment) -> Result<Hop, Error> {
         while self.found.is_none() {
-            if self.opinions == 0 {
+            if self.left_to_ask == 0 {
                 return Err(self.last.take().unwrap_or_else(|| {
                     Error::Unreachable(format!("cannot reach {}: no sentinel answers", self.master.shown))
                 }));
             }
-            self.opinions -= 1;
+            self.left_to_ask -= 1;
             let found = match self.discover(by) {
                 Ok(found) => found,
                 // Why the master that was named is of no use says more.
@@ -316,13 +319,13 @@ impl Arrangement for Sentinels {
             }
         }
         let address = self.found.as_ref().map_or(&self.master.address, |found| &found.named.address);
-        Ok(Stage { target: self.target(address), until: by, asking: Asking::No })
+        Ok(Hop { target: self.target(address), until: by, asking: Asking::No })
     }
 
     /// A sentinel may be late, and a server may have come back as what it was before: it is asked itself.
-    fn greet(&mut self, line: &mut Connection, by: Moment) -> Result<(), Error> {
-        let shown = line.target().shown.clone();
-        match line.ask(cmd("ROLE"), by)? {
+    fn greet(&mut self, connection: &mut Connection, by: Moment) -> Result<(), Error> {
+        let shown = connection.target().shown.clone();
+        match connection.ask(cmd("ROLE"), by)? {
             Value::Array(role) => match role.first() {
                 Some(Value::BulkString(role)) if role == b"master" => Ok(()),
                 _ => Err(Error::Unavailable(format!("{shown} says that it is not the master; a failover?"))),
@@ -352,22 +355,22 @@ impl Arrangement for Sentinels {
                 group.fails_over = false;
             }
             self.round = Moment::now();
-            for index in 0..self.seats.len() {
+            for index in 0..self.sentinels.len() {
                 self.forget_silent(index);
                 self.ask_at(index, self.round);
             }
             return;
         }
-        let count = self.seats.len();
+        let count = self.sentinels.len();
         let index = self.turn;
-        let linked = |seat: &Seat| matches!(seat.state, State::Idle(Some(_)));
+        let linked = |sentinel: &Sentinel| matches!(sentinel.state, State::Idle(Some(_)));
         let order = || (0..count).map(move |step| (index + step) % count);
         for index in order() {
             self.forget_silent(index);
         }
         // One that is sure to answer; and one that there is no connection to (any more), for another time.
-        let sure = order().find(|index| linked(&self.seats[*index]));
-        let other = order().find(|index| matches!(self.seats[*index].state, State::Idle(None)));
+        let sure = order().find(|index| linked(&self.sentinels[*index]));
+        let other = order().find(|index| matches!(self.sentinels[*index].state, State::Idle(None)));
         self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
         for index in sure.into_iter().chain(other) {
             self.ask(index);
@@ -376,8 +379,8 @@ impl Arrangement for Sentinels {
 
     fn is_superseded(&mut self, until: Moment) -> bool {
         let mut superseded = false;
-        for index in 0..self.seats.len() {
-            if matches!(self.seats[index].state, State::Asked(..))
+        for index in 0..self.sentinels.len() {
+            if matches!(self.sentinels[index].state, State::Asked(..))
                 && let Some(said) = self.hear(index, until)
             {
                 superseded |= self.note(said);
@@ -385,11 +388,12 @@ impl Arrangement for Sentinels {
         }
         loop {
             // One that hangs is not waited for again and again.
-            let is_expected = |seat: &Seat| matches!(seat.state, State::Away(asked) if asked >= self.round);
-            let waits = self.asks == Asks::Group && self.seats.iter().any(is_expected);
+            let is_expected =
+                |sentinel: &Sentinel| matches!(sentinel.state, State::Away(asked) if asked >= self.round);
+            let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
             let left = if waits { until.left() } else { Duration::ZERO };
-            let Ok(letter) = self.post.1.recv_timeout(left) else { break };
-            let said = self.open(letter);
+            let Ok(reply) = self.replies.1.recv_timeout(left) else { break };
+            let said = self.open(reply);
             superseded |= self.note(said);
         }
         superseded
@@ -403,8 +407,8 @@ impl Arrangement for Sentinels {
         self.group().is_some_and(|group| group.fails_over)
     }
 
-    fn roll(&self) -> Roll {
-        self.group().map_or(Roll::Connected, |group| Roll::Known(group.replicas))
+    fn replica_count(&self) -> ReplicaCount {
+        self.group().map_or(ReplicaCount::Connected, |group| ReplicaCount::Known(group.replicas))
     }
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
