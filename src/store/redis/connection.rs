@@ -283,39 +283,17 @@ impl Connection {
         if self.has_unread()? {
             return Ok(true);
         }
-        let timer = Timer::new()?;
-        timer.set(Some(until))?;
-        loop {
-            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if fds[0].revents().is_empty() => return Ok(false),
-                Ok(_) if self.take_in()? => return Ok(true),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+        while any_readable(&[&self.stream], until)? {
+            if self.take_in()? {
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     /// Sleeps until the server sends something on this connection or on `other`, or `until` has come (false).
     pub fn listen_beside(&mut self, other: &Self, until: Moment) -> Result<bool, Error> {
-        self.sleep_beside(other, until).map_err(|error| self.failure(&error, until))
-    }
-
-    fn sleep_beside(&self, other: &Self, until: Moment) -> io::Result<bool> {
-        let timer = Timer::new()?;
-        timer.set(Some(until))?;
-        loop {
-            let mut fds = [
-                PollFd::new(&self.stream, PollFlags::IN),
-                PollFd::new(&other.stream, PollFlags::IN),
-                PollFd::new(&timer, PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
-                Ok(_) => return Ok(fds[..2].iter().any(|fd| !fd.revents().is_empty())),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        any_readable(&[&self.stream, &other.stream], until).map_err(|error| self.failure(&error, until))
     }
 
     fn parse(&mut self, by: Moment) -> Result<Value, Error> {
@@ -358,6 +336,21 @@ impl Connection {
             }
             _ => unreachable(store, error),
         })
+    }
+}
+
+/// Sleeps until there is something to read, or `until` has come (false).
+fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
+    let timer = Timer::new()?;
+    timer.set(Some(until))?;
+    let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
+    fds.push(PollFd::new(&timer, PollFlags::IN));
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
 }
 

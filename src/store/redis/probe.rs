@@ -4,8 +4,8 @@
 //! The rights are tried rather than asked for: ACL DRYRUN is an administrator's, and knows nothing of a server that is
 //! read-only or full.
 
+use super::Target;
 use super::connection::Connection;
-use super::{Address, Target};
 use crate::clock::Moment;
 use crate::lock::{Key, Name, Token};
 use crate::store::Error;
@@ -26,12 +26,7 @@ const CLEAN: &str = "redis.call('DEL', KEYS[1], KEYS[2])";
 
 /// Asks a server. `prefix` is what the names of all locks begin with.
 pub fn probe(target: &Target, prefix: &str) -> Node {
-    let name = match &target.address {
-        Address::Tcp { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-        Address::Tcp { host, port } => format!("{host}:{port}"),
-        Address::Unix(path) => path.display().to_string(),
-    };
-    Node { name, facts: facts(target, prefix) }
+    Node { name: target.address.to_string(), facts: facts(target, prefix) }
 }
 
 /// How long a master must be silent before these sentinels count it as down, by the first that answers.

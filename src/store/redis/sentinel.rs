@@ -122,36 +122,32 @@ impl Sentinels {
     }
 
     /// Asks one sentinel. A failure to do so is told by [`Sentinels::hear`].
-    fn ask(&mut self, index: usize) {
-        self.ask_at(index, Moment::now());
-    }
-
-    fn ask_at(&mut self, index: usize, asked: Moment) {
+    fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
         let by = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
         let state = std::mem::replace(&mut sentinel.state, State::Away(asked));
-        let link = match state {
-            State::Idle(link) => link.and_then(Connection::if_good),
+        let connection = match state {
+            State::Idle(connection) => connection.and_then(Connection::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
             busy => {
                 sentinel.state = busy;
                 return;
             }
         };
-        if let Some(mut link) = link
-            && link.send(questions(&self.service, self.asks), by).is_ok()
+        if let Some(mut connection) = connection
+            && connection.send(questions(&self.service, self.asks), by).is_ok()
         {
-            sentinel.state = State::Asked(link, asked);
+            sentinel.state = State::Asked(connection, asked);
             return;
         }
         let (target, service, replies) =
             (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
         let asks = self.asks;
         let dial = move || {
-            let said = Connection::dial(&target, by).and_then(|mut link| {
-                link.send(questions(&service, asks), by)?;
-                let named = answer(&mut link, &service, asks, by)?;
-                Ok((link, named))
+            let said = Connection::dial(&target, by).and_then(|mut connection| {
+                connection.send(questions(&service, asks), by)?;
+                let named = answer(&mut connection, &service, asks, by)?;
+                Ok((connection, named))
             });
             // Nobody reads it any more when the process is about to end.
             let _ = replies.send(Reply { sentinel: index, asked, said });
@@ -167,20 +163,20 @@ impl Sentinels {
     fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Named, Error>)> {
         let sentinel = &mut self.sentinels[index];
         match std::mem::replace(&mut sentinel.state, State::Idle(None)) {
-            State::Asked(mut link, asked) => {
-                let said = match link.listen(until) {
+            State::Asked(mut connection, asked) => {
+                let said = match connection.listen(until) {
                     Ok(false) => {
-                        sentinel.state = State::Asked(link, asked);
+                        sentinel.state = State::Asked(connection, asked);
                         return None;
                     }
                     Ok(true) => {
                         let by = until.max(Moment::now().after(SLICE));
-                        answer(&mut link, &self.service, self.asks, by)
+                        answer(&mut connection, &self.service, self.asks, by)
                     }
                     Err(error) => Err(error),
                 };
                 if said.is_ok() {
-                    sentinel.state = State::Idle(Some(link));
+                    sentinel.state = State::Idle(Some(connection));
                 }
                 Some((asked, said))
             }
@@ -208,11 +204,11 @@ impl Sentinels {
     }
 
     fn open(&mut self, reply: Reply) -> (Moment, Result<Named, Error>) {
-        let (link, said) = match reply.said {
-            Ok((link, named)) => (Some(link), Ok(named)),
+        let (connection, said) = match reply.said {
+            Ok((connection, named)) => (Some(connection), Ok(named)),
             Err(error) => (None, Err(error)),
         };
-        self.sentinels[reply.sentinel].state = State::Idle(link);
+        self.sentinels[reply.sentinel].state = State::Idle(connection);
         (reply.asked, said)
     }
 
@@ -225,7 +221,7 @@ impl Sentinels {
             let index = self.turn;
             self.turn = (self.turn + 1) % count;
             self.forget_silent(index);
-            self.ask(index);
+            self.ask(index, Moment::now());
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
             let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
             match self.hear(index, Moment::now().after(slice)) {
@@ -357,7 +353,7 @@ impl Topology for Sentinels {
             self.round = Moment::now();
             for index in 0..self.sentinels.len() {
                 self.forget_silent(index);
-                self.ask_at(index, self.round);
+                self.ask(index, self.round);
             }
             return;
         }
@@ -373,7 +369,7 @@ impl Topology for Sentinels {
         let other = order().find(|index| matches!(self.sentinels[*index].state, State::Idle(None)));
         self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
         for index in sure.into_iter().chain(other) {
-            self.ask(index);
+            self.ask(index, Moment::now());
         }
     }
 
@@ -434,9 +430,9 @@ fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
 }
 
 /// The sentinel's answer to [`questions`].
-fn answer(link: &mut Connection, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
-    let shown = &link.target().shown.clone();
-    let address = match link.reply(by)? {
+fn answer(connection: &mut Connection, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
+    let shown = &connection.target().shown.clone();
+    let address = match connection.reply(by)? {
         Value::ServerError(error) if error.code() == "NOAUTH" => {
             return Err(Error::Denied(format!(
                 "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
@@ -457,7 +453,7 @@ fn answer(link: &mut Connection, service: &str, asks: Asks, by: Moment) -> Resul
     let group =
         match asks {
             Asks::Address => None,
-            Asks::Group => match link.reply(by)? {
+            Asks::Group => match connection.reply(by)? {
                 Value::ServerError(error) => return Err(refusal(shown, &error)),
                 value => Some(group(value, &address).ok_or_else(|| {
                     Error::Garbled(format!("{shown} does not say which replicas there are"))
