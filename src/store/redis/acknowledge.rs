@@ -10,7 +10,6 @@ use crate::lock::Replicas;
 use crate::store::Error;
 use redis::{Cmd, Value, cmd};
 
-/// Who asks for acknowledgements.
 pub struct Acknowledge {
     replicas: Replicas,
     /// How many replicas there were, the last time that it was asked.
@@ -18,12 +17,10 @@ pub struct Acknowledge {
 }
 
 impl Acknowledge {
-    /// For this many replicas.
     pub const fn new(replicas: Replicas) -> Self {
         Self { replicas, counted: 0 }
     }
 
-    /// How many have to acknowledge.
     pub const fn replicas(&self) -> Replicas {
         self.replicas
     }

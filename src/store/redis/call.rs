@@ -24,7 +24,6 @@ const ALL_HEARD_OUT: Duration = Duration::from_millis(100);
 /// in between (`sentinelFailoverStateMachine`).
 const LEAVES_AFTER: Duration = Duration::from_millis(50);
 
-/// Who runs scripts.
 pub struct Caller {
     /// The way to the master.
     pub route: Route,

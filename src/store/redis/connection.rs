@@ -29,7 +29,6 @@ const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKE
 /// Whether the server has the slot, or is only about to get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asking {
-    /// It has it.
     No,
     /// It is being sent it: commands are preceded by ASKING.
     Yes,
@@ -38,7 +37,6 @@ pub enum Asking {
 /// What a connection is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Everything.
     Usable,
     /// Nothing: a reply may still come that nobody waits for.
     Spoiled,
@@ -112,7 +110,6 @@ impl Connection {
         })
     }
 
-    /// The server.
     pub const fn target(&self) -> &Target {
         &self.target
     }

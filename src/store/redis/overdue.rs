@@ -23,7 +23,6 @@ pub struct Overdue {
     try_at: Moment,
 }
 
-/// Who answered first.
 pub enum First {
     /// The connection that was kept: with this.
     Kept(Value),

@@ -37,7 +37,6 @@ impl Reply {
         self.now
     }
 
-    /// The next field as text.
     pub fn text(&mut self) -> Result<String, Error> {
         match self.fields.next() {
             Some(Value::BulkString(bytes)) if bytes.len() > FIELD_MAX => {
@@ -51,7 +50,6 @@ impl Reply {
         }
     }
 
-    /// The next field as a number.
     pub fn number(&mut self) -> Result<u64, Error> {
         let text = self.text()?;
         self.number_in(&text)
@@ -64,7 +62,6 @@ impl Reply {
             .ok_or_else(|| garbled(&self.store, "a field that should be a number, and one that dlock writes"))
     }
 
-    /// The next field as an owner.
     pub fn owner(&mut self) -> Result<Owner, Error> {
         let json = self.text()?;
         self.owner_in(&json)
@@ -101,7 +98,6 @@ impl Reply {
         }
     }
 
-    /// Whether all fields have been read.
     pub fn is_empty(&self) -> bool {
         self.fields.len() == 0
     }

@@ -30,7 +30,6 @@ pub enum Whom<'a> {
 
 /// Where to go next, and until when that may take.
 pub struct Hop {
-    /// The server.
     pub target: Target,
     /// How long this server may take, connecting included.
     pub until: Moment,
@@ -77,7 +76,6 @@ pub trait Topology: Send {
     /// The master of the lock as far as is known. Asks nobody.
     fn known(&self, whom: Whom<'_>) -> Option<Address>;
 
-    /// A server answered.
     fn heard(&mut self, _connection: &mut Connection, _value: &Value) -> Result<Next, Error> {
         Ok(Next::Done)
     }

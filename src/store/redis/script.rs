@@ -20,23 +20,15 @@ pub struct Code {
     hash: Script,
 }
 
-/// `scripts/acquire.lua`
 pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/acquire.lua")));
-/// `scripts/renew.lua`
 pub static RENEW: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/renew.lua")));
-/// `scripts/leave.lua`
 pub static LEAVE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/leave.lua")));
-/// `scripts/revoke.lua`
 pub static REVOKE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/revoke.lua")));
-/// `scripts/request.lua`
 pub static REQUEST: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/request.lua")));
-/// `scripts/prove.lua`
 pub static PROVE: LazyLock<Code> =
     LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/prove.lua")]));
-/// `scripts/watch.lua`
 pub static WATCH: LazyLock<Code> =
     LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/watch.lua")]));
-/// `scripts/inspect.lua`
 pub static INSPECT: LazyLock<Code> =
     LazyLock::new(|| Code::new(&SERVER, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]));
 

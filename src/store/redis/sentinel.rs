@@ -76,7 +76,6 @@ enum Asks {
     Group,
 }
 
-/// One sentinel.
 struct Sentinel {
     target: Target,
     state: State,

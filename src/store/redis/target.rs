@@ -10,14 +10,11 @@ use std::time::Duration;
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// TCP.
     Tcp {
         /// Name or IP address, without brackets.
         host: String,
-        /// Port.
         port: u16,
     },
-    /// A Unix socket.
     Unix(PathBuf),
 }
 
@@ -34,11 +31,9 @@ impl fmt::Display for Address {
 /// A server and how to get in.
 #[derive(Clone)]
 pub struct Target {
-    /// Where it listens.
     pub address: Address,
     /// The database; 0 needs no SELECT.
     pub database: u32,
-    /// For AUTH.
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<String>,

@@ -17,7 +17,6 @@ const DEPTH_MAX: usize = 8;
 /// Why there is no reply.
 #[derive(Debug)]
 pub enum Failure {
-    /// The stream failed.
     Io(io::Error),
     /// It is longer than any that is true.
     TooLong,
@@ -31,7 +30,6 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Reads one reply.
 pub fn read(inbox: &mut Inbox, channel: Channel<'_>) -> Result<Value, Failure> {
     Reading { inbox, channel, room: REPLY_MAX }.value(0)
 }

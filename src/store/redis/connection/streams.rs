@@ -46,7 +46,6 @@ impl Inbox {
         self.take(line)
     }
 
-    /// Reads once.
     pub fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
         self.bytes.resize(READ_SIZE, 0);
         self.taken = 0;
@@ -63,7 +62,6 @@ pub struct Channel<'a> {
 }
 
 impl Channel<'_> {
-    /// See [`Session::last_words`].
     pub fn last_words(&mut self) -> Option<io::Error> {
         self.tls.as_mut()?.last_words(&mut self.raw)
     }
