@@ -1,5 +1,7 @@
 //! Which exit status means what? The one table; every command ends through it.
 
+use serde::{Deserialize, Serialize};
+
 /// How dlock ends. The numbers are those of sysexits.h where it has one, of timeout(1) and the shell elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -35,6 +37,27 @@ pub enum Exit {
     Signal(i32),
 }
 
+/// How a command ended. The log of a lock keeps it in these words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    #[serde(rename = "status")]
+    Code(u8),
+    /// Of this signal; it may be any, real-time ones too.
+    #[serde(rename = "signal")]
+    Signal(i32),
+}
+
+impl Ended {
+    /// Reads a raw wait status; `None` if it is not that of an end.
+    pub fn of(raw: i32) -> Option<Self> {
+        match raw & 0x7f {
+            0 => Some(Self::Code(u8::try_from(raw >> 8 & 0xff).unwrap_or(u8::MAX))),
+            0x7f => None,
+            signal => Some(Self::Signal(signal)),
+        }
+    }
+}
+
 impl Exit {
     /// The default of `--busy-exit-code`.
     pub const BUSY: u8 = 75;
@@ -57,5 +80,21 @@ impl Exit {
             Self::NotFound => 127,
             Self::Signal(signal) => 128u8.wrapping_add(u8::try_from(signal).unwrap_or(0)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_status_is_read() {
+        assert_eq!(Ended::of(0), Some(Ended::Code(0)));
+        assert_eq!(Ended::of(255 << 8), Some(Ended::Code(255)));
+        assert_eq!(Ended::of(9), Some(Ended::Signal(9)));
+        assert_eq!(Ended::of(64), Some(Ended::Signal(64)));
+        assert_eq!(Ended::of(0x80 | 11), Some(Ended::Signal(11)));
+        assert_eq!(Ended::of(20 << 8 | 0x7f), None);
+        assert_eq!(Ended::of(0xffff), None);
     }
 }

@@ -37,6 +37,7 @@ pub use tty::{Group, group};
 pub use crate::sys::{die_of, stop_by};
 
 use crate::clock::{Moment, Timer};
+use crate::exit::Ended;
 use crate::sys::{self, Fork};
 use adopt::Adopted;
 use process_tree::ProcessTree;
@@ -107,15 +108,6 @@ pub struct Plan {
     pub keep: Vec<RawFd>,
 }
 
-/// How CMD ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// With this status.
-    Exited(u8),
-    /// Of this signal; it may be any, real-time ones too.
-    Signaled(i32),
-}
-
 /// Why the job was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
@@ -166,7 +158,7 @@ pub enum Event {
     /// CMD has ended by itself, and what it left behind is waited for. `Ended` follows.
     CommandEnded {
         /// How it ended.
-        status: Status,
+        status: Ended,
     },
     /// The whole job has been sent TERM.
     Stopping {
@@ -180,7 +172,7 @@ pub enum Event {
     /// and will not be touched, or has ended, too ([`Leftovers::Await`]). Nothing follows but perhaps `Died`.
     Ended {
         /// How CMD ended; `None` if that cannot be known, because the guard died too early.
-        status: Option<Status>,
+        status: Option<Ended>,
         /// Why the job was stopped; `None` if it ended by itself.
         reason: Option<StopReason>,
     },
@@ -199,7 +191,7 @@ pub enum Orphaned {
         /// Whether CMD had been started.
         started: bool,
         /// How CMD ended, if it was started and that is known.
-        status: Option<Status>,
+        status: Option<Ended>,
         /// Why the job was stopped, if it was.
         reason: Option<StopReason>,
     },
@@ -228,7 +220,7 @@ pub struct Guard {
     /// What [`Guard::lost`] said.
     kill_by: Option<Moment>,
     /// What [`Event::CommandEnded`] said.
-    status: Option<Status>,
+    status: Option<Ended>,
     /// What [`Event::Stopping`] said.
     stopping: Option<StopReason>,
     watch: Watch,
@@ -465,17 +457,6 @@ impl Guard {
     }
 }
 
-impl Status {
-    /// Reads a raw wait status; `None` if it is not that of an end.
-    fn of(raw: i32) -> Option<Self> {
-        match raw & 0x7f {
-            0 => Some(Self::Exited(u8::try_from(raw >> 8 & 0xff).unwrap_or(u8::MAX))),
-            0x7f => None,
-            signal => Some(Self::Signaled(signal)),
-        }
-    }
-}
-
 /// Waits until a descriptor is ready, or its other end gone; false if that took too long.
 fn wait_on(fd: &OwnedFd, flags: PollFlags, within: Duration) -> io::Result<bool> {
     let until = Moment::now().after(within);
@@ -486,21 +467,5 @@ fn wait_on(fd: &OwnedFd, flags: PollFlags, within: Duration) -> io::Result<bool>
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_raw_status_is_read() {
-        assert_eq!(Status::of(0), Some(Status::Exited(0)));
-        assert_eq!(Status::of(255 << 8), Some(Status::Exited(255)));
-        assert_eq!(Status::of(9), Some(Status::Signaled(9)));
-        assert_eq!(Status::of(64), Some(Status::Signaled(64)));
-        assert_eq!(Status::of(0x80 | 11), Some(Status::Signaled(11)));
-        assert_eq!(Status::of(20 << 8 | 0x7f), None);
-        assert_eq!(Status::of(0xffff), None);
     }
 }

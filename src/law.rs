@@ -31,7 +31,7 @@ pub use answer::{
     Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested, Revoked,
     State, Waiting,
 };
-pub use operation::{Ask, End, JobEnd, Patience, Ran, Revoke, When};
+pub use operation::{Ask, End, Patience, Ran, Revoke, When};
 pub use record::{Absence, Hold, Lock, Phase, Record, Spent, Waiter};
 pub use time::{Due, Time, millis};
 

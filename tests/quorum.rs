@@ -10,9 +10,8 @@ use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::wait::{wait_until, wait_within};
 use dlock::clock::{Moment, sleep_until};
-use dlock::law::{
-    Acquired, Ask, End, JobEnd, Left, Patience, Ran, Renewal, Requested, Revoke, Revoked, When,
-};
+use dlock::exit::Ended;
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested, Revoke, Revoked, When};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, Target};
@@ -603,7 +602,7 @@ fn a_request_reaches_the_holder() {
     assert_eq!(store.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
     assert_eq!(store.prove(&names, &Token::random().unwrap(), by()), Ok(None));
     assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Asked));
-    let end = End { ran: Ran::Yes, job: Some(JobEnd::Status(1)) };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)) };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
     let view = store.inspect(name, by()).unwrap();
@@ -768,7 +767,7 @@ fn times_are_told_by_one_clock() {
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;
     assert!(near(view.holders[0].since), "{view:?}");
-    let end = End { ran: Ran::Yes, job: Some(JobEnd::Status(0)) };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)) };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;

@@ -4,7 +4,8 @@
 //! who do not wait.
 
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, JobEnd, Outcome, Patience, Ran, Renewal, Revoke, When};
+use dlock::exit::Ended;
+use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, When};
 use dlock::law::{Book, Lock, Time};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store;
@@ -39,7 +40,7 @@ struct Want {
 enum Step {
     Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
     Renew { who: usize, ttl: u64 },
-    Leave { who: usize, ran: Ran, job: Option<JobEnd> },
+    Leave { who: usize, ran: Ran, job: Option<Ended> },
     Revoke { lock: usize, when: When },
     Reborn { who: usize, want: Want },
     Pass(u64),
@@ -89,8 +90,8 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
     ];
     let job = prop_oneof![
         Just(None),
-        any::<u8>().prop_map(|code| Some(JobEnd::Status(code))),
-        (1..64i32).prop_map(|signal| Some(JobEnd::Signal(signal))),
+        any::<u8>().prop_map(|code| Some(Ended::Code(code))),
+        (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
     ];
     let step = prop_oneof![
         16 => (who.clone(), patience, ttl.clone(), min_hold)

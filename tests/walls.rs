@@ -12,14 +12,14 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("clock", &[]),
     ("sys", &[]),
     ("lock", &[]),
-    ("law", &["clock", "lock"]),
+    ("law", &["clock", "exit", "lock"]),
     ("cli", &["lock", "shell"]),
     ("error", &["exit", "store"]),
     ("store", &["clock", "exit", "law", "lock"]),
     ("lease", &["clock", "law", "lock", "store"]),
-    ("job", &["clock", "sys"]),
+    ("job", &["clock", "exit", "sys"]),
     ("config", &["cli", "error", "exit", "lock"]),
-    ("output", &["cli", "clock", "config", "error", "law", "lock", "shell", "store", "sys"]),
+    ("output", &["cli", "clock", "config", "error", "exit", "law", "lock", "shell", "store", "sys"]),
 ];
 
 #[test]

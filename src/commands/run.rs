@@ -12,7 +12,7 @@ use crate::cli;
 use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
-use crate::exit::Exit;
+use crate::exit::{Ended, Exit};
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Orphaned, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran};
@@ -20,7 +20,7 @@ use crate::lease::{self, Lease, Report, Request, Until};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
 use enclosing::Enclosing;
-use ending::{job_end, ran};
+use ending::ran;
 use env::{environment, environment_inside};
 use messages::{Messages, Right};
 use report::RunReport;
@@ -391,7 +391,7 @@ impl Session<'_> {
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
-    fn over(&mut self, status: Option<job::Status>, reason: Option<job::StopReason>) -> Over {
+    fn over(&mut self, status: Option<Ended>, reason: Option<job::StopReason>) -> Over {
         if reason == Some(job::StopReason::Asked) {
             self.report.lost.get_or_insert(lease::Loss::Asked);
         }
@@ -400,8 +400,8 @@ impl Session<'_> {
             self.report.lost.get_or_insert(lease::Loss::Deadline);
         }
         let own = match status {
-            Some(job::Status::Exited(code)) => Exit::Job(code),
-            Some(job::Status::Signaled(signal)) => Exit::Signal(signal),
+            Some(Ended::Code(code)) => Exit::Job(code),
+            Some(Ended::Signal(signal)) => Exit::Signal(signal),
             None => Exit::Internal,
         };
         let exit = match reason {
@@ -411,9 +411,8 @@ impl Session<'_> {
             Some(job::StopReason::GuardGone | job::StopReason::CallerGone) => Exit::Internal,
             None => own,
         };
-        let job = status.map(job_end);
-        self.report.job = job;
-        Over { exit, end: End { ran: ran(reason, self.report.lost), job } }
+        self.report.job = status;
+        Over { exit, end: End { ran: ran(reason, self.report.lost), job: status } }
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be

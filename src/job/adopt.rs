@@ -4,7 +4,7 @@
 use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
-use super::{Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, Status, StopReason, Watch};
+use super::{Ended, Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, StopReason, Watch};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ const ADOPTED: Duration = Duration::from_millis(5);
 pub(super) struct Adopted {
     tree: ProcessTree,
     stop: Stop,
-    status: Option<Status>,
+    status: Option<Ended>,
     /// The last look found nothing.
     was_empty: bool,
     pending: VecDeque<Event>,
@@ -97,7 +97,7 @@ impl Guard {
         // What the guard has not reaped is ours now.
         let ended = self.limits.cmd().map(sys::take);
         let status = match ended {
-            Some(Waited::Child(_, raw)) => Status::of(raw),
+            Some(Waited::Child(_, raw)) => Ended::of(raw),
             _ => None,
         };
         Ok(Event::Ended { status: self.status.or(status), reason: self.stopping })
@@ -165,7 +165,7 @@ impl Guard {
             sweep = Sweep { changed: [sweep.changed, more.changed].concat(), ..more };
         }
         let ended = sweep.changed.iter().filter(|(pid, _)| Some(*pid) == self.limits.cmd());
-        adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Status::of(*raw)).next());
+        adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Ended::of(*raw)).next());
         // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
         let empty = sweep.no_child || !self.apart.is_empty() && adopted.tree.is_empty();
         let last = empty && (sweep.no_child || adopted.was_empty);

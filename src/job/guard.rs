@@ -5,7 +5,7 @@ use super::limits::{Limits, LimitsSender};
 use super::process_tree::{ProcessTree, Sweep};
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
-use super::{Event, Group, Leftovers, NotStarted, OnLost, Orphaned, Process, Reached, Status, StopReason};
+use super::{Ended, Event, Group, Leftovers, NotStarted, OnLost, Orphaned, Process, Reached, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, Disposition, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -87,7 +87,7 @@ enum State {
 
 struct Cmd {
     pid: i32,
-    status: Option<Status>,
+    status: Option<Ended>,
     was_stopped: bool,
 }
 
@@ -272,7 +272,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
             // Once CMD has been reaped, its id may be that of another process of the job.
             let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
             let Some(cmd) = cmd else { continue };
-            if let Some(status) = Status::of(raw) {
+            if let Some(status) = Ended::of(raw) {
                 cmd.status = Some(status);
             } else {
                 self.pause(raw);
@@ -281,7 +281,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
     }
 
     /// How CMD ended, if it has.
-    fn status(&self) -> Option<Status> {
+    fn status(&self) -> Option<Ended> {
         self.cmd.as_ref().and_then(|cmd| cmd.status)
     }
 

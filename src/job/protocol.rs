@@ -1,7 +1,7 @@
 //! What do dlock and the guard say to each other? One message is one datagram: a letter, then numbers of eight bytes
 //! and texts. Both ends are the same program at the same version, so nothing here is a format to keep.
 
-use super::{Event, NotStarted, Process, Reached, Status, StopReason};
+use super::{Ended, Event, NotStarted, Process, Reached, StopReason};
 use crate::clock::Moment;
 use std::time::Duration;
 
@@ -126,21 +126,20 @@ fn reason_of(number: i64) -> Option<StopReason> {
     REASONS.get(usize::try_from(number).ok()?).copied()
 }
 
-fn number_of_status(status: Option<Status>) -> i64 {
+fn number_of_status(status: Option<Ended>) -> i64 {
     match status {
         None => -1,
-        Some(Status::Exited(code)) => i64::from(code),
-        Some(Status::Signaled(signal)) => 256 + i64::from(signal),
+        Some(Ended::Code(code)) => i64::from(code),
+        Some(Ended::Signal(signal)) => 256 + i64::from(signal),
     }
 }
 
-fn status_of(number: i64) -> Option<Status> {
+fn status_of(number: i64) -> Option<Ended> {
     match u8::try_from(number) {
-        Ok(code) => Some(Status::Exited(code)),
-        Err(_) => i32::try_from(number)
-            .ok()
-            .filter(|&number| number > 0)
-            .map(|signal| Status::Signaled(signal - 256)),
+        Ok(code) => Some(Ended::Code(code)),
+        Err(_) => {
+            i32::try_from(number).ok().filter(|&number| number > 0).map(|signal| Ended::Signal(signal - 256))
+        }
     }
 }
 
@@ -229,11 +228,11 @@ mod tests {
             Event::Stopped { signal: 20 },
             Event::Continued,
             Event::Refused(Process { pid: 9, name: "a (b) ü".into() }),
-            Event::CommandEnded { status: Status::Exited(7) },
-            Event::CommandEnded { status: Status::Signaled(9) },
+            Event::CommandEnded { status: Ended::Code(7) },
+            Event::CommandEnded { status: Ended::Signal(9) },
             Event::Ended { status: None, reason: None },
-            Event::Ended { status: Some(Status::Exited(255)), reason: Some(StopReason::MaxRun) },
-            Event::Ended { status: Some(Status::Signaled(64)), reason: None },
+            Event::Ended { status: Some(Ended::Code(255)), reason: Some(StopReason::MaxRun) },
+            Event::Ended { status: Some(Ended::Signal(64)), reason: None },
         ];
         events.extend(REASONS.map(|reason| Event::Stopping { reason }));
         for event in events {

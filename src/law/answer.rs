@@ -1,7 +1,7 @@
 //! What does a lock answer? The answers of the operations, as the law gives them, the stores pass them on and the commands
 //! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
 
-use super::operation::JobEnd;
+use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -185,7 +185,7 @@ pub struct LoggedEnd {
     /// How long it had waited, in milliseconds.
     pub waited: u64,
     /// How the job ended, where known.
-    pub job: Option<JobEnd>,
+    pub job: Option<Ended>,
     /// Who forced it, or asked for it.
     pub by: Option<Owner>,
 }

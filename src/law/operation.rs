@@ -1,8 +1,8 @@
 //! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
 
 use super::answer::Outcome;
+use crate::exit::Ended;
 use crate::lock::{Mode, Owner, Token};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What `acquire` asks for.
@@ -34,7 +34,7 @@ pub struct End {
     /// Whether CMD ran, and what ended it; if it did not, no min-hold is kept and nothing is logged.
     pub ran: Ran,
     /// CMD's exit status or signal, where known.
-    pub job: Option<JobEnd>,
+    pub job: Option<Ended>,
 }
 
 /// Whether the command was started under the hold, and what ended it.
@@ -56,16 +56,6 @@ impl Ran {
             Self::No => None,
         }
     }
-}
-
-/// How a job ended, as the log keeps it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum JobEnd {
-    /// Exit status.
-    Status(u8),
-    /// Number of the signal it died of.
-    Signal(i32),
 }
 
 /// How to take a lock away.

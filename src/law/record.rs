@@ -9,10 +9,11 @@
 //!   until it confirms; if it never does, the next one is served.
 
 use super::answer::{Left, LoggedEnd, Outcome};
-use super::operation::{Ask, JobEnd, Ran};
+use super::operation::{Ask, Ran};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
 use super::{ABSENCE, LOG_KEPT, SILENCE, SPENT_KEPT};
+use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -393,7 +394,7 @@ impl Record {
     }
 
     /// Gives back a hold, and answers what is left of its min-hold.
-    pub(super) fn release(&mut self, now: Time, token: &Token, ran: Ran, job: Option<JobEnd>) -> Duration {
+    pub(super) fn release(&mut self, now: Time, token: &Token, ran: Ran, job: Option<Ended>) -> Duration {
         match ran.outcome() {
             Some(outcome) => self.close(now, token, outcome, job),
             None => {
@@ -404,7 +405,7 @@ impl Record {
     }
 
     /// Ends a hold; its min-hold stands. Answers what is left of that.
-    fn close(&mut self, now: Time, token: &Token, outcome: Outcome, job: Option<JobEnd>) -> Duration {
+    fn close(&mut self, now: Time, token: &Token, outcome: Outcome, job: Option<Ended>) -> Duration {
         let kept = self.holds.get(token).filter(|hold| !hold.cool.passed(now)).cloned();
         let exclusive = matches!(self.lock, Lock::Exclusive { .. });
         self.end(now, token, outcome, job, None);
@@ -444,7 +445,7 @@ impl Record {
         now: Time,
         token: &Token,
         outcome: Outcome,
-        job: Option<JobEnd>,
+        job: Option<Ended>,
         by: Option<Owner>,
     ) {
         let Some(hold) = self.holds.remove(token) else { return };

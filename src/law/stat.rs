@@ -2,8 +2,8 @@
 //! granted and refused, how long people waited and held, how it ended. Nothing here decides anything.
 
 use super::answer::Outcome;
-use super::operation::JobEnd;
 use super::time::millis;
+use crate::exit::Ended;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -63,12 +63,12 @@ impl Histogram {
 
 impl Stat {
     /// Counts an end; both times are milliseconds since 1970.
-    pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<JobEnd>) {
+    pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<Ended>) {
         *self.ends.entry(outcome).or_default() += 1;
         self.last.insert(outcome, ended);
         self.held.add(Duration::from_millis(ended.saturating_sub(since)));
         match (outcome, job) {
-            (Outcome::Released, Some(JobEnd::Status(0))) => {
+            (Outcome::Released, Some(Ended::Code(0))) => {
                 self.succeeded += 1;
                 self.last_success = Some(ended);
             }

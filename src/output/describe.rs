@@ -5,7 +5,8 @@ use super::busy::who;
 use super::columns::width;
 use super::live::Room;
 use super::time::{local, millis, span};
-use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::exit::Ended;
+use crate::law::{Holder, LoggedEnd, Outcome, State};
 use crate::lock::By;
 use crate::store::View;
 use std::time::Duration;
@@ -103,8 +104,8 @@ pub fn end(end: &LoggedEnd) -> String {
         Outcome::Forced => "had it taken away",
     };
     match end.job {
-        Some(JobEnd::Status(status)) => format!("{how}; its job ended with status {status}"),
-        Some(JobEnd::Signal(signal)) => format!("{how}; its job died of signal {signal}"),
+        Some(Ended::Code(status)) => format!("{how}; its job ended with status {status}"),
+        Some(Ended::Signal(signal)) => format!("{how}; its job died of signal {signal}"),
         None => how.into(),
     }
 }

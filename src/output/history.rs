@@ -7,7 +7,8 @@ use super::locale::Charset;
 use super::time::{self, span};
 use super::{Coloured, escaped};
 use crate::cli::Color;
-use crate::law::{JobEnd, LoggedEnd, Outcome};
+use crate::exit::Ended;
+use crate::law::{LoggedEnd, Outcome};
 use axis::Axis;
 use std::time::Duration;
 
@@ -30,9 +31,9 @@ impl Look {
 /// How a hold ended, in a word or two.
 pub fn how(end: &LoggedEnd) -> String {
     match (end.outcome, end.job) {
-        (Outcome::Released, Some(JobEnd::Status(0))) => "ok".into(),
-        (Outcome::Released, Some(JobEnd::Status(status))) => format!("exit {status}"),
-        (Outcome::Released, Some(JobEnd::Signal(signal))) => format!("signal {signal}"),
+        (Outcome::Released, Some(Ended::Code(0))) => "ok".into(),
+        (Outcome::Released, Some(Ended::Code(status))) => format!("exit {status}"),
+        (Outcome::Released, Some(Ended::Signal(signal))) => format!("signal {signal}"),
         (Outcome::Released, None) => "ended".into(),
         (outcome, _) => outcome.word().into(),
     }
@@ -41,7 +42,7 @@ pub fn how(end: &LoggedEnd) -> String {
 /// The colour of an end.
 fn colour(end: &LoggedEnd) -> Option<&'static str> {
     match (end.outcome, end.job) {
-        (Outcome::Released, Some(JobEnd::Status(0))) => Some("\x1b[32m"),
+        (Outcome::Released, Some(Ended::Code(0))) => Some("\x1b[32m"),
         (Outcome::Released, Some(_)) => Some("\x1b[31m"),
         (Outcome::Released, None) => None,
         (Outcome::Timeout, _) => Some("\x1b[31m"),

@@ -3,7 +3,8 @@
 //! the fields; adding one is a minor change, anything else a major one.
 
 use super::time::{millis, utc};
-use crate::law::{Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::exit::Ended;
+use crate::law::{Holder, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
@@ -193,8 +194,8 @@ impl<'a> LastRun<'a> {
     fn of(end: &'a LoggedEnd) -> Self {
         let Owner { host, pid, user, command, reason, .. } = &end.owner;
         let (exit_status, signal) = match end.job {
-            Some(JobEnd::Status(status)) => (Some(status), None),
-            Some(JobEnd::Signal(signal)) => (None, Some(signal)),
+            Some(Ended::Code(status)) => (Some(status), None),
+            Some(Ended::Signal(signal)) => (None, Some(signal)),
             None => (None, None),
         };
         Self {

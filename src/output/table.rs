@@ -331,9 +331,10 @@ pub(super) fn last(end: &LoggedEnd, now: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::exit::Ended;
     use crate::law::Foreign;
     use crate::law::stat::Stat;
-    use crate::law::{Holder, JobEnd, Outcome};
+    use crate::law::{Holder, Outcome};
     use crate::lock::{Fence, Key, Name, Owner};
     use crate::store::Waiter;
     use std::time::Duration;
@@ -382,7 +383,7 @@ pub(super) mod tests {
             since: 1_763_637_600_000,
             ended: 1_763_638_020_000,
             waited: 12,
-            job: Some(JobEnd::Status(3)),
+            job: Some(Ended::Code(3)),
             by: None,
         };
         let left = Some(Duration::from_millis(26_500));

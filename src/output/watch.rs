@@ -4,7 +4,8 @@
 use super::busy::who;
 use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, json};
-use crate::law::{JobEnd, Outcome};
+use crate::exit::Ended;
+use crate::law::Outcome;
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::events::{Event, Kind};
 use serde::Serialize;
@@ -40,7 +41,7 @@ fn word(kind: Kind) -> &'static str {
 /// The colours of `history`: how it went decides.
 fn colour(event: &Event) -> Option<u8> {
     match (event.kind, event.job) {
-        (Kind::Released, Some(JobEnd::Status(0))) => Some(32),
+        (Kind::Released, Some(Ended::Code(0))) => Some(32),
         (Kind::Released, Some(_)) => Some(31),
         (Kind::Timeout, _) => Some(31),
         (Kind::Crashed | Kind::Lost | Kind::Expired, _) => Some(35),
@@ -80,8 +81,8 @@ fn told(event: &Event) -> String {
         parts.push(format!("held {}", span(held)));
     }
     match (event.kind, event.job) {
-        (_, Some(JobEnd::Status(status))) => parts.push(format!("exit {status}")),
-        (_, Some(JobEnd::Signal(signal))) => parts.push(format!("signal {signal}")),
+        (_, Some(Ended::Code(status))) => parts.push(format!("exit {status}")),
+        (_, Some(Ended::Signal(signal))) => parts.push(format!("signal {signal}")),
         _ => {}
     }
     match (event.kind, event.job) {
@@ -133,8 +134,8 @@ struct Person<'a> {
 pub fn object(key: &str, event: &Event) -> serde_json::Result<String> {
     let owner = event.owner.as_ref();
     let (exit_status, signal) = match event.job {
-        Some(JobEnd::Status(status)) => (Some(status), None),
-        Some(JobEnd::Signal(signal)) => (None, Some(signal)),
+        Some(Ended::Code(status)) => (Some(status), None),
+        Some(Ended::Signal(signal)) => (None, Some(signal)),
         None => (None, None),
     };
     let (mode, slots) = match event.mode {

@@ -3,7 +3,8 @@
 //! counter tells, so it is not known whose they were. Pure: who looks, how often, and what is printed is elsewhere.
 
 use super::{View, Waiter};
-use crate::law::{Holder, JobEnd, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
+use crate::exit::Ended;
+use crate::law::{Holder, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
 use crate::lock::{Fence, Mode, Name, Owner};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,7 +58,7 @@ pub struct Event {
     /// How long it held the lock.
     pub held: Option<Duration>,
     /// How the job ended.
-    pub job: Option<JobEnd>,
+    pub job: Option<Ended>,
     /// Who forced the end, or asked for it.
     pub by: Option<Owner>,
     /// How many were refused; 1 for all other events.

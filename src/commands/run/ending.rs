@@ -1,17 +1,9 @@
 //! How did the hold end, as its log is to say? From what became of the job, and of the lock while it ran. The exit status
 //! is another matter.
 
-use crate::job::{Status, StopReason};
-use crate::law::{JobEnd, Outcome, Ran};
+use crate::job::StopReason;
+use crate::law::{Outcome, Ran};
 use crate::lease::Loss;
-
-/// How a job ended, for the log.
-pub fn job_end(status: Status) -> JobEnd {
-    match status {
-        Status::Exited(code) => JobEnd::Status(code),
-        Status::Signaled(signal) => JobEnd::Signal(signal),
-    }
-}
 
 /// What ended a job that was started. A lock that was lost, and not the only one, or not for the store, is still there to be
 /// given back; then the loss is what there is to tell, also where `--on-lost warn` let the job go on.

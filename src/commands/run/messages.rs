@@ -8,8 +8,8 @@ use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
 use crate::error::Error;
-use crate::exit::Exit;
-use crate::job::{NotStarted, Process, Status, StopReason};
+use crate::exit::{Ended, Exit};
+use crate::job::{NotStarted, Process, StopReason};
 use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
 use crate::lock::{Key, Mode, Wait};
@@ -215,15 +215,15 @@ impl<'a> Messages<'a> {
     }
 
     /// CMD has ended, and from now on it is the rest of the job that is spoken of.
-    pub fn command_ended(&self, status: Status, rest: impl FnOnce() -> Vec<Process>) {
+    pub fn command_ended(&self, status: Ended, rest: impl FnOnce() -> Vec<Process>) {
         const NAMED: usize = 5;
         self.job.set("the rest of the job");
         if !self.context.printer.says(Kind::Detail) {
             return;
         }
         let how = match status {
-            Status::Exited(code) => format!("has ended with status {code}"),
-            Status::Signaled(signal) => format!("died of signal {signal}"),
+            Ended::Code(code) => format!("has ended with status {code}"),
+            Ended::Signal(signal) => format!("died of signal {signal}"),
         };
         let rest = rest();
         let mut named: Vec<String> =

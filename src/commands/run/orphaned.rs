@@ -1,7 +1,7 @@
 //! What does the guard do once dlock is gone? It gives back what the token has: the place in the queue, or the hold,
 //! after the job is dead. This runs in the guard's process, whose only thread it is.
 
-use super::ending::{job_end, ran};
+use super::ending::ran;
 use super::messages::Messages;
 use crate::clock::Moment;
 use crate::commands::context::Context;
@@ -28,10 +28,9 @@ pub fn orphaned<'a>(
     move |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),
         Orphaned::Over { started, status, reason } => {
-            let job = status.map(job_end);
             let ran = if started { ran(reason, None) } else { Ran::No };
             let by = context.deadline().max(Moment::now().after(PATIENCE.min(run.ttl.get())));
-            let answer = give_back(store, names, token, &End { ran, job }, by);
+            let answer = give_back(store, names, token, &End { ran, job: status }, by);
             if started && reason.is_some() {
                 messages.orphaned(answer);
             }

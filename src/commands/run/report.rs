@@ -4,8 +4,7 @@
 use crate::cli;
 use crate::clock::Moment;
 use crate::error;
-use crate::exit::Exit;
-use crate::law::JobEnd;
+use crate::exit::{Ended, Exit};
 use crate::lease::Loss;
 use crate::lock::Fence;
 use crate::output::report::{HowLost, Outcome, Report};
@@ -26,7 +25,7 @@ pub struct RunReport {
     /// Whether the command was started.
     pub started: bool,
     /// How the command ended.
-    pub job: Option<JobEnd>,
+    pub job: Option<Ended>,
     /// How the lock was lost.
     pub lost: Option<Loss>,
 }
@@ -38,8 +37,8 @@ impl RunReport {
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let outcome = self.outcome(exit);
         let (exit_status, signal) = match (self.job, exit) {
-            (Some(JobEnd::Status(status)), _) => (Some(status), None),
-            (Some(JobEnd::Signal(signal)), _) => (None, Some(signal)),
+            (Some(Ended::Code(status)), _) => (Some(status), None),
+            (Some(Ended::Signal(signal)), _) => (None, Some(signal)),
             (None, Exit::Signal(signal)) => (None, Some(signal)),
             (None, _) => (None, None),
         };

@@ -1,6 +1,7 @@
 //! What is counted, and who is told: the totals, an operator's request, and those who look on.
 
 use super::*;
+use crate::exit::Ended;
 use crate::law::stat::{BOUNDS, Histogram, Stat};
 
 impl Scene {
@@ -9,7 +10,7 @@ impl Scene {
     }
 
     /// Ends a hold whose job ended so.
-    fn finish(&mut self, who: u32, locks: &str, job: Option<JobEnd>) -> Left {
+    fn finish(&mut self, who: u32, locks: &str, job: Option<Ended>) -> Left {
         self.book.leave(self.now, &Self::names(locks), &token(who), &End { ran: Ran::Yes, job })
     }
 
@@ -80,13 +81,8 @@ fn who_leaves_the_queue_is_counted_once_and_at_one_lock() {
 #[test]
 fn jobs_are_counted_by_how_they_ended() {
     let mut scene = Scene::new();
-    let jobs = [
-        Some(JobEnd::Status(0)),
-        Some(JobEnd::Status(1)),
-        Some(JobEnd::Signal(9)),
-        None,
-        Some(JobEnd::Status(0)),
-    ];
+    let jobs =
+        [Some(Ended::Code(0)), Some(Ended::Code(1)), Some(Ended::Signal(9)), None, Some(Ended::Code(0))];
     let mut at = Vec::new();
     for (who, job) in (1..).zip(jobs) {
         assert!(scene.queue(who, "a", X));
@@ -110,7 +106,7 @@ fn jobs_are_counted_by_how_they_ended() {
 fn what_did_not_end_by_itself_has_failed() {
     let mut scene = Scene::new();
     let cut = [Outcome::Crashed, Outcome::Timeout, Outcome::Stopped, Outcome::Lost];
-    for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(JobEnd::Status(0)), None, None])) {
+    for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(Ended::Code(0)), None, None])) {
         assert!(scene.queue(who, "a", X));
         scene.pass(1000);
         let end = End { ran: Ran::Cut(outcome), job };
@@ -152,7 +148,7 @@ fn a_hold_taken_away_ends_once() {
     assert!(scene.queue(1, "a", X));
     scene.revoke("a", When::Safe);
     scene.pass(100);
-    assert_eq!(scene.finish(1, "a", Some(JobEnd::Status(0))), GONE);
+    assert_eq!(scene.finish(1, "a", Some(Ended::Code(0))), GONE);
     scene.pass(60_000);
     assert!(scene.ask(2, "a", X));
     let stat = scene.stat("a");

@@ -5,7 +5,7 @@ use crate::lock::{Fence, Owner};
 
 const NOW: u64 = 1_763_724_720_000;
 
-fn end(hour: u64, minutes: u64, waited: u64, outcome: Outcome, job: Option<JobEnd>) -> LoggedEnd {
+fn end(hour: u64, minutes: u64, waited: u64, outcome: Outcome, job: Option<Ended>) -> LoggedEnd {
     let since = NOW - hour * 3_600_000;
     LoggedEnd {
         outcome,
@@ -26,11 +26,11 @@ fn end(hour: u64, minutes: u64, waited: u64, outcome: Outcome, job: Option<JobEn
 }
 
 fn log() -> Vec<LoggedEnd> {
-    let status = |status| Some(JobEnd::Status(status));
+    let status = |status| Some(Ended::Code(status));
     vec![
         end(1, 7, 0, Outcome::Released, status(0)),
         end(2, 12, 20, Outcome::Released, status(3)),
-        end(3, 1, 0, Outcome::Released, Some(JobEnd::Signal(15))),
+        end(3, 1, 0, Outcome::Released, Some(Ended::Signal(15))),
         end(4, 55, 0, Outcome::Expired, None),
         end(6, 0, 0, Outcome::Released, status(0)),
         end(8, 90, 0, Outcome::Forced, None),

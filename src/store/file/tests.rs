@@ -4,7 +4,8 @@
 use super::queue::SHOWN;
 use super::sweep::SWEEP_EVERY;
 use super::*;
-use crate::law::{HISTORY_KEPT, JobEnd, Outcome, Patience, Ran, State, When};
+use crate::exit::Ended;
+use crate::law::{HISTORY_KEPT, Outcome, Patience, Ran, State, When};
 use crate::lock::{Mode, Owner};
 use crate::store::file::mutex::Mutex;
 use anyhow::{Context as _, Result, ensure};
@@ -126,7 +127,7 @@ fn by() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(JobEnd::Status(0)) }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)) }
 }
 
 impl Process {

@@ -2,8 +2,9 @@
 //! whatever is not as the script's header says, or is longer or greater than dlock ever writes, is [`Error::Garbled`].
 //! Who asked about one lock hears that of this lock alone.
 
+use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Holder, JobEnd, LoggedEnd, Outcome, State};
+use crate::law::{Blocker, Holder, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode, Owner, SLOTS_MAX};
 use crate::store::Error;
 use redis::Value;
@@ -216,7 +217,7 @@ impl Reply {
             since: self.number_in(&since)? / 1000,
             ended: self.number_in(&ended)?,
             waited: self.number_in(&waited)?,
-            job: serde_json::from_str::<JobEnd>(&job).ok(),
+            job: serde_json::from_str::<Ended>(&job).ok(),
             by: self.owner_if_any(&by)?,
         }))
     }
