@@ -62,14 +62,14 @@ pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 /// The records that an operation may look at, by full name. A lock without one is free.
 ///
 /// An operation on some locks may turn to those of whoever waits for them, and to theirs. One that it did not find in the
-/// book is there afterwards: then it took for free what may not be, and has to be applied again to a book that has it.
+/// table is there afterwards: then it took for free what may not be, and has to be applied again to a table that has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Book {
+pub struct LockTable {
     /// By the locks' full names.
     pub records: BTreeMap<String, Record>,
 }
 
-impl Book {
+impl LockTable {
     /// Acquire, a waiter's heartbeat, and the confirmation of a grant: one operation, told apart by what the records
     /// know of the token.
     pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {
@@ -207,9 +207,9 @@ impl Book {
     /// Whoever had this token is known to be dead, with everything that ran under it. Only a store that hears of
     /// deaths can say so; a min-hold stands. Nobody is served here: the operation that follows does that, and `inspect`
     /// shows what is, not what would be.
-    pub fn bury(&mut self, now: Time, token: &Token) {
+    pub fn reap(&mut self, now: Time, token: &Token) {
         for record in self.records.values_mut() {
-            record.bury(now, token);
+            record.reap(now, token);
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 pub use crate::law::view::{View, Waiter};
 
+mod engine;
 pub mod events;
 pub mod file;
 pub mod probe;

@@ -31,6 +31,7 @@
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - file_store: other users, limits and stopped processes where the store is a directory
 //! - interop: the well-known pattern of other lock libraries
+//! - conformance: what every store does alike
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
 //! - walls: who may know whom in src
@@ -50,6 +51,7 @@ mod check;
 mod cluster;
 mod completions;
 mod config;
+mod conformance;
 mod contention;
 mod control_group;
 mod doctor;

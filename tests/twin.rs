@@ -6,7 +6,7 @@
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, When};
-use dlock::law::{Book, Lock, Time};
+use dlock::law::{Lock, LockTable, Time};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store;
 use dlock::store::quorum::QuorumStore;
@@ -212,7 +212,7 @@ struct Twins<'a> {
     raw: &'a mut Vec<redis::Connection>,
     store: Box<dyn Store>,
     names: Vec<Name>,
-    law: Book,
+    law: LockTable,
     now: Time,
     people: Vec<(Token, Want)>,
     /// Whose proof was last looked at: one after each step.
@@ -417,7 +417,7 @@ fn answer_alike(servers: usize, cases: u32, histories: &impl Strategy<Value = (V
                 names: (0..LOCKS)
                     .map(|lock| Name::new("t:", &Key::new(&format!("k{number}-{lock}")).unwrap()).unwrap())
                     .collect(),
-                law: Book::default(),
+                law: LockTable::default(),
                 now: *now.borrow(),
                 people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),
                 looked: 0,

@@ -1,5 +1,5 @@
 //! What is kept of one lock, and how does it change? The record of a lock: who holds it, who waits, what was. Each step
-//! here looks at one lock only; what concerns several at once (the queue of who wants more than one) is [`super::Book`]'s.
+//! here looks at one lock only; what concerns several at once (the queue of who wants more than one) is [`super::LockTable`]'s.
 //!
 //! Invariants between two operations:
 //! - `holds` is what dlock knows of the holders; `lock` is the truth (I12). A hold that `lock` no longer bears out has
@@ -469,7 +469,7 @@ impl Record {
     }
 
     /// Whoever had this token is known to be dead, with everything that ran under it.
-    pub fn bury(&mut self, now: Time, token: &Token) {
+    pub fn reap(&mut self, now: Time, token: &Token) {
         self.expire(now);
         self.remove_waiter(token);
         if self.is_held_by(token) {

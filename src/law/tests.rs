@@ -23,9 +23,9 @@ const X: Mode = Mode::Exclusive;
 const S: Mode = Mode::Shared;
 const RAN: End = End { ran: Ran::Yes, job: None };
 
-/// A book at a time. Each number is an asker; locks are named by one letter each.
+/// A table at a time. Each number is an asker; locks are named by one letter each.
 struct Scene {
-    book: Book,
+    table: LockTable,
     now: Time,
     ttl: Duration,
     min_hold: Duration,
@@ -34,7 +34,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let now = Time(1_800_000_000_000_000);
-        Self { book: Book::default(), now, ttl: TTL, min_hold: Duration::ZERO }
+        Self { table: LockTable::default(), now, ttl: TTL, min_hold: Duration::ZERO }
     }
 
     fn names(locks: &str) -> Names {
@@ -51,7 +51,7 @@ impl Scene {
         let (ttl, min_hold) = (self.ttl, self.min_hold);
         let owner = Owner { pid: who, ..Owner::default() };
         let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience };
-        self.book.acquire(self.now, &Self::names(locks), &ask)
+        self.table.acquire(self.now, &Self::names(locks), &ask)
     }
 
     /// Asks and queues up; whether it was granted.
@@ -79,19 +79,19 @@ impl Scene {
     }
 
     fn renew(&mut self, who: u32, locks: &str) -> Renewal {
-        self.book.renew(self.now, &Self::names(locks), &token(who), self.ttl)
+        self.table.renew(self.now, &Self::names(locks), &token(who), self.ttl)
     }
 
     fn leave(&mut self, who: u32, locks: &str) -> Left {
-        self.book.leave(self.now, &Self::names(locks), &token(who), &RAN)
+        self.table.leave(self.now, &Self::names(locks), &token(who), &RAN)
     }
 
     fn revoke(&mut self, lock: &str, when: When) -> Revoked {
-        self.book.revoke(self.now, &name(lock), &Revoke { when, by: Owner::default() })
+        self.table.revoke(self.now, &name(lock), &Revoke { when, by: Owner::default() })
     }
 
     fn record(&mut self, lock: &str) -> &mut Record {
-        self.book.records.entry(lock.into()).or_default()
+        self.table.records.entry(lock.into()).or_default()
     }
 
     fn seen(&mut self, lock: &str) -> View {
@@ -357,9 +357,9 @@ fn a_hold_without_one_of_its_locks_neither_renews_nor_proves_anything() {
         for lock in [Lock::Free, Lock::Foreign { until: None }] {
             let mut scene = Scene::new();
             assert!(scene.queue(1, "ab", mode));
-            assert!(scene.book.prove(scene.now, &Scene::names("ab"), &token(1)).is_some());
+            assert!(scene.table.prove(scene.now, &Scene::names("ab"), &token(1)).is_some());
             scene.record("a").lock = lock;
-            assert_eq!(scene.book.prove(scene.now, &Scene::names("ab"), &token(1)), None);
+            assert_eq!(scene.table.prove(scene.now, &Scene::names("ab"), &token(1)), None);
             assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld, "{mode}");
             assert!(!scene.ask(2, "b", X), "its job may still run");
             assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Spent);
@@ -397,7 +397,7 @@ fn a_job_that_never_ran_leaves_no_min_hold() {
         scene.min_hold = Duration::from_secs(3);
         assert!(scene.queue(1, "ab", mode));
         let never = End { ran: Ran::No, job: None };
-        assert_eq!(scene.book.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
+        assert_eq!(scene.table.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
         assert!(scene.ask(2, "ab", X) && scene.record("a").log.is_empty());
     }
 }
@@ -431,12 +431,12 @@ fn a_revocation_at_once_frees_that_lock_alone() {
 }
 
 #[test]
-fn the_dead_are_buried_in_all_their_locks_and_queues() {
+fn the_dead_are_reaped_in_all_their_locks_and_queues() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "ab", S) && !scene.queue(2, "abc", X) && !scene.queue(3, "bc", S));
-    scene.book.bury(scene.now, &token(2));
+    scene.table.reap(scene.now, &token(2));
     assert!(scene.queue(3, "bc", S));
-    scene.book.bury(scene.now, &token(1));
+    scene.table.reap(scene.now, &token(1));
     assert!(scene.ask(4, "a", X) && scene.record("b").waiters.is_empty());
 }
 

@@ -1,6 +1,6 @@
 //! Does the law hold in any history? Random histories of three locks and six askers, in every mode, several locks at once,
 //! with clients that die, fall silent, come back and repeat themselves, and locks that vanish or become foreign. Each
-//! answer goes to the [`Observer`]; each operation is also run on the part of the book that it may look at, and once more.
+//! answer goes to the [`Observer`]; each operation is also run on the part of the table that it may look at, and once more.
 
 use super::super::*;
 use super::observer::{Asker, Check, Observer};
@@ -74,7 +74,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 struct World {
-    book: Book,
+    table: LockTable,
     now: Time,
     askers: Vec<Asker>,
     /// Who each asker was before it left.
@@ -97,7 +97,7 @@ impl World {
             mode: *mode,
         };
         Self {
-            book: Book::default(),
+            table: LockTable::default(),
             now: Time(1_800_000_000_000_000),
             askers: (1..).zip(wishes).map(asker).collect(),
             former: vec![None; wishes.len()],
@@ -118,22 +118,22 @@ impl World {
         }
     }
 
-    /// Runs an operation on the book; and on only as much of it as the operation turns to, which must come to the same.
+    /// Runs an operation on the table; and on only as much of it as the operation turns to, which must come to the same.
     /// Then once more, on a copy: what a client is told that lost the first reply.
     fn run<A: PartialEq + std::fmt::Debug>(
         &mut self,
         names: &Names,
-        act: impl Fn(&mut Book) -> A,
+        act: impl Fn(&mut LockTable) -> A,
     ) -> Result<(A, A), TestCaseError> {
-        let before = self.book.clone();
-        let answer = act(&mut self.book);
+        let before = self.table.clone();
+        let answer = act(&mut self.table);
         let mut read: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         loop {
             let records = read.iter().map(|lock| {
                 let record = before.records.get(lock).cloned().unwrap_or_default();
                 (lock.clone(), record)
             });
-            let mut part = Book { records: records.collect() };
+            let mut part = LockTable { records: records.collect() };
             let part_answer = act(&mut part);
             let missing: Vec<String> =
                 part.records.keys().filter(|lock| !read.contains(lock)).cloned().collect();
@@ -141,23 +141,23 @@ impl World {
                 read.extend(missing);
                 continue;
             }
-            prop_assert_eq!(&answer, &part_answer, "the part of the book that it turns to is enough");
+            prop_assert_eq!(&answer, &part_answer, "the part of the table that it turns to is enough");
             for (lock, record) in &part.records {
-                prop_assert_eq!(Some(record), self.book.records.get(lock));
+                prop_assert_eq!(Some(record), self.table.records.get(lock));
             }
             break;
         }
-        let mut copy = self.book.clone();
+        let mut copy = self.table.clone();
         let again = act(&mut copy);
         Ok((answer, again))
     }
 
     fn acquire(&mut self, asker: &Asker, ask: &Ask) -> Result<Acquired, TestCaseError> {
         let now = self.now;
-        let (answer, again) = self.run(&asker.names, |book| book.acquire(now, &asker.names, ask))?;
+        let (answer, again) = self.run(&asker.names, |table| table.acquire(now, &asker.names, ask))?;
         prop_assert_eq!(&answer, &again, "re-sent");
         self.observer.acquired(now, asker, ask, &answer)?;
-        self.observer.look(now, &self.book)?;
+        self.observer.look(now, &self.table)?;
         Ok(answer)
     }
 
@@ -165,7 +165,7 @@ impl World {
         let now = self.now;
         let end = End { ran, job: None };
         let (answer, again) =
-            self.run(&asker.names, |book| book.leave(now, &asker.names, &asker.token, &end))?;
+            self.run(&asker.names, |table| table.leave(now, &asker.names, &asker.token, &end))?;
         let same = matches!(
             (answer, again),
             (Left::Released { .. } | Left::Already, Left::Already)
@@ -185,7 +185,7 @@ impl World {
     fn step(&mut self, step: &Step) -> Check {
         // No two requests come to a store in the same microsecond.
         self.now = Time(self.now.0 + 1);
-        self.observer.look(self.now, &self.book)?;
+        self.observer.look(self.now, &self.table)?;
         let now = self.now;
         match *step {
             Step::Acquire { who, patience, ttl, min_hold } => {
@@ -200,9 +200,9 @@ impl World {
                 if !self.observer.is_waiting(&asker) {
                     let ttl = Duration::from_millis(ttl);
                     let (answer, again) =
-                        self.run(&asker.names, |book| book.renew(now, &asker.names, &asker.token, ttl))?;
+                        self.run(&asker.names, |table| table.renew(now, &asker.names, &asker.token, ttl))?;
                     prop_assert_eq!(answer, again);
-                    let proof = self.book.prove(now, &asker.names, &asker.token);
+                    let proof = self.table.prove(now, &asker.names, &asker.token);
                     prop_assert_eq!(
                         proof.map(|proof| proof.lease),
                         (answer == Renewal::Renewed).then_some(ttl)
@@ -228,13 +228,14 @@ impl World {
             Step::Revoke { lock, when } => {
                 let lock = name(LOCKS[lock]);
                 let revoke = Revoke { when, by: Owner::default() };
-                let (answer, _) = self.run(&lock.clone().into(), |book| book.revoke(now, &lock, &revoke))?;
+                let (answer, _) =
+                    self.run(&lock.clone().into(), |table| table.revoke(now, &lock, &revoke))?;
                 self.observer.revoked(now, lock.as_str(), when, &answer)?;
             }
             Step::Bury(who) => {
                 let asker = self.askers[who].clone();
-                self.book.bury(now, &asker.token);
-                self.observer.buried(now, &asker);
+                self.table.reap(now, &asker.token);
+                self.observer.reaped(now, &asker);
                 self.reborn(who);
             }
             Step::Reborn(who) => self.reborn(who),
@@ -242,13 +243,13 @@ impl World {
             Step::Vanish(lock) => self.disturb(LOCKS[lock], None),
             Step::Intrude { lock, ttl } => self.disturb(LOCKS[lock], Some(ttl)),
         }
-        self.observer.look(self.now, &self.book)
+        self.observer.look(self.now, &self.table)
     }
 
     fn disturb(&mut self, lock: &str, foreign: Option<Option<u64>>) {
         let until = foreign.map(|ttl| ttl.map(|ttl| self.now.millis() + ttl));
         let key = until.map_or(Lock::Free, |until| Lock::Foreign { until: until.map(Due) });
-        self.book.records.entry(lock.to_owned()).or_default().lock = key;
+        self.table.records.entry(lock.to_owned()).or_default().lock = key;
         self.observer.disturbed(lock, until);
     }
 
@@ -256,8 +257,11 @@ impl World {
     /// told to, for nobody wakes it. Everybody must be granted, in the time that the dead may cost.
     fn drain(&mut self) -> Check {
         for lock in LOCKS {
-            let foreign =
-                self.book.records.get(lock).is_some_and(|record| matches!(record.lock, Lock::Foreign { .. }));
+            let foreign = self
+                .table
+                .records
+                .get(lock)
+                .is_some_and(|record| matches!(record.lock, Lock::Foreign { .. }));
             if foreign {
                 self.disturb(lock, None);
             }
@@ -285,17 +289,17 @@ impl World {
 
     /// When all is over nothing is left but fence and log.
     fn is_forgotten(&mut self) -> Check {
-        let written = serde_json::to_string(&self.book.records)
+        let written = serde_json::to_string(&self.table.records)
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         let read: BTreeMap<String, Record> =
             serde_json::from_str(&written).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        prop_assert_eq!(&read, &self.book.records, "a record survives the file");
+        prop_assert_eq!(&read, &self.table.records, "a record survives the file");
         self.now = Time(self.now.0 + 1000 * (1 + millis(SPENT_KEPT)));
         let last = Asker { id: 99, token: token(99), names: names_of(7), mode: Mode::Exclusive };
         let granted = self.acquire(&last, &Self::ask(&last, Patience::None, 500, 0))?;
         prop_assert!(matches!(granted, Acquired::Granted(_)));
         self.leave(&last, Ran::Yes)?;
-        for record in self.book.records.values() {
+        for record in self.table.records.values() {
             prop_assert!(record.holds.is_empty() && record.queue.is_empty() && record.waiters.is_empty());
             prop_assert!(
                 record.lock == Lock::Free && record.spent.len() <= 1 && record.log.len() <= LOG_KEPT

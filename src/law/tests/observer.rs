@@ -262,7 +262,7 @@ impl Observer {
         Ok(())
     }
 
-    pub(super) fn buried(&mut self, now: Time, asker: &Asker) {
+    pub(super) fn reaped(&mut self, now: Time, asker: &Asker) {
         for belief in self.mine_mut(asker.id).filter(|belief| !belief.over && belief.due() > now.millis()) {
             belief.over = true;
             if belief.revoked {
@@ -352,11 +352,11 @@ impl Observer {
     }
 
     /// After every step: what `inspect` shows, and whether all that was told fits together.
-    pub(super) fn look(&mut self, now: Time, book: &Book) -> Check {
+    pub(super) fn look(&mut self, now: Time, table: &LockTable) -> Check {
         self.beliefs
             .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
         let seen: BTreeMap<&String, View> =
-            book.records.iter().map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
+            table.records.iter().map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
         let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
         let mut shown = BTreeSet::new();
         for (lock, seen) in &seen {

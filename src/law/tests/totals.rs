@@ -11,7 +11,7 @@ impl Scene {
 
     /// Ends a hold whose job ended so.
     fn finish(&mut self, who: u32, locks: &str, job: Option<Ended>) -> Left {
-        self.book.leave(self.now, &Self::names(locks), &token(who), &End { ran: Ran::Yes, job })
+        self.table.leave(self.now, &Self::names(locks), &token(who), &End { ran: Ran::Yes, job })
     }
 
     fn fence(&mut self, lock: &str, who: u32) -> Fence {
@@ -20,7 +20,7 @@ impl Scene {
 
     fn request(&mut self, lock: &str, fence: Fence, by: u32) -> Requested {
         let by = Owner { pid: by, ..Owner::default() };
-        self.book.request(self.now, &name(lock), fence, &by)
+        self.table.request(self.now, &name(lock), fence, &by)
     }
 }
 
@@ -96,7 +96,7 @@ fn jobs_are_counted_by_how_they_ended() {
     assert_eq!((ends(&stat), stat.held.sum), (vec![(Outcome::Released, 5)], 5000));
     // A command that never ran is no end.
     assert!(scene.queue(9, "a", X));
-    scene.book.leave(scene.now, &Scene::names("a"), &token(9), &End { ran: Ran::No, job: None });
+    scene.table.leave(scene.now, &Scene::names("a"), &token(9), &End { ran: Ran::No, job: None });
     let stat = scene.stat("a");
     assert_eq!((stat.waited.count(), stat.held.count()), (6, 5));
 }
@@ -110,7 +110,7 @@ fn what_did_not_end_by_itself_has_failed() {
         assert!(scene.queue(who, "a", X));
         scene.pass(1000);
         let end = End { ran: Ran::Cut(outcome), job };
-        assert_eq!(scene.book.leave(scene.now, &Scene::names("a"), &token(who), &end), GONE);
+        assert_eq!(scene.table.leave(scene.now, &Scene::names("a"), &token(who), &end), GONE);
     }
     assert!(scene.queue(9, "a", X));
     scene.pass(60_000);
@@ -123,7 +123,7 @@ fn what_did_not_end_by_itself_has_failed() {
     scene.min_hold = Duration::from_secs(60);
     assert!(scene.ask(1, "a", X));
     let end = End { ran: Ran::Cut(Outcome::Crashed), job: None };
-    let left = scene.book.leave(scene.now, &Scene::names("a"), &token(1), &end);
+    let left = scene.table.leave(scene.now, &Scene::names("a"), &token(1), &end);
     assert!(matches!(left, Left::Released { cooling } if !cooling.is_zero()), "{left:?}");
 }
 
@@ -232,7 +232,7 @@ fn who_looks_on_is_remembered_as_long_as_it_says_so() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
     let before = scene.record("a").clone();
-    let watches = |scene: &mut Scene, who| scene.book.watch(scene.now, &name("a"), &token(who));
+    let watches = |scene: &mut Scene, who| scene.table.watch(scene.now, &name("a"), &token(who));
     watches(&mut scene, 7);
     scene.pass(10_000);
     watches(&mut scene, 8);

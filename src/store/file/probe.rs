@@ -2,11 +2,12 @@
 //! Makes no directory.
 
 use super::directory::{Directory, FileName, Kind};
-use super::life::{Life, Pulse, pulse};
+use super::liveness::{LifeFile, liveness};
 use super::mutex::Mutex;
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
+use crate::store::engine::Liveness;
 use crate::store::probe::{self, Disk};
 use rustix::fs::{fstat, fstatfs};
 use std::path::Path;
@@ -62,15 +63,15 @@ fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
 
 /// A life is to be felt while it lasts, and not after, and what it says to be heard.
 fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
-    let life = Life::begin(directory, token).map_err(|error| error.to_string())?;
-    let during = pulse(directory, token);
+    let life = LifeFile::begin(directory, token).map_err(|error| error.to_string())?;
+    let during = liveness(directory, token);
     let is_heard = life.say(Moment::now().since_boot());
     drop(life);
-    let after = pulse(directory, token);
+    let after = liveness(directory, token);
     directory.remove(&FileName::of(token.secret(), Kind::Life)).map_err(|errno| errno.to_string())?;
     match (during, after) {
-        (Pulse::Beats(_), Pulse::Stopped) if is_heard => Ok(()),
-        (Pulse::Beats(_), Pulse::Stopped) => Err("a FIFO does not keep the time that it is given".into()),
+        (Liveness::Alive(_), Liveness::Dead) if is_heard => Ok(()),
+        (Liveness::Alive(_), Liveness::Dead) => Err("a FIFO does not keep the time that it is given".into()),
         _ => Err("a FIFO does not tell whether anybody reads it".into()),
     }
 }

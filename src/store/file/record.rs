@@ -4,13 +4,13 @@
 //! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins: it never steps, and reads like
 //! microseconds since 1970. (Containers share it, unless they are given a time namespace of their own: those must not
 //! share a directory.) Records whose offsets differ, because the wall clock was set between their beginnings, are
-//! brought to one time when a step needs them together: see [`Kept::lift`]. After another boot nothing of a hold or a
+//! brought to one time when a step needs them together: see [`RecordFile::lift`]. After another boot nothing of a hold or a
 //! waiter can be alive: both are dropped, and fence and log stay.
 //!
 //! How it lies in the file is told in [`super::slot`], and how those who wait for it are kept in [`super::queue`].
 //!
 //! What is read may have been put there by somebody else who may write the directory: all of it has bounds, see
-//! [`Kept::check`].
+//! [`RecordFile::check`].
 
 use crate::law::LoggedEnd;
 use crate::law::{
@@ -19,10 +19,12 @@ use crate::law::{
 use crate::law::{millis, stat::Stat};
 use crate::lock::{SLOTS_MAX, Token};
 use crate::store::Error;
+use crate::store::engine::queue::{Queue, Waiting};
+use crate::store::engine::{CatchUp, Tracked};
 use crate::store::file::boot::{Boot, micros};
 use crate::store::file::directory::{Directory, FileName, Kind};
-use crate::store::file::life::{Told, told};
-use crate::store::file::queue::{Entry, Queue, Room};
+use crate::store::file::liveness::{Told, told};
+use crate::store::file::queue::{self, Room, Times};
 use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,7 +40,7 @@ pub(super) const NUMBER_MOST: u64 = 1 << 60;
 
 /// All that is kept of one lock.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct RecordFile {
     /// The full name of the lock, for `list`, and as a check.
     pub(super) name: String,
     boot: String,
@@ -47,24 +49,18 @@ pub(super) struct Kept {
     /// When it was last written.
     used: Time,
     /// The tokens that have a life file. Others are believed to live. (Those of waiters stand in the queue.)
-    pub(super) lives: BTreeMap<Token, Alive>,
+    #[serde(rename = "lives")]
+    pub(super) tracked: BTreeMap<Token, Tracked>,
     /// What the law keeps: its log only while a step runs, and those waiters only whom it was shown.
     pub(super) record: Record,
     #[serde(skip)]
     pub(super) queue: Queue,
     #[serde(skip)]
+    times: Times,
+    #[serde(skip)]
     slot: Option<Arc<Slot>>,
     /// The ends, newest first. Only `inspect` needs to understand them; they are most of the file.
     log: VecDeque<Box<RawValue>>,
-}
-
-/// What is known of a token that has a life file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Alive {
-    /// How many locks it asked for together: where it is buried in all of them, its file can go.
-    pub(super) locks: u32,
-    /// How long a lease it takes, in milliseconds: so long it may believe in one whose end can no longer be read.
-    pub(super) ttl: u64,
 }
 
 /// What can be read of any format.
@@ -108,7 +104,7 @@ impl Former {
     }
 }
 
-impl Kept {
+impl RecordFile {
     fn new(name: &str, boot: &Boot) -> Self {
         let offset = boot.offset();
         Self {
@@ -116,9 +112,10 @@ impl Kept {
             boot: boot.id.clone(),
             offset,
             used: Time(0),
-            lives: BTreeMap::new(),
+            tracked: BTreeMap::new(),
             record: Record::default(),
             queue: Queue::default(),
+            times: Times::Same,
             slot: None,
             log: VecDeque::new(),
         }
@@ -145,7 +142,7 @@ impl Kept {
             Ok(None) => return bad("its format is another"),
             Err(error) => return bad(&shortened(&error.to_string())),
         };
-        kept.queue = match Queue::parse(&content.queue) {
+        kept.queue = match queue::parse(&content.queue) {
             Ok(queue) => queue,
             Err(why) => return bad(why),
         };
@@ -239,7 +236,7 @@ impl Kept {
         let mut missing: Vec<Token> = Vec::new();
         for (token, hold) in &record.holds {
             let asks = hold.confirmed && hold.phase != Phase::Cooling;
-            let Some(alive) = self.lives.get(token).filter(|_| asks) else { continue };
+            let Some(alive) = self.tracked.get(token).filter(|_| asks) else { continue };
             if whom == CatchUp::Due && !hold.until.passed(now) {
                 continue;
             }
@@ -258,16 +255,16 @@ impl Kept {
             record.lasts(&token, until);
         }
         for token in missing {
-            self.lives.remove(&token);
+            self.tracked.remove(&token);
         }
         // Who was heard of in his own file was heard of.
         let mut heard = record.absence.heard;
         if heard.0 > 0 {
-            for entry in self.queue.entries.iter().filter(|entry| entry.has_life) {
+            for waiting in self.queue.waiting.iter().filter(|waiting| waiting.is_tracked) {
                 if now.millis().saturating_sub(heard.0) <= millis(ABSENCE) {
                     break;
                 }
-                let token = entry.token();
+                let token = waiting.token();
                 if let Some(Told::Until(at)) = token.map(|token| told(directory, &token, boot.now())) {
                     heard = heard.max(due(at.saturating_sub(SILENCE), self.offset));
                 }
@@ -286,13 +283,16 @@ impl Kept {
         boot: &Boot,
         now: Time,
     ) -> Result<Vec<String>, Error> {
-        let note = match (&self.slot, self.queue.entries.get(at)) {
-            (Some(slot), Some(entry)) => slot.notes(entry.note()),
-            _ => Ok(Vec::new()),
+        let file = || FileName::of(&self.name, Kind::Record);
+        let (Some(slot), Some(waiting)) = (&self.slot, self.queue.waiting.get(at)) else {
+            return Ok(Vec::new());
         };
-        let note = note.map_err(|errno| directory.error("read the record of the lock", errno))?;
+        let note = slot
+            .notes((waiting.note.0.into(), waiting.note.1.into()))
+            .map_err(|errno| directory.error("read the record of the lock", errno))?;
+        let note = queue::note(&note).map_err(|why| damaged(directory, &file(), why))?;
         let offset = self.offset;
-        let shown = self.queue.show(at, &note, &self.name, record, &mut self.lives, |token, waiter| {
+        let shown = self.queue.show(at, note, &self.name, record, &mut self.tracked, |token, waiter| {
             if !waiter.silent.passed(now) {
                 return;
             }
@@ -305,31 +305,14 @@ impl Kept {
         shown.map_err(|why| damaged(directory, &FileName::of(&self.name, Kind::Record), why))
     }
 
-    /// Shows all who wait, to be looked at.
-    pub(super) fn show_all(&mut self, directory: &Directory, boot: &Boot, now: Time) -> Result<(), Error> {
-        let mut record = std::mem::take(&mut self.record);
-        let all = 0..self.queue.entries.len();
-        let shown =
-            all.into_iter().try_for_each(|at| self.show(at, &mut record, directory, boot, now).map(drop));
-        self.record = record;
-        shown
-    }
-
-    /// All that it names, but for what a min-hold keeps.
-    pub(super) fn tokens(&self) -> Vec<Token> {
-        let Record { waiters, holds, .. } = &self.record;
-        let holders = holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token);
-        waiters.keys().chain(holders).cloned().collect()
-    }
-
     /// Nothing that ran before this boot is alive.
     fn begin_boot(&mut self, boot: &Boot) {
         self.boot.clone_from(&boot.id);
         self.offset = boot.offset();
-        self.lives.clear();
+        self.tracked.clear();
         let now = self.now(boot);
         let record = &mut self.record;
-        self.queue.clear();
+        (self.queue, self.times) = (Queue::default(), Times::Lifted);
         record.absence = Absence::default();
         record.spent.clear();
         record.watchers.clear();
@@ -340,7 +323,7 @@ impl Kept {
             hold.cool = Due(0);
         }
         for token in record.holds.keys().cloned().collect::<Vec<_>>() {
-            record.bury(now, &token);
+            record.reap(now, &token);
         }
     }
 
@@ -382,7 +365,8 @@ impl Kept {
             due(&mut spent.until);
         }
         record.watchers.values_mut().for_each(due);
-        self.queue.lift(shift);
+        queue::lift(&mut self.queue, shift);
+        self.times = Times::Lifted;
     }
 
     /// Whether nothing is left of it but a history that is too old to keep.
@@ -395,7 +379,12 @@ impl Kept {
     /// Whether there is nothing to keep.
     pub(super) fn is_empty(&self) -> bool {
         let is_idle = self.record == Record::default() && self.log.is_empty();
-        is_idle && self.queue.entries.iter().all(Entry::is_shown)
+        is_idle && self.queue.waiting.iter().all(Waiting::is_shown)
+    }
+
+    /// Another one for every change.
+    pub(super) fn turn(&self) -> u64 {
+        self.slot.as_ref().map_or(0, |slot| slot.turn())
     }
 
     /// The log, newest first.
@@ -407,19 +396,18 @@ impl Kept {
     pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
         let file = FileName::of(&self.name, Kind::Record);
-        let none = Room { entries: 0, notes: 0, noted: 0 };
+        let none = Room { log: 0, notes: 0, noted: 0 };
         let old_notes = || match &self.slot {
             Some(slot) => slot.all_notes().map_err(|_| "its notes cannot be read"),
             None => Ok(Vec::new()),
         };
         let room = self.slot.as_ref().map_or(none, |slot| slot.room());
-        let change = self
-            .queue
-            .change(&self.record, &self.lives, now, room, old_notes)
-            .map_err(|why| damaged(directory, &file, why))?;
+        let change =
+            queue::change(&self.queue, self.times, &self.record, &self.tracked, now, room, old_notes)
+                .map_err(|why| damaged(directory, &file, why))?;
         (self.record.waiters, self.record.queue) = Default::default();
         let Record { holds, spent, watchers, .. } = &self.record;
-        self.lives.retain(|token, _| {
+        self.tracked.retain(|token, _| {
             spent.contains_key(token)
                 || watchers.contains_key(token)
                 || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
@@ -432,7 +420,7 @@ impl Kept {
         }
         self.log.truncate(LOG_KEPT);
         let body = serde_json::to_vec(self).map_err(garbled)?;
-        let parts = [body.len(), change.entries.len(), change.notes.len()];
+        let parts = [body.len(), change.log.len(), change.notes.len()];
         if parts.iter().any(|length| *length as u64 > RECORD_MOST) {
             return Err(Error::Unavailable(format!(
                 "{}: too many hold or wait for {:?}; try again when some have left",
@@ -448,15 +436,6 @@ impl Kept {
 /// What somebody said in his own file, as a time of a lock.
 fn due(at: Duration, offset: u64) -> Due {
     Due(offset.saturating_add(micros(at)) / 1000)
-}
-
-/// Which files of holders [`Kept::catch_up`] looks at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CatchUp {
-    /// Of those whose lease is over by the record.
-    Due,
-    /// Of all.
-    All,
 }
 
 /// What a parser says may quote what it found.

@@ -115,9 +115,9 @@ impl Header {
     fn next(self, length: u64, change: &Change) -> Self {
         let mut taken = vec![self.body, self.queue, self.notes];
         let (queue, notes) = match change.how {
-            How::Append => (self.queue.longer(change.entries.len()), self.notes.longer(change.notes.len())),
+            How::Append => (self.queue.longer(change.log.len()), self.notes.longer(change.notes.len())),
             How::Anew => {
-                let queue = Extent::growing(&taken, change.entries.len() as u64);
+                let queue = Extent::growing(&taken, change.log.len() as u64);
                 taken.push(queue);
                 let notes = Extent::growing(&taken, change.notes.len() as u64);
                 taken.push(notes);
@@ -147,19 +147,17 @@ pub(super) struct Slot {
     size: u64,
 }
 
-impl PartialEq for Content {
-    /// Whether they say the same.
-    fn eq(&self, other: &Self) -> bool {
-        self.bytes == other.bytes && self.queue == other.queue
-    }
-}
-
 impl Slot {
     /// How much may be added to the queue.
     pub(super) fn room(&self) -> Room {
         let Header { queue, notes, .. } = self.header;
         let left = |part: Extent| part.room - part.length;
-        Room { entries: left(queue), notes: left(notes), noted: notes.length }
+        Room { log: left(queue), notes: left(notes), noted: notes.length }
+    }
+
+    /// How often the record was changed.
+    pub(super) fn turn(&self) -> u64 {
+        self.header.turn
     }
 
     /// A part of the notes; less where there is less.
@@ -266,9 +264,9 @@ fn write_parts(
     body: &[u8],
     change: &Change,
 ) -> Result<(), Errno> {
-    let queue = next.queue.at + next.queue.length - change.entries.len() as u64;
+    let queue = next.queue.at + next.queue.length - change.log.len() as u64;
     let notes = next.notes.at + next.notes.length - change.notes.len() as u64;
-    for (bytes, at) in [(&*change.notes, notes), (&*change.entries, queue), (body, next.body.at)] {
+    for (bytes, at) in [(&*change.notes, notes), (&*change.log, queue), (body, next.body.at)] {
         write_at(directory, record, file, bytes, at)?;
     }
     Ok(())

@@ -3,12 +3,12 @@
 //! another name than dlock gives its files, or another type, is somebody else's and stays.
 
 use crate::law::HISTORY_KEPT;
+use crate::store::engine::queue::Waiting;
 use crate::store::file::directory::{FileName, Kind, SWEPT, kind_of};
 use crate::store::file::mutex::Mutex;
-use crate::store::file::queue::Entry;
-use crate::store::file::record::Kept;
+use crate::store::file::record::RecordFile;
 use crate::store::file::slot::{Access, load};
-use crate::store::file::{FileStore, life};
+use crate::store::file::{Files, liveness};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 /// How often abandoned files are looked for on behalf of a lock that is used.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(60 * 60);
 
-impl FileStore {
+impl Files {
     /// Sweeps if nobody did for a while.
     pub(super) fn sweep_now_and_then(&self) {
         if self.is_time_to_sweep() {
@@ -49,9 +49,9 @@ impl FileStore {
             let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
             let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
             match kind {
-                Kind::Life if life::is_abandoned(directory, file) => dead.push(file.clone()),
+                Kind::Life if liveness::is_abandoned(directory, file) => dead.push(file.clone()),
                 // One that was never opened may be about to be.
-                Kind::Unborn if is_old(SWEEP_EVERY) && life::is_abandoned(directory, file) => {
+                Kind::Unborn if is_old(SWEEP_EVERY) && liveness::is_abandoned(directory, file) => {
                     directory.remove(file).ok();
                 }
                 Kind::Draft if is_old(SWEEP_EVERY) && is_regular(stat.as_ref().ok()) => {
@@ -81,8 +81,8 @@ impl FileStore {
     /// The lives of which a record knows; nothing if one cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
-        let waiters = records.iter().flat_map(|kept| &kept.queue.entries).filter_map(Entry::token);
-        let tokens = records.iter().flat_map(|kept| kept.lives.keys().cloned()).chain(waiters);
+        let waiters = records.iter().flat_map(|record| &record.queue.waiting).filter_map(Waiting::token);
+        let tokens = records.iter().flat_map(|record| record.tracked.keys().cloned()).chain(waiters);
         Some(tokens.map(|token| FileName::of(token.secret(), Kind::Life)).collect())
     }
 
@@ -92,8 +92,8 @@ impl FileStore {
         let Some(mutex) = Mutex::take_idle(directory, &record.with(Kind::Mutex)) else { return };
         let is_empty = match load(directory, record, Access::Look) {
             Ok(None) => true,
-            Ok(Some(content)) => Kept::parse(directory, record, Some(&content), None, &self.boot)
-                .is_ok_and(|kept| kept.is_empty()),
+            Ok(Some(content)) => RecordFile::parse(directory, record, Some(&content), None, &self.boot)
+                .is_ok_and(|record| record.is_empty()),
             Err(_) => false,
         };
         let draft = record.with(Kind::Draft);

@@ -1,13 +1,16 @@
 //! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
 //! closes its life as the kernel does for the dead, and a clone stands for its guard.
 
-use super::queue::SHOWN;
 use super::sweep::SWEEP_EVERY;
 use super::*;
 use crate::exit::Ended;
-use crate::law::{HISTORY_KEPT, Outcome, Patience, Ran, State, When};
-use crate::lock::{Mode, Owner};
+use crate::law::{
+    Acquired, Ask, End, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked, State, When,
+};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
+use crate::store::engine::queue::SHOWN;
 use crate::store::file::mutex::Mutex;
+use crate::store::{Store as _, View, Which};
 use anyhow::{Context as _, Result, ensure};
 use proptest::prelude::*;
 use rustix::fs::{FlockOperation, flock};
@@ -86,15 +89,19 @@ impl Place {
     /// Whose record cannot be written, as on a full disk.
     fn fill_up(process: &Process, key: Option<&str>) -> Result<()> {
         let file = key.map(|key| Ok::<_, anyhow::Error>(FileName::of(named(key)?.as_str(), Kind::Record)));
-        let mut full = process.store.directory.full_for.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
+        let mut full =
+            process.store.adapter.directory.full_for.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
         *full = file.transpose()?;
         Ok(())
     }
 
     /// The length of the record itself: its file has room for another one.
     fn length(&self) -> Result<usize> {
-        let content =
-            load(&self.store()?.directory, &FileName::of(name()?.as_str(), Kind::Record), Access::Look)?;
+        let content = load(
+            &self.store()?.adapter.directory,
+            &FileName::of(name()?.as_str(), Kind::Record),
+            Access::Look,
+        )?;
         Ok(content.context("no record")?.bytes.len())
     }
 
@@ -292,7 +299,7 @@ fn many_dead_cost_nothing() -> Result<()> {
     assert_eq!(last.waits()?, 20);
     crowd.into_iter().for_each(Process::die);
     last.woken()?;
-    assert_eq!(last.waits()?, 0, "the dead before it are buried one after the other");
+    assert_eq!(last.waits()?, 0, "the dead before it are reaped one after the other");
     holder.die();
     last.woken()?;
     last.granted()?;
@@ -355,12 +362,12 @@ fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
     silent.waits()?;
     for ahead in [2, 4] {
         for process in [&mut dead, &mut next] {
-            process.store.boot.ahead = Duration::from_secs(ahead);
+            process.store.adapter.boot.ahead = Duration::from_secs(ahead);
             process.waits()?;
         }
     }
     dead.die();
-    holder.store.boot.ahead = Duration::from_secs(6);
+    holder.store.adapter.boot.ahead = Duration::from_secs(6);
     holder.leave()?;
     next.woken()?;
     next.granted()?;
@@ -389,7 +396,7 @@ fn a_lease_ends_though_its_holder_lives() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
-    other.store.boot.ahead = TTL + Duration::from_secs(1);
+    other.store.adapter.boot.ahead = TTL + Duration::from_secs(1);
     other.granted()?;
     assert_eq!(holder.store.renew(&name()?.into(), &holder.token, TTL, by())?, Renewal::NotHeld);
     Ok(())
@@ -421,7 +428,7 @@ fn the_rest_of_a_min_hold_stands_and_the_head_learns_of_it() -> Result<()> {
     waiter.woken()?;
     waiter.waits()?;
     assert_eq!(waiter.store.inspect(&name()?, by())?.state, State::Cooling);
-    waiter.store.boot.ahead = Duration::from_secs(5);
+    waiter.store.adapter.boot.ahead = Duration::from_secs(5);
     waiter.granted()?;
     Ok(())
 }
@@ -433,7 +440,7 @@ fn another_boot_ends_the_hold_and_keeps_the_history() -> Result<()> {
     let fence = holder.granted()?;
     waiter.waits()?;
     let mut after = place.process()?;
-    after.store.boot = Boot::new("another");
+    after.store.adapter.boot = Boot::new("another");
     let view = after.store.inspect(&name()?, by())?;
     assert_eq!((view.state, view.fence.map(|fence| fence.0)), (State::Free, Some(fence)));
     assert!(view.waiters.is_empty());
@@ -646,11 +653,11 @@ fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
     let inside = AtomicU32::new(0);
     let rounds = || -> Result<()> {
         for _ in 0..300 {
-            let mutex = Mutex::lock(&store.directory, name()?.as_str(), by())?;
+            let mutex = Mutex::lock(&store.adapter.directory, name()?.as_str(), by())?;
             ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
             thread::yield_now();
             inside.fetch_sub(1, Ordering::SeqCst);
-            mutex.remove(&store.directory)?;
+            mutex.remove(&store.adapter.directory)?;
         }
         Ok(())
     };
@@ -689,7 +696,7 @@ fn nothing_leaks() -> Result<()> {
     let past = SystemTime::now() - HISTORY_KEPT - SWEEP_EVERY;
     File::options().write(true).open(place.path(Kind::Record)?)?.set_modified(past)?;
     let mut later = place.store()?;
-    later.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
+    later.adapter.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
     assert!(later.all("dlock:")?.is_empty());
     assert_eq!(place.files()?, ["swept"]);
     Ok(())
@@ -840,7 +847,7 @@ fn play(events: &[Event]) -> Result<()> {
     let clock = |ahead: Duration| Moment::now().since_boot() + ahead;
     let fresh = |ahead: Duration| -> Result<Process> {
         let mut process = place.process()?;
-        process.store.boot.ahead = ahead;
+        process.store.adapter.boot.ahead = ahead;
         Ok(process)
     };
     for event in events {
@@ -890,7 +897,7 @@ fn play(events: &[Event]) -> Result<()> {
             Event::Revoke(when) => {
                 let revoke = Revoke { when: *when, by: Owner::default() };
                 let mut store = place.store()?;
-                store.boot.ahead = ahead;
+                store.adapter.boot.ahead = ahead;
                 store.revoke(&name()?, &revoke, by())?;
                 if *when == When::Now {
                     holder = None;
@@ -898,7 +905,7 @@ fn play(events: &[Event]) -> Result<()> {
             }
             Event::Inspect => {
                 let mut store = place.store()?;
-                store.boot.ahead = ahead;
+                store.adapter.boot.ahead = ahead;
                 let before = std::fs::read(place.path(Kind::Record)?).ok();
                 let view = store.inspect(&name()?, by())?;
                 ensure!(view.waiters.len() <= 4);
@@ -907,7 +914,7 @@ fn play(events: &[Event]) -> Result<()> {
             Event::Pass(millis) => {
                 ahead += Duration::from_millis(*millis);
                 for process in &mut processes {
-                    process.store.boot.ahead = ahead;
+                    process.store.adapter.boot.ahead = ahead;
                 }
             }
         }

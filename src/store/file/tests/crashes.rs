@@ -11,9 +11,9 @@ fn exclusive(place: &Place, keys: &[&str]) -> Result<Process> {
 impl Process {
     /// Does it, and is killed before it puts a certain record in its place. Whether it got that far.
     fn is_killed_at(&mut self, record: usize, does: impl FnOnce(&mut Self) -> Result<()>) -> Result<bool> {
-        self.store.killed_before = Some(record);
+        self.store.adapter.killed_before = Some(record);
         let result = does(self);
-        self.store.killed_before = None;
+        self.store.adapter.killed_before = None;
         match result {
             Err(error) if error.to_string() == "killed" => Ok(true),
             result => result.map(|()| false),
@@ -183,7 +183,7 @@ fn what_cannot_be_written_changes_nothing_anywhere() -> Result<()> {
     let place = Place::new()?;
     let mut holder = exclusive(&place, &["a", "b"])?;
     holder.granted()?;
-    let directory = Arc::clone(&holder.store.directory);
+    let directory = Arc::clone(&holder.store.adapter.directory);
     let read = || {
         let content = load(&directory, &FileName::of(named("a")?.as_str(), Kind::Record), Access::Look)?;
         Ok::<_, anyhow::Error>(content.context("no record")?.bytes)
@@ -281,7 +281,7 @@ impl World<'_> {
         let keys: Vec<&str> =
             (0..KEYS.len()).filter(|bit| bits >> bit & 1 == 1).map(|bit| KEYS[bit]).collect();
         let mut process = self.place.wants(&keys, mode)?;
-        process.store.boot.ahead = self.ahead;
+        process.store.adapter.boot.ahead = self.ahead;
         Ok(process)
     }
 
@@ -374,7 +374,7 @@ impl World<'_> {
             Event::Revoke(key, when) => {
                 let revoke = Revoke { when: *when, by: Owner::default() };
                 let mut store = self.place.store()?;
-                store.boot.ahead = self.ahead;
+                store.adapter.boot.ahead = self.ahead;
                 let name = named(KEYS[*key])?;
                 store.revoke(&name, &revoke, by())?;
                 if *when == When::Now {
@@ -386,7 +386,7 @@ impl World<'_> {
             Event::Pass(millis) => {
                 self.ahead += Duration::from_millis(*millis);
                 for process in &mut self.processes {
-                    process.store.boot.ahead = self.ahead;
+                    process.store.adapter.boot.ahead = self.ahead;
                 }
             }
         }
@@ -436,7 +436,7 @@ fn play(wants: &[(usize, Mode)], events: &[Event]) -> Result<()> {
     }
     world.processes.clear();
     let mut survivor = exclusive(&place, &KEYS)?;
-    survivor.store.boot.ahead = world.ahead;
+    survivor.store.adapter.boot.ahead = world.ahead;
     survivor.granted().context("with all the others dead")?;
     Ok(())
 }

@@ -16,10 +16,10 @@ fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
     holder.granted()?;
     let before = record(&place)?;
     for step in 1..10u32 {
-        holder.store.boot.ahead = STEP * step;
+        holder.store.adapter.boot.ahead = STEP * step;
         assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
         let mut store = place.store()?;
-        store.boot.ahead = STEP * step;
+        store.adapter.boot.ahead = STEP * step;
         let view = store.inspect(&name()?, by())?;
         assert!(view.holders[0].lease > TTL - Duration::from_secs(1), "{view:?}");
         let proof = store.prove(&holder.names, &holder.token, by())?.context("it holds it")?;
@@ -27,10 +27,10 @@ fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
     }
     assert_eq!(record(&place)?, before);
     let mut other = place.process()?;
-    other.store.boot.ahead = STEP * 10;
+    other.store.adapter.boot.ahead = STEP * 10;
     assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)), "twice its lease after the grant");
     other = place.process()?;
-    other.store.boot.ahead = STEP * 9 + TTL;
+    other.store.adapter.boot.ahead = STEP * 9 + TTL;
     other.granted()?;
     assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
     Ok(())
@@ -42,8 +42,8 @@ fn a_renewal_that_comes_too_late_is_no_renewal_of_ones_own() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
-    holder.store.boot.ahead = TTL;
-    other.store.boot.ahead = TTL;
+    holder.store.adapter.boot.ahead = TTL;
+    other.store.adapter.boot.ahead = TTL;
     other.granted()?;
     assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
     assert_eq!(other.store.renew(&other.names, &other.token, TTL, by())?, Renewal::Renewed);
@@ -57,16 +57,16 @@ fn a_renewal_hears_what_an_operator_wants() -> Result<()> {
     let fence = holder.granted()?;
     place.store()?.request(&name()?, Fence(fence), &Owner::default(), by())?;
     assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Asked);
-    holder.store.boot.ahead = STEP * 2;
+    holder.store.adapter.boot.ahead = STEP * 2;
     holder.store.renew(&holder.names, &holder.token, TTL, by())?;
     let revoke = Revoke { when: When::Safe, by: Owner::default() };
     place.store()?.revoke(&name()?, &revoke, by())?;
     assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Revoked);
     let mut next = place.process()?;
-    next.store.boot.ahead = TTL;
+    next.store.adapter.boot.ahead = TTL;
     assert!(matches!(next.acquire(Patience::None)?, Acquired::Busy(_)), "the old lease was renewed since");
     let mut next = place.process()?;
-    next.store.boot.ahead = STEP * 2 + TTL + Duration::from_secs(1);
+    next.store.adapter.boot.ahead = STEP * 2 + TTL + Duration::from_secs(1);
     next.granted()?;
     Ok(())
 }
@@ -81,20 +81,22 @@ fn a_heartbeat_changes_no_record_and_keeps_the_place() -> Result<()> {
     let before = record(&place)?;
     for beat in 1..8u32 {
         for waiter in [&mut first, &mut second] {
-            waiter.store.boot.ahead = Duration::from_millis(1600) * beat;
+            waiter.store.adapter.boot.ahead = Duration::from_millis(1600) * beat;
             waiter.waits()?;
         }
     }
     assert_eq!(record(&place)?, before);
     assert_eq!(second.waits()?, 1, "nobody was passed over");
     let mut third = place.process()?;
-    third.store.boot.ahead = Duration::from_secs(12);
+    third.store.adapter.boot.ahead = Duration::from_secs(12);
     assert_eq!(third.waits()?, 2);
-    third.store.boot.ahead = Duration::from_secs(20);
-    first.store.boot.ahead = Duration::from_secs(20);
-    second.store.boot.ahead = Duration::from_secs(20);
-    first.waits()?;
-    third.waits()?;
+    for ahead in 13..=20 {
+        for waiter in [&mut first, &mut third] {
+            waiter.store.adapter.boot.ahead = Duration::from_secs(ahead);
+            waiter.waits()?;
+        }
+    }
+    second.store.adapter.boot.ahead = Duration::from_secs(20);
     assert_eq!(third.waits()?, 1, "the silent one was");
     assert_eq!(second.waits()?, 1, "and is back in its place");
     Ok(())
@@ -108,22 +110,22 @@ fn a_removed_life_is_no_death() -> Result<()> {
     holder.granted()?;
     waiter.waits()?;
     for step in [STEP, STEP * 2] {
-        holder.store.boot.ahead = step;
+        holder.store.adapter.boot.ahead = step;
         assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
     }
     std::fs::remove_file(place.life_of(&holder))?;
     std::fs::remove_file(place.life_of(&waiter))?;
     assert_eq!(waiter.waits()?, 0);
     // The record says that the lease is over; the holder has said more, where nobody can read it any more.
-    waiter.store.boot.ahead = TTL + Duration::from_secs(1);
+    waiter.store.adapter.boot.ahead = TTL + Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
-    holder.store.boot.ahead = STEP * 3;
+    holder.store.adapter.boot.ahead = STEP * 3;
     assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
-    waiter.store.boot.ahead = STEP * 3 + TTL - Duration::from_secs(1);
+    waiter.store.adapter.boot.ahead = STEP * 3 + TTL - Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
     // Of one that can no longer be felt the lease alone tells.
     holder.die();
-    waiter.store.boot.ahead = STEP * 3 + TTL * 3;
+    waiter.store.adapter.boot.ahead = STEP * 3 + TTL * 3;
     waiter.granted()?;
     Ok(())
 }
@@ -146,7 +148,7 @@ fn what_scripts_gave_back_is_not_remembered_without_end() -> Result<()> {
 
 /// A dead one that held several is dead at each of them, whoever finds it first, also after somebody cleaned up.
 #[test]
-fn a_dead_one_leaves_its_file_until_all_its_locks_have_buried_it() -> Result<()> {
+fn a_dead_one_leaves_its_file_until_all_its_locks_have_reaped_it() -> Result<()> {
     let place = Place::new()?;
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.granted()?;
@@ -158,5 +160,32 @@ fn a_dead_one_leaves_its_file_until_all_its_locks_have_buried_it() -> Result<()>
     place.wants(&["b"], Mode::Exclusive)?.granted()?;
     place.store()?.all("dlock:")?;
     assert!(!life.exists());
+    Ok(())
+}
+
+/// A waiter is believed for longer than its lease may last.
+#[test]
+fn what_a_waiter_has_said_is_no_lease() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter, mut next) = (place.process()?, place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    waiter.waits()?;
+    holder.leave()?;
+    let ask = Ask { ttl: Duration::from_secs(1), ..waiter.ask(Patience::Queue) };
+    ensure!(matches!(waiter.store.acquire(&waiter.names, &ask, by())?, Acquired::Granted(_)));
+    next.store.adapter.boot.ahead = Duration::from_secs(2);
+    next.granted()?;
+    Ok(())
+}
+
+/// Although nobody else has come.
+#[test]
+fn a_lease_that_is_over_is_not_made_again() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    holder.store.adapter.boot.ahead = TTL;
+    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
     Ok(())
 }

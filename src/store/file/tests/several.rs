@@ -145,7 +145,7 @@ fn a_slot_that_cools_has_no_life_and_keeps_nobody_busy() -> Result<()> {
     worker.die();
     next.waits()?;
     assert!(!next.is_awake()?);
-    next.store.boot.ahead = Duration::from_secs(21);
+    next.store.adapter.boot.ahead = Duration::from_secs(21);
     assert_eq!(slot(&mut next)?, Some(0));
     Ok(())
 }
@@ -198,7 +198,7 @@ fn a_proof_is_none_of_the_dead_and_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_dead_holder_of_several_is_buried_at_each_of_them() -> Result<()> {
+fn a_dead_holder_of_several_is_reaped_at_each_of_them() -> Result<()> {
     let place = Place::new()?;
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.granted()?;
@@ -247,14 +247,14 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
     let later = Duration::from_secs(6);
     for ahead in [later / 3, later / 3 * 2, later] {
         for process in [&mut behind, &mut late, &mut a, &mut b] {
-            process.store.boot.ahead = ahead;
+            process.store.adapter.boot.ahead = ahead;
         }
         behind.waits()?;
         late.waits()?;
     }
     assert_eq!(behind.waits()?, 0, "the silent one was passed over");
     assert_eq!(late.waits()?, 1);
-    both.store.boot.ahead = later;
+    both.store.adapter.boot.ahead = later;
     assert_eq!(both.waits()?, 0);
     assert_eq!(behind.waits()?, 1);
     a.leave()?;
@@ -299,13 +299,14 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     let file = FileName::of(named("a")?.as_str(), Kind::Record);
     let (directory, boot) = (Directory::open(place.directory.path(), "file:/locks")?, Boot::current()?);
     let read = || load(&directory, &file, Access::Change)?.context("no record");
-    let mut kept = Kept::parse(&directory, &file, Some(&read()?), None, &boot)?;
+    let mut kept = RecordFile::parse(&directory, &file, Some(&read()?), None, &boot)?;
     let an_hour = 3_600_000_000;
     // As if all of it had happened with a clock that was an hour behind.
-    let mut behind = Kept::parse(&directory, &file, Some(&read()?), None, &boot)?;
+    let mut behind = RecordFile::parse(&directory, &file, Some(&read()?), None, &boot)?;
     behind.offset -= an_hour;
     let now = kept.now(&boot);
-    let lease = |kept: &Kept| Ok::<_, anyhow::Error>(kept.record.inspect(&named("a")?, now).holders[0].lease);
+    let lease =
+        |kept: &RecordFile| Ok::<_, anyhow::Error>(kept.record.inspect(&named("a")?, now).holders[0].lease);
     let before = lease(&kept)?;
     kept.offset -= an_hour;
     kept.lift(kept.offset + an_hour);

@@ -159,22 +159,24 @@ fn files_are_as_open_as_the_directory() -> Result<()> {
 /// Everything in a record has a bound.
 #[test]
 fn a_forged_record_does_no_more_than_be_refused() -> Result<()> {
-    let forge = |change: fn(&mut Kept)| -> Result<(Place, Result<View>)> {
+    let forge = |change: fn(&mut RecordFile)| -> Result<(Place, Result<View>)> {
         let place = Place::new()?;
         let (mut holder, mut waiter) = (place.process()?, place.process()?);
         holder.granted()?;
         waiter.waits()?;
-        let (directory, boot) = (Arc::clone(&holder.store.directory), Boot::current()?);
+        let (directory, boot) = (Arc::clone(&holder.store.adapter.directory), Boot::current()?);
         let file = FileName::of(name()?.as_str(), Kind::Record);
         let content = load(&directory, &file, Access::Change)?.context("no record")?;
-        let mut kept = Kept::parse(&directory, &file, Some(&content), None, &boot)?;
-        kept.show_all(&directory, &boot, kept.now(&boot))?;
+        let mut kept = RecordFile::parse(&directory, &file, Some(&content), None, &boot)?;
+        let (now, mut record) = (kept.now(&boot), std::mem::take(&mut kept.record));
+        kept.show(0, &mut record, &directory, &boot, now)?;
+        kept.record = record;
         change(&mut kept);
         kept.write(&directory, kept.now(&boot))?.place(&directory)?;
         let view = place.view("nightly");
         Ok((place, view))
     };
-    let forged: [fn(&mut Kept); 7] = [
+    let forged: [fn(&mut RecordFile); 7] = [
         |kept| kept.record.holds.values_mut().for_each(|hold| hold.owner.command = "ü".repeat(1 << 20)),
         |kept| kept.record.fence = u64::MAX,
         |kept| kept.offset = u64::MAX,

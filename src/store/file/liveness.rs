@@ -14,11 +14,7 @@
 //! when both are gone. A life at its final name has been open since before it got that name: one that nobody reads can
 //! never come back. A life that is not there says nothing: somebody may have removed the file of one who lives.
 //!
-//! *A renewal and a judge.* All are on one machine, and have one clock. Who judges a lease reads the clock first and then
-//! the FIFO. Who renews says the new end and then reads the clock: if it is still before the old end, every judge who
-//! could find the lease over reads the FIFO later than that, and sees the new end. If it is not, the renewal counts only
-//! after it was done under the mutex. Then the holder looks whether its file still has its name, where the judges look for
-//! it, and whether the record still names it.
+//! Whoever renews looks whether its file still has its name, where the judges look for it ([`LifeFile::say`]).
 //!
 //! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every file that is watched, and
 //! whoever grants the lock could not wake the waiter that it grants it to.
@@ -26,6 +22,7 @@
 use crate::law::millis;
 use crate::lock::{Token, Ttl};
 use crate::store::Error;
+use crate::store::engine::Liveness;
 use crate::store::file::directory::{Directory, FileName, Kind, OPEN, kind_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
@@ -39,7 +36,7 @@ use std::time::Duration;
 
 /// The life of this process.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct LifeFile {
     token: Token,
     file: FileName,
     fifo: OwnedFd,
@@ -47,7 +44,7 @@ pub(super) struct Life {
     ended: AtomicBool,
 }
 
-impl Life {
+impl LifeFile {
     /// Begins a life for `token`.
     pub(super) fn begin(directory: &Directory, token: &Token) -> Result<Self, Error> {
         let file = FileName::of(token.secret(), Kind::Life);
@@ -152,40 +149,28 @@ pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told 
     }
 }
 
-/// What can be told of another life.
-#[derive(Debug)]
-pub(super) enum Pulse {
-    /// Somebody reads it.
-    Beats(Watch),
-    /// Nobody does.
-    Stopped,
-    /// It is not there: its owner has given everything back, or somebody removed its file.
-    Missing,
-    /// It cannot be told, for want of rights or of descriptors. Then only its lease or its silence ends it.
-    Unknown,
-}
-
 /// A life of another process, held so that its end is seen.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub struct Watch {
     file: FileName,
     fifo: OwnedFd,
 }
 
-/// Feels the pulse of `token`.
-pub(super) fn pulse(directory: &Directory, token: &Token) -> Pulse {
-    pulse_of(directory, FileName::of(token.secret(), Kind::Life))
+/// Whether the owner of `token` lives. One that nobody has open for reading is dead; one that is not there has given
+/// everything back, or somebody removed its file.
+pub(super) fn liveness(directory: &Directory, token: &Token) -> Liveness<Watch> {
+    liveness_of(directory, FileName::of(token.secret(), Kind::Life))
 }
 
-fn pulse_of(directory: &Directory, file: FileName) -> Pulse {
+fn liveness_of(directory: &Directory, file: FileName) -> Liveness<Watch> {
     match openat(directory, file.as_str(), OFlags::WRONLY | OPEN, directory.mode()) {
         // Nothing else is ever written to.
         Ok(fifo) if fstat(&fifo).is_ok_and(|stat| kind_of(&stat) == FileType::Fifo) => {
-            Pulse::Beats(Watch { file, fifo })
+            Liveness::Alive(Watch { file, fifo })
         }
-        Err(Errno::NXIO) => Pulse::Stopped,
-        Err(Errno::NOENT) => Pulse::Missing,
-        Ok(_) | Err(_) => Pulse::Unknown,
+        Err(Errno::NXIO) => Liveness::Dead,
+        Err(Errno::NOENT) => Liveness::Missing,
+        Ok(_) | Err(_) => Liveness::Unknown,
     }
 }
 
@@ -193,7 +178,7 @@ fn pulse_of(directory: &Directory, file: FileName) -> Pulse {
 pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
     let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     stat.is_ok_and(|stat| kind_of(&stat) == FileType::Fifo)
-        && matches!(pulse_of(directory, file.clone()), Pulse::Stopped)
+        && matches!(liveness_of(directory, file.clone()), Liveness::Dead)
 }
 
 impl Watch {
@@ -212,7 +197,7 @@ impl Watch {
 /// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit`: then it answers false. A signal handler
 /// that ran ends it too.
 pub(super) fn sleep<'a>(
-    mine: Option<&'a Life>,
+    mine: Option<&LifeFile>,
     others: impl Iterator<Item = &'a Watch>,
     limit: Duration,
 ) -> Result<bool, Errno> {

@@ -1,0 +1,590 @@
+//! How does a store keep locks that has nowhere to run the law? The engine runs it here, over records that a coordinator
+//! keeps: which records an operation needs, who is dead, what the law says, what is written, who is woken and who watches
+//! whom. What the coordinator must do for that is an [`Adapter`]; `store::file` is the first.
+//!
+//! An operation on one or several locks is a [`Transaction`]. A renewal and a waiter's heartbeat are none, as long as nothing
+//! is new: the holder or waiter says in its own place until when it is to be believed, and looks at the records. Nothing is
+//! kept in memory between two operations but this process' own life, what it last said there, and those it watches, so a
+//! forked copy of the store, the guard's, is as good as the original.
+//!
+//! Who watches whom: a waiter watches the life of the one directly before it in each of its queues, and where it is the
+//! head, those of the holders in its way. Who is granted the lock is woken by the one whose operation granted it; if that
+//! one is killed before it can, its own death wakes the head, for that watched it, and others that were granted the lock
+//! with it ask by themselves soon. So every release wakes one, and every death the one behind. What ends without anybody's
+//! doing, a lease or a min-hold, is met by `next`, as everywhere.
+
+pub mod queue;
+mod snapshot;
+mod transaction;
+
+use crate::clock::Moment;
+use crate::law::{ABSENCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
+use crate::law::{Acquired, Ask, End, Left, LoggedEnd, Patience, Proof, Renewal, Requested, Revoke, Revoked};
+use crate::lock::{Fence, Key, Name, Names, Owner, Token};
+use crate::store::{Error, Found, Listener, Store, Subscription, View, Which};
+use queue::Queue;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::RawFd;
+use std::time::Duration;
+use transaction::{Look, Transaction};
+
+/// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
+const WATCHED_MOST: usize = 256;
+
+/// So many of a queue the law is shown at first: whom a release grants the lock, and who is behind that.
+const FRONT: usize = 2;
+
+/// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
+/// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
+const CROWD: u64 = 50;
+/// So many times as rarely at most.
+const RARELY: u32 = 8;
+
+/// What a coordinator does for the engine. The clock by which leases end is its own (I3).
+pub trait Adapter: Clone + Send {
+    /// What it keeps of one lock.
+    type Entry: Entry;
+    /// Another life, watched: its end ends a [`Adapter::sleep`].
+    type Watch: Send;
+
+    /// To be called before an operation: what was moved meanwhile is found again.
+    fn refresh(&mut self) -> Result<(), Error>;
+
+    /// The records of these locks in order of name, as nobody else changes them before they are written or let go; and the
+    /// time for all of them, read before what holders and waiters have said themselves.
+    fn lock(&self, names: &BTreeSet<String>, deadline: Moment) -> Result<(Vec<Self::Entry>, Time), Error>;
+
+    /// The records of these locks as they are now, while others may change them.
+    fn look(&self, names: &BTreeSet<String>, whom: CatchUp) -> Result<(Vec<Self::Entry>, Time), Error>;
+
+    /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said itself since.
+    /// Answers the locks that it waits for.
+    fn show(
+        &self,
+        entry: &mut Self::Entry,
+        waiter: usize,
+        record: &mut Record,
+        now: Time,
+    ) -> Result<Vec<String>, Error>;
+
+    /// Writes the records that have changed, and lets go of all. Either nothing is written, or all; if it is killed in
+    /// between, those that come first in order of name.
+    fn write(&self, entries: Vec<(Self::Entry, Changed)>, now: Time) -> Result<(), Error>;
+
+    /// Lets go of records as they were.
+    fn release(&self, entries: Vec<Self::Entry>);
+
+    /// The full names of all locks of which something is kept, or what is wrong with what is kept.
+    fn names(&self) -> Result<Vec<Result<String, Error>>, Error>;
+
+    /// Removes now and then what the dead have left.
+    fn tidy(&self);
+
+    /// The time on this process' clock by which leases are counted here.
+    fn now(&self) -> Duration;
+
+    /// Begins the life of this process under that token. Answers the descriptors that the guard is to keep open: it lasts
+    /// as long as they are open anywhere.
+    fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
+
+    /// Ends it, if it is this process' own.
+    fn end(&mut self, token: &Token);
+
+    /// Whether others may believe in the token for this process has its life.
+    fn is_mine(&self, token: &Token) -> bool;
+
+    /// The token is about to be given back: no other thread of this process asks with it again.
+    fn give_up(&self, token: &Token);
+
+    /// Whether it was given back by this process, or is about to be.
+    fn is_given_up(&self, token: &Token) -> bool;
+
+    /// Says in this process' own place that its token is to be believed until then by [`Adapter::now`]. Whether others can
+    /// hear it; what they read afterwards they judge by a clock that they have read before.
+    fn say(&self, token: &Token, until: Duration) -> bool;
+
+    /// Whether the owner of a token lives.
+    fn liveness(&self, token: &Token) -> Liveness<Self::Watch>;
+
+    /// Wakes the owner of a life.
+    fn wake(&self, watch: &Self::Watch);
+
+    /// Forgets a dead one of whom no record tells any more.
+    fn forget(&self, token: &Token);
+
+    /// Sleeps until the owner of `token` is woken or one of the others ends, at the most for `limit`: then it answers
+    /// false.
+    fn sleep<'a>(
+        &self,
+        token: &Token,
+        others: impl Iterator<Item = &'a Self::Watch>,
+        limit: Duration,
+    ) -> Result<bool, Error>
+    where
+        Self::Watch: 'a;
+
+    /// What hears when the owner of `token` is woken.
+    fn subscribe(&self, token: &Token) -> Box<dyn Subscription>;
+}
+
+/// What is kept of one lock.
+pub trait Entry {
+    /// Its full name.
+    fn name(&self) -> &str;
+    /// What the law keeps, but for those waiters that it was not shown.
+    fn record(&mut self) -> &mut Record;
+    /// The tokens whose owners can be told to live or not. Others are believed to live.
+    fn tracked(&self) -> &BTreeMap<Token, Tracked>;
+    /// The same, to be changed.
+    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked>;
+    /// Who waits.
+    fn queue(&self) -> &Queue;
+    /// Another one for every change.
+    fn version(&self) -> u64;
+    /// Those of the last ends that the record does not have, newest first.
+    fn log(&self) -> Vec<LoggedEnd>;
+}
+
+/// What is known of a token whose owner can be told to live or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracked {
+    /// How many locks it asked for together: where it is reaped in all of them, its life can go.
+    pub locks: u32,
+    /// How long a lease it takes, in milliseconds: so long it may believe in one whose end can no longer be read.
+    pub ttl: u64,
+}
+
+/// Whose own word about the end of their leases is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CatchUp {
+    /// Of those whose lease is over by the record.
+    Due,
+    /// Of all.
+    All,
+}
+
+/// Whether a record has to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changed {
+    /// It has.
+    Yes,
+    /// It is as it was.
+    No,
+}
+
+/// What can be told of the owner of a token.
+#[derive(Debug)]
+pub enum Liveness<W> {
+    /// It lives.
+    Alive(W),
+    /// It does not.
+    Dead,
+    /// It has given everything back, or somebody removed what would tell.
+    Missing,
+    /// It cannot be told now. Then only its lease or its silence ends it.
+    Unknown,
+}
+
+/// A store over an adapter. A clone shares the life that [`Store::prepare`] began.
+pub struct Engine<A: Adapter> {
+    pub(super) adapter: A,
+    /// When the lease ends, as far as this process has seen to it.
+    lease: Option<Duration>,
+    /// It waits, and last made itself heard then.
+    heard: Option<Duration>,
+    watched: Watched<A::Watch>,
+}
+
+/// What `sleep` looks at besides this process' own life.
+struct Watched<W> {
+    lives: BTreeMap<Token, W>,
+    /// One of them ended before it could be watched.
+    has_ended: bool,
+    /// Those of whom nothing could be told when they were to be watched. Most have left meanwhile, so it is worth asking
+    /// again; once.
+    missing: BTreeSet<Token>,
+}
+
+impl<W> Default for Watched<W> {
+    fn default() -> Self {
+        Self { lives: BTreeMap::new(), has_ended: false, missing: BTreeSet::new() }
+    }
+}
+
+impl<A: Adapter> Clone for Engine<A> {
+    fn clone(&self) -> Self {
+        Self::new(self.adapter.clone())
+    }
+}
+
+impl<A: Adapter> Engine<A> {
+    /// A store over this adapter.
+    pub(super) fn new(adapter: A) -> Self {
+        Self { adapter, lease: None, heard: None, watched: Watched::default() }
+    }
+
+    /// One operation of the law on behalf of `me`. It is applied again where it turned out to need more.
+    fn transact<R>(
+        &self,
+        names: &Names,
+        me: Option<&Token>,
+        look: Look,
+        deadline: Moment,
+        operation: impl Fn(&mut Transaction<'_, A>) -> R,
+    ) -> Result<R, Error> {
+        let (mut related, mut front) = (BTreeSet::new(), FRONT);
+        loop {
+            let mut transaction = Transaction::open(&self.adapter, names, &related, deadline)?;
+            transaction.reveal(front, me, look)?;
+            transaction.reap(me, look)?;
+            transaction.drop_spent(me);
+            let answer = operation(&mut transaction);
+            let missing = transaction.missing();
+            let is_short = transaction.has_come_too_far();
+            if missing.is_empty() && !is_short {
+                transaction.commit(me)?;
+                return Ok(answer);
+            }
+            transaction.abort();
+            related.extend(missing);
+            if is_short {
+                front *= 8;
+            }
+        }
+    }
+
+    /// What the operation would answer, if it would change nothing but how long this waiter is believed.
+    fn transact_idly<R>(
+        &self,
+        names: &Names,
+        me: &Token,
+        look: Look,
+        operation: impl Fn(&mut Transaction<'_, A>) -> R,
+    ) -> Result<Option<R>, Error> {
+        let mut transaction = Transaction::look(&self.adapter, names)?;
+        // What is being changed meanwhile may look damaged.
+        let shown = transaction.reveal(1, Some(me), look).and_then(|()| transaction.reap(Some(me), look));
+        let answer = operation(&mut transaction);
+        let is_idle = shown.is_ok() && !transaction.has_come_too_far() && transaction.is_idle(me);
+        Ok(is_idle.then_some(answer))
+    }
+
+    /// What the next `sleep` looks at.
+    fn watch_lives(&mut self, whom: BTreeSet<Token>) {
+        let Watched { lives: mut before, missing, .. } = std::mem::take(&mut self.watched);
+        for token in whom {
+            let watch = match before.remove(&token) {
+                Some(watch) => watch,
+                None => match self.adapter.liveness(&token) {
+                    Liveness::Alive(watch) => watch,
+                    Liveness::Dead => {
+                        self.watched.has_ended = true;
+                        continue;
+                    }
+                    Liveness::Missing => {
+                        self.watched.has_ended |= !missing.contains(&token);
+                        self.watched.missing.insert(token);
+                        continue;
+                    }
+                    Liveness::Unknown => continue,
+                },
+            };
+            self.watched.lives.insert(token, watch);
+        }
+    }
+
+    /// Makes a waiter heard in its own place, and answers when it was; nothing if nobody can hear it there, or if it was
+    /// not heard of for so long that the law has to see it.
+    fn beat(&self, token: &Token) -> Option<Duration> {
+        let now = self.adapter.now();
+        let is_late = self.heard.is_none_or(|heard| now > heard + ABSENCE);
+        (!is_late && self.adapter.say(token, now + SILENCE)).then_some(now)
+    }
+
+    /// Its lease ends then, whatever it has said before: as a waiter, or of a longer one.
+    fn hold_until(&mut self, token: &Token, end: Duration) {
+        if self.heard.take().is_some() || self.lease.is_some() {
+            self.adapter.say(token, end);
+        }
+        self.lease = Some(end);
+    }
+
+    /// Renews the lease in the holder's own place, if that is enough. Who judges a lease reads the clock first and then what
+    /// the holder has said. Who renews says the new end and then reads the clock: if it is still before the old end, every
+    /// judge who could find the lease over reads later than that, and sees the new end. If it is not, the renewal counts
+    /// only as a transaction.
+    fn renew_alone(&mut self, names: &Names, token: &Token, ttl: Duration) -> Result<Option<Renewal>, Error> {
+        let Some(end) = self.lease else { return Ok(None) };
+        let now = self.adapter.now();
+        let until = now + ttl;
+        // A lease that is over is not made again by what its holder says.
+        if now >= end || until < end || !self.adapter.say(token, until) || self.adapter.now() >= end {
+            return Ok(None);
+        }
+        let mut transaction = Transaction::look(&self.adapter, names)?;
+        let is_known = names.iter().all(|name| {
+            let record = transaction.table.records.get(name.as_str());
+            record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
+        });
+        let renewal = transaction.table.renew(transaction.now, names, token, ttl);
+        if !is_known || !matches!(renewal, Renewal::Renewed | Renewal::Asked) {
+            return Ok(None);
+        }
+        self.lease = Some(until);
+        Ok(Some(renewal))
+    }
+
+    /// The records of these locks, only looked at, with the dead reaped: of `whom`, or all of them, and then with all who
+    /// wait. Who gives its token back changes the record before its life ends, so if one that seems dead is still named by
+    /// the same record afterwards, it is dead.
+    fn read(
+        &self,
+        names: &Names,
+        whom: Option<&Token>,
+        deadline: Moment,
+    ) -> Result<(Vec<A::Entry>, Time), Error> {
+        let names = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let versions = |entries: &[A::Entry]| entries.iter().map(Entry::version).collect::<Vec<_>>();
+        let mut looked = self.adapter.look(&names, CatchUp::All)?;
+        loop {
+            let (mut entries, now) = looked;
+            let before = versions(&entries);
+            let shown = if whom.is_none() { self.show_all(&mut entries, now) } else { Ok(()) };
+            let mut dead = BTreeSet::new();
+            for entry in &mut entries {
+                let named = whom.map_or_else(|| named(entry.record()), |token| vec![token.clone()]);
+                let is_dead = |token: &Token| {
+                    entry.tracked().contains_key(token)
+                        && matches!(self.adapter.liveness(token), Liveness::Dead)
+                };
+                dead.extend(named.into_iter().filter(is_dead));
+            }
+            if (!dead.is_empty() || shown.is_err()) && !deadline.passed() {
+                looked = self.adapter.look(&names, CatchUp::All)?;
+                if versions(&looked.0) != before {
+                    continue;
+                }
+            }
+            shown?;
+            for entry in &mut entries {
+                dead.iter().for_each(|token| entry.record().reap(now, token));
+            }
+            return Ok((entries, now));
+        }
+    }
+
+    fn show_all(&self, entries: &mut [A::Entry], now: Time) -> Result<(), Error> {
+        for entry in entries {
+            let mut record = std::mem::take(entry.record());
+            let mut all = 0..entry.queue().len();
+            let shown = all.try_for_each(|at| self.adapter.show(entry, at, &mut record, now).map(drop));
+            *entry.record() = record;
+            shown?;
+        }
+        Ok(())
+    }
+
+    fn end_life(&mut self, token: &Token) {
+        self.adapter.end(token);
+        (self.lease, self.heard) = (None, None);
+        self.watched = Watched::default();
+    }
+}
+
+/// Who holds a lock or waits for it, but for what a min-hold keeps.
+fn named(record: &Record) -> Vec<Token> {
+    let holders = record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling);
+    record.waiters.keys().chain(holders.map(|(token, _)| token)).cloned().collect()
+}
+
+impl<A: Adapter> Store for Engine<A> {
+    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`] or [`Acquired::Spent`]; a
+    /// token that asks again after that has none. A token without a life ends only by its lease, or by silence.
+    fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
+        self.adapter.begin(token)
+    }
+
+    fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
+        self.adapter.refresh()?;
+        self.transact(names, Some(token), Look::Heads, deadline, |transaction| transaction.untrack(token))?;
+        self.end_life(token);
+        Ok(())
+    }
+
+    fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
+        self.adapter.refresh()?;
+        let token = &ask.token;
+        let began = self.adapter.now();
+        let waits = self.heard.is_some() && ask.patience == Patience::Queue;
+        let look = Look::Wants(ask.mode);
+        let operation = |transaction: &mut Transaction<'_, A>| {
+            // Another thread of this process may have given the token back while this one waited for the others.
+            if self.adapter.is_given_up(token) {
+                return (Acquired::Spent, BTreeSet::new(), false);
+            }
+            if self.adapter.is_mine(token) {
+                transaction.track(token, ask.ttl);
+            }
+            let mut answer = transaction.table.acquire(transaction.now, names, ask);
+            let whom = match &mut answer {
+                Acquired::Waiting(waiting) => {
+                    waiting.ahead = transaction.ahead(token);
+                    transaction.whom_to_watch(token, WATCHED_MOST)
+                }
+                _ => BTreeSet::new(),
+            };
+            (answer, whom, transaction.is_named(token))
+        };
+        let idle = if waits { self.transact_idly(names, token, look, operation)? } else { None };
+        let (mut answer, whom, is_named) = match idle {
+            Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(token).is_some() => answer,
+            _ => self.transact(names, Some(token), look, deadline, operation)?,
+        };
+        match &mut answer {
+            Acquired::Waiting(waiting) => {
+                if waiting.ahead > CROWD {
+                    let rarely = u32::try_from(waiting.ahead / CROWD).unwrap_or(RARELY);
+                    waiting.next = HEARTBEAT * (1 + rarely).min(RARELY);
+                }
+                self.heard = Some(self.adapter.now());
+                self.watch_lives(whom);
+            }
+            Acquired::Granted(_) => {
+                self.hold_until(token, began + ask.ttl);
+                self.watched = Watched::default();
+            }
+            // Not that of a revoked holder, whose job may live.
+            Acquired::Busy(_) | Acquired::Spent if !is_named => self.end_life(token),
+            Acquired::Busy(_) | Acquired::Spent => {}
+        }
+        self.adapter.tidy();
+        Ok(answer)
+    }
+
+    fn renew(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+        deadline: Moment,
+    ) -> Result<Renewal, Error> {
+        self.adapter.refresh()?;
+        if let Some(renewal) = self.renew_alone(names, token, ttl)? {
+            return Ok(renewal);
+        }
+        let began = self.adapter.now();
+        let renewal = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
+            transaction.table.renew(transaction.now, names, token, ttl)
+        })?;
+        let is_held = matches!(renewal, Renewal::Renewed | Renewal::Asked);
+        if is_held {
+            self.hold_until(token, began + ttl);
+        } else {
+            self.lease = None;
+        }
+        Ok(renewal)
+    }
+
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
+        self.adapter.refresh()?;
+        self.adapter.give_up(token);
+        let left = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
+            transaction.table.leave(transaction.now, names, token, end)
+        })?;
+        self.end_life(token);
+        Ok(left)
+    }
+
+    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+        self.adapter.refresh()?;
+        let (entries, now) = self.read(names, Some(token), deadline)?;
+        let records =
+            entries.into_iter().map(|mut entry| (entry.name().into(), std::mem::take(entry.record())));
+        Ok(LockTable { records: records.collect() }.prove(now, names, token))
+    }
+
+    fn request(
+        &mut self,
+        name: &Name,
+        fence: Fence,
+        who: &Owner,
+        deadline: Moment,
+    ) -> Result<Requested, Error> {
+        self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
+            transaction.table.request(transaction.now, name, fence, who)
+        })
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
+        self.transact(&name.clone().into(), Some(token), Look::Heads, deadline, |transaction| {
+            transaction.track(token, Duration::ZERO);
+            transaction.table.watch(transaction.now, name, token);
+        })
+    }
+
+    /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
+    fn subscribe(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
+        Ok(self.adapter.subscribe(token))
+    }
+
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
+        self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
+            transaction.table.revoke(transaction.now, name, revoke)
+        })
+    }
+
+    fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
+        self.adapter.refresh()?;
+        let (mut entries, now) = self.read(&name.clone().into(), None, deadline)?;
+        Ok(view(name, now, &mut entries[0]))
+    }
+
+    fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
+        self.adapter.refresh()?;
+        let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
+        for full in self.adapter.names()? {
+            let full = match full {
+                Ok(full) => full,
+                Err(error) => {
+                    missing.push(error);
+                    continue;
+                }
+            };
+            let key = full.strip_prefix(prefix).and_then(|key| Key::new(key).ok());
+            if let Some(name) = key.and_then(|key| Name::new(prefix, &key).ok()) {
+                names.insert(full, name);
+            }
+        }
+        Ok(Found { names: names.into_values().collect(), missing })
+    }
+
+    fn sleep(&mut self, _: &Names, token: &Token, until: Moment) -> Result<(), Error> {
+        if self.watched.has_ended {
+            return Ok(());
+        }
+        loop {
+            let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
+            let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
+            let is_woken = self.adapter.sleep(token, self.watched.lives.values(), next.left())?;
+            if is_woken || until.passed() || next == until {
+                return Ok(());
+            }
+            self.heard = self.beat(token);
+            if self.heard.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.watched = Watched::default();
+    }
+}
+
+fn view(name: &Name, now: Time, entry: &mut impl Entry) -> View {
+    let mut view = entry.record().inspect(name, now);
+    view.log.extend(entry.log());
+    view.log.truncate(LOG_KEPT);
+    view
+}

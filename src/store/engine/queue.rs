@@ -1,0 +1,272 @@
+//! Whom of those who wait for a lock must the law see? Only those to whom it may turn: the first ones, who asks, and the one
+//! before that. So the work of an operation does not grow with those who wait, but for a look over what an adapter keeps
+//! of each at the ready. What the law made of those that it was shown is told as [`Changes`].
+
+use super::Tracked;
+use crate::law::{Due, Record, Time, Waiter};
+use crate::lock::{Mode, Owner, Token};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The length of a token.
+pub const TOKEN: usize = 32;
+
+/// All who wait, parked ones included, in order of their tickets.
+#[derive(Debug, Default)]
+pub struct Queue {
+    /// One for each.
+    pub waiting: Vec<Waiting>,
+}
+
+/// One who waits, without what only matters when it is served.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// Its token, as text.
+    pub token: [u8; TOKEN],
+    /// As in [`Waiter`].
+    pub ticket: u64,
+    /// As in [`Waiter`].
+    pub since: u64,
+    /// As in [`Waiter`].
+    pub silent: u64,
+    /// As in [`Waiter`].
+    pub forget: u64,
+    /// As in [`Waiter`].
+    pub mode: Mode,
+    /// Where it stands.
+    pub place: Place,
+    /// Whether its owner can be told to live or not.
+    pub is_tracked: bool,
+    /// Where the adapter has its note: the beginning and the length.
+    pub note: (u32, u32),
+    /// What the law was shown of it, if it was.
+    shown: Option<Box<Shown>>,
+}
+
+/// Where a waiter stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the queue.
+    Queued,
+    /// Beside it, with its ticket.
+    Parked,
+}
+
+#[derive(Debug, Clone)]
+struct Shown {
+    waiter: Waiter,
+    tracked: Option<Tracked>,
+}
+
+/// What does not change about a waiter.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Note {
+    token: Token,
+    names: Vec<String>,
+    owner: Owner,
+    #[serde(rename = "alive")]
+    tracked: Option<Tracked>,
+}
+
+/// What the law made of a queue.
+#[derive(Debug)]
+pub struct Changes<'q> {
+    /// Those who came or are otherwise than before, with their notes where these are new.
+    pub news: Vec<(Waiting, Option<Note>)>,
+    /// Those who wait no more, or no more with this ticket.
+    pub gone: Vec<&'q Waiting>,
+}
+
+/// Whether somebody may be about to stand at the end of the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Joins {
+    /// It may.
+    Yes,
+    /// It does not.
+    No,
+}
+
+impl Waiting {
+    /// One that the law was not shown yet.
+    pub fn new(token: [u8; TOKEN], ticket: u64, mode: Mode, place: Place) -> Self {
+        let (since, silent, forget, note) = (0, 0, 0, (0, 0));
+        Self { token, ticket, since, silent, forget, mode, place, is_tracked: false, note, shown: None }
+    }
+
+    fn of(waiter: &Waiter, token: &Token, place: Place, tracked: Option<Tracked>) -> Option<Self> {
+        Some(Self {
+            since: waiter.since.0,
+            silent: waiter.silent.0,
+            forget: waiter.forget.0,
+            is_tracked: tracked.is_some(),
+            ..Self::new(token.secret().as_bytes().try_into().ok()?, waiter.ticket, waiter.mode, place)
+        })
+    }
+
+    /// By what they are in order.
+    pub fn key(&self) -> (u64, [u8; TOKEN]) {
+        (self.ticket, self.token)
+    }
+
+    /// Whose it is.
+    pub fn token(&self) -> Option<Token> {
+        std::str::from_utf8(&self.token).ok().and_then(|text| Token::parse(text).ok())
+    }
+
+    fn is(&self, token: &Token) -> bool {
+        self.token == *token.secret().as_bytes()
+    }
+
+    fn is_queued(&self) -> bool {
+        self.place == Place::Queued
+    }
+
+    /// Whether the law was shown it.
+    pub fn is_shown(&self) -> bool {
+        self.shown.is_some()
+    }
+
+    /// Whether nobody remembers it at this time any more. (Of one that the law was not shown; it would know better.)
+    pub fn is_forgotten(&self, now: Time) -> bool {
+        !self.is_queued() && !self.is_shown() && Due(self.forget).is_past(now)
+    }
+}
+
+impl Queue {
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nobody does.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whose the place is.
+    pub fn token(&self, at: usize) -> Option<Token> {
+        self.waiting.get(at)?.token()
+    }
+
+    /// The place of a token.
+    pub fn find(&self, token: &Token) -> Option<usize> {
+        self.waiting.iter().position(|waiting| waiting.is(token))
+    }
+
+    /// Shows a waiter of the lock `name` to the law. `heard` adds what it has said itself since. Answers the locks that it
+    /// waits for.
+    pub fn show(
+        &mut self,
+        at: usize,
+        note: Note,
+        name: &str,
+        record: &mut Record,
+        all_tracked: &mut BTreeMap<Token, Tracked>,
+        heard: impl FnOnce(&Token, &mut Waiter),
+    ) -> Result<Vec<String>, &'static str> {
+        let Some(waiting) = self.waiting.get_mut(at).filter(|waiting| !waiting.is_shown()) else {
+            return Ok(Vec::new());
+        };
+        let Note { token, names, owner, tracked } = note;
+        if !waiting.is(&token) {
+            return Err("a waiter has the note of another");
+        }
+        if !names.iter().any(|of| of == name) {
+            return Err("a waiter waits for other locks");
+        }
+        let mut waiter = Waiter {
+            ticket: waiting.ticket,
+            since: Time(waiting.since),
+            silent: Due(waiting.silent),
+            forget: Due(waiting.forget),
+            mode: waiting.mode,
+            names,
+            owner,
+        };
+        #[cfg(test)]
+        SHOWN.set(SHOWN.get() + 1);
+        if let Some(tracked) = tracked {
+            all_tracked.insert(token.clone(), tracked);
+            heard(&token, &mut waiter);
+        }
+        if waiting.is_queued() {
+            record.queue.insert((waiter.ticket, token.clone()));
+        }
+        let names = waiter.names.clone();
+        record.waiters.insert(token, waiter.clone());
+        waiting.shown = Some(Box::new(Shown { waiter, tracked }));
+        Ok(names)
+    }
+
+    /// The waiter whom the law has to be shown yet: at the front of the queue, among the first `front`, or directly before
+    /// `me`; whoever comes last where `me` is about to join them.
+    pub fn exposed(&self, record: &Record, front: usize, me: Option<(&Token, Joins)>) -> Option<usize> {
+        let is_left = |waiting: &Waiting| match waiting.token() {
+            Some(token) if waiting.is_shown() => record.queue.contains(&(waiting.ticket, token)),
+            _ => true,
+        };
+        let queued = || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_queued());
+        let mut first = queued().filter(|(_, waiting)| is_left(waiting)).take(front);
+        if let Some((at, _)) = first.find(|(_, waiting)| !waiting.is_shown()) {
+            return Some(at);
+        }
+        let (me, joins) = me?;
+        if let Some(at) = self.find(me).filter(|at| !self.waiting[*at].is_shown()) {
+            return Some(at);
+        }
+        let ticket = record.waiters.get(me).map(|waiter| waiter.ticket);
+        let mut before = queued().rev().filter(|(_, waiting)| match ticket {
+            Some(ticket) => (waiting.ticket, waiting.token.as_slice()) < (ticket, me.secret().as_bytes()),
+            None => joins == Joins::Yes,
+        });
+        let nearest = before.find(|(_, waiting)| is_left(waiting));
+        nearest.filter(|(_, waiting)| !waiting.is_shown()).map(|(at, _)| at)
+    }
+
+    /// How many stand before `me` that the law was not shown.
+    pub fn unseen_before(&self, record: &Record, me: &Token) -> u64 {
+        let Some(ticket) = record.waiters.get(me).map(|waiter| waiter.ticket) else { return 0 };
+        let before = self.waiting.iter().take_while(|waiting| waiting.ticket < ticket);
+        before.filter(|waiting| waiting.is_queued() && !waiting.is_shown()).count() as u64
+    }
+
+    /// What the law made of those that it was shown, and of those that came.
+    pub fn changes(&self, record: &Record, all_tracked: &BTreeMap<Token, Tracked>) -> Changes<'_> {
+        let mut changes = Changes { news: Vec::new(), gone: Vec::new() };
+        for (token, waiter) in &record.waiters {
+            let is_queued = record.queue.contains(&(waiter.ticket, token.clone()));
+            let place = if is_queued { Place::Queued } else { Place::Parked };
+            let tracked = all_tracked.get(token).copied();
+            let Some(mut new) = Waiting::of(waiter, token, place, tracked) else { continue };
+            let known = self.find(token).map(|at| &self.waiting[at]);
+            if let Some((old, shown)) = known.and_then(|old| Some((old, old.shown.as_deref()?))) {
+                let has_same_note = shown.waiter.names == waiter.names
+                    && shown.waiter.owner == waiter.owner
+                    && shown.tracked == tracked;
+                if has_same_note && shown.waiter == *waiter && old.place == place {
+                    continue;
+                }
+                if old.key() != new.key() {
+                    changes.gone.push(old);
+                }
+                if has_same_note {
+                    new.note = old.note;
+                    changes.news.push((new, None));
+                    continue;
+                }
+            }
+            let Waiter { names, owner, .. } = waiter.clone();
+            changes.news.push((new, Some(Note { token: token.clone(), names, owner, tracked })));
+        }
+        let shown = self.waiting.iter().filter(|waiting| waiting.is_shown());
+        let waits = |token: Token| record.waiters.contains_key(&token);
+        changes.gone.extend(shown.filter(|waiting| !waiting.token().is_some_and(waits)));
+        changes
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many waiters the law was shown by this thread.
+    pub static SHOWN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}

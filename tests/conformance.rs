@@ -1,0 +1,362 @@
+//! What does every store do alike? The operations of the trait `Store`, told once, and played on a server, on three masters
+//! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
+//! the servers are held to the law in `twin`.
+
+use crate::support::masters::Masters;
+use crate::support::wait::wait_until;
+use crate::support::world::World;
+use dlock::clock::Moment;
+use dlock::exit::Ended;
+use dlock::law::{
+    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, When,
+};
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use dlock::store::file::FileStore;
+use dlock::store::quorum::QuorumStore;
+use dlock::store::redis::{Address, RedisStore, Target};
+use dlock::store::{Listener, Store, Which};
+use std::time::Duration;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Where it is played.
+enum Stage {
+    Server(World),
+    Masters(Masters),
+    Directory(World),
+}
+
+macro_rules! on_all {
+    ($($scenario:ident),+ $(,)?) => {
+        mod masters {
+            $(#[test] fn $scenario() { super::$scenario(&super::Stage::Masters(super::Masters::aged(3))); })+
+        }
+        on_all!(with a queue: $($scenario),+);
+    };
+    (with a queue: $($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            #[test] fn server() { super::$scenario(&super::Stage::Server(super::World::with_redis(&[]))); }
+            #[test] fn directory() { super::$scenario(&super::Stage::Directory(super::World::without_redis())); }
+        })+
+    };
+}
+
+on_all!(
+    one_holds_and_the_others_are_busy,
+    what_is_sent_twice_is_done_once,
+    a_strangers_token_is_good_for_nothing,
+    a_lease_that_is_not_renewed_ends,
+    a_min_hold_outlasts_its_holder,
+    an_operator_asks_and_takes,
+    what_is_kept_is_listed,
+);
+on_all!(with a queue:
+    waiters_are_served_in_order,
+    several_locks_are_taken_together,
+    holders_share_and_have_slots,
+    who_looks_on_is_woken,
+);
+
+/// Somebody with a token and a store of his own.
+struct Person {
+    store: Box<dyn Store>,
+    token: Token,
+    names: Names,
+    mode: Mode,
+}
+
+impl Stage {
+    fn store(&self) -> Box<dyn Store> {
+        let target = |port| Target {
+            address: Address::Tcp { host: "127.0.0.1".into(), port },
+            database: 0,
+            username: None,
+            password: None,
+            tls: None,
+            shown: "here".into(),
+            connect_timeout: Duration::from_secs(20),
+            op_timeout: Duration::from_secs(20),
+        };
+        match self {
+            Self::Server(world) => Box::new(RedisStore::new(target(world.redis().port()))),
+            Self::Masters(masters) => {
+                let targets = masters.ports().into_iter().map(target).collect();
+                Box::new(QuorumStore::new(targets, masters.url(), Duration::from_secs(60), |_| {}))
+            }
+            Self::Directory(world) => {
+                Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
+            }
+        }
+    }
+
+    fn found(&self, prefix: &str) -> Vec<Name> {
+        self.store().find(prefix, Which::Known).expect("a list").names
+    }
+
+    fn person(&self, keys: &[&str], mode: Mode) -> Person {
+        let (mut store, token) = (self.store(), Token::random().expect("a token"));
+        store.prepare(&token).expect("a store that can be prepared");
+        let mut names = keys.iter().map(|key| name(key));
+        let names = Names::new(names.next().expect("a key"), names);
+        Person { store, token, names, mode }
+    }
+
+    fn one(&self) -> Person {
+        self.person(&["k"], Mode::Exclusive)
+    }
+}
+
+fn name(key: &str) -> Name {
+    Name::new("conform:", &Key::new(key).expect("a key")).expect("a name")
+}
+
+fn deadline() -> Moment {
+    Moment::now().after(Duration::from_secs(20))
+}
+
+fn ended() -> End {
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)) }
+}
+
+impl Person {
+    fn ask(&self, patience: Patience) -> Ask {
+        let owner = Owner { host: "here".into(), ..Owner::default() };
+        let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
+        Ask { token, mode, ttl, min_hold, owner, patience }
+    }
+
+    fn asks(&mut self, ask: &Ask) -> Acquired {
+        self.store.acquire(&self.names, ask, deadline()).expect("an answer")
+    }
+
+    fn tries(&mut self) -> Acquired {
+        self.asks(&self.ask(Patience::None))
+    }
+
+    #[track_caller]
+    fn holds(&mut self) -> Fence {
+        match self.tries() {
+            Acquired::Granted(grant) => grant.fence,
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn waits(&mut self, ahead: u64) {
+        match self.asks(&self.ask(Patience::Queue)) {
+            Acquired::Waiting(waiting) => assert_eq!(waiting.ahead, ahead),
+            other => panic!("does not wait: {other:?}"),
+        }
+    }
+
+    /// Sleeps as a waiter does until it is granted the lock.
+    #[track_caller]
+    fn is_served(&mut self) -> Fence {
+        let end = deadline();
+        loop {
+            match self.asks(&self.ask(Patience::Queue)) {
+                Acquired::Granted(grant) => return grant.fence,
+                Acquired::Waiting(waiting) if !end.passed() => {
+                    let next = Moment::now().after(waiting.next);
+                    self.store.sleep(&self.names, &self.token, next).expect("a sleep");
+                }
+                other => panic!("never granted: {other:?}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn is_busy(&mut self) {
+        let answer = self.tries();
+        assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
+    }
+
+    fn renews(&mut self) -> Renewal {
+        self.store.renew(&self.names, &self.token, TTL, deadline()).expect("an answer")
+    }
+
+    fn leaves(&mut self) -> Left {
+        self.store.leave(&self.names, &self.token, &ended(), deadline()).expect("an answer")
+    }
+
+    fn proves(&mut self) -> Option<Fence> {
+        let proof = self.store.prove(&self.names, &self.token, deadline()).expect("an answer");
+        proof.map(|proof| proof.fence)
+    }
+}
+
+const RELEASED: Left = Left::Released { cooling: Duration::ZERO };
+
+fn one_holds_and_the_others_are_busy(stage: &Stage) {
+    let (mut one, mut other) = (stage.one(), stage.one());
+    let fence = one.holds();
+    assert_eq!(one.holds(), fence, "asking again is the same grant");
+    assert_eq!(one.proves(), Some(fence));
+    match other.tries() {
+        Acquired::Busy(blocker) => {
+            let holder = blocker.holder.expect("somebody holds it");
+            assert_eq!((holder.owner.host.as_str(), holder.fence), ("here", fence));
+        }
+        answer => panic!("{answer:?}"),
+    }
+    assert_eq!(other.proves(), None);
+    assert_eq!(one.renews(), Renewal::Renewed);
+    assert_eq!(one.leaves(), RELEASED);
+    let mut next = stage.one();
+    assert!(next.holds() > fence, "fences grow");
+    assert_eq!(one.renews(), Renewal::NotHeld);
+    assert_eq!(one.proves(), None);
+    assert_eq!(next.leaves(), RELEASED);
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert_eq!((view.state, view.log.len()), (State::Free, 2));
+    assert!(view.log.iter().all(|end| end.outcome == Outcome::Released), "{:?}", view.log);
+}
+
+fn what_is_sent_twice_is_done_once(stage: &Stage) {
+    let mut one = stage.one();
+    one.holds();
+    assert_eq!(one.leaves(), RELEASED);
+    assert_eq!(one.leaves(), Left::Already);
+    assert_eq!(one.tries(), Acquired::Spent);
+    assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Free);
+}
+
+fn a_strangers_token_is_good_for_nothing(stage: &Stage) {
+    let (mut one, mut stranger) = (stage.one(), stage.one());
+    let fence = one.holds();
+    assert_eq!(stranger.renews(), Renewal::NotHeld);
+    assert_eq!(stranger.leaves(), Left::NotHeld);
+    assert_eq!(stranger.proves(), None);
+    assert_eq!(one.proves(), Some(fence));
+}
+
+fn a_lease_that_is_not_renewed_ends(stage: &Stage) {
+    let mut one = stage.one();
+    let ask = Ask { ttl: Duration::from_secs(1), ..one.ask(Patience::None) };
+    assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
+    wait_until("the lease is over", || one.proves().is_none());
+    stage.one().holds();
+    assert_eq!(one.renews(), Renewal::NotHeld);
+    let log = stage.store().inspect(&name("k"), deadline()).expect("a view").log;
+    assert_eq!(log.first().map(|end| end.outcome), Some(Outcome::Expired));
+}
+
+fn a_min_hold_outlasts_its_holder(stage: &Stage) {
+    let mut one = stage.one();
+    let ask = Ask { min_hold: Duration::from_secs(600), ..one.ask(Patience::None) };
+    assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
+    let left = one.leaves();
+    assert!(matches!(left, Left::Released { cooling } if cooling > Duration::from_secs(500)), "{left:?}");
+    stage.one().is_busy();
+    assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Cooling);
+}
+
+fn an_operator_asks_and_takes(stage: &Stage) {
+    let (mut one, mut operator) = (stage.one(), stage.store());
+    let fence = one.holds();
+    let mut subscription =
+        one.store.subscribe(one.names.as_slice(), &one.token, Listener::Holder).expect("a subscription");
+    let mut ask =
+        |fence| operator.request(&name("k"), fence, &Owner::default(), deadline()).expect("an answer");
+    assert_eq!(ask(Fence(fence.0 - 1)), Requested::Gone);
+    assert_eq!(ask(fence), Requested::Asked);
+    wait_until("the holder hears of it", || {
+        subscription.sleep(Moment::now().after(Duration::from_millis(100))).expect("a subscription")
+            || one.renews() == Renewal::Asked
+    });
+    assert_eq!(one.renews(), Renewal::Asked);
+    let revoke = |when| {
+        let revoke = Revoke { when, by: Owner::default() };
+        stage.store().revoke(&name("k"), &revoke, deadline()).expect("an answer")
+    };
+    assert!(matches!(revoke(When::Safe), Revoked::Holds { .. }));
+    assert_eq!(one.renews(), Renewal::Revoked);
+    stage.one().is_busy();
+    assert!(matches!(one.leaves(), Left::Released { .. }), "it says that its job is dead");
+    let mut next = stage.one();
+    next.holds();
+    assert!(matches!(revoke(When::Now), Revoked::Holds { .. }));
+    stage.one().holds();
+    assert_ne!(next.renews(), Renewal::Renewed);
+}
+
+fn what_is_kept_is_listed(stage: &Stage) {
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert!(!view.is_used() && view.state == State::Free);
+    for key in ["b", "a"] {
+        let mut one = stage.person(&[key], Mode::Exclusive);
+        one.holds();
+        one.leaves();
+    }
+    assert_eq!(stage.found("conform:"), [name("a"), name("b")]);
+    assert_eq!(stage.found("other:"), []);
+}
+
+fn waiters_are_served_in_order(stage: &Stage) {
+    let mut holder = stage.one();
+    let mut fence = holder.holds();
+    let mut waiters = Vec::new();
+    for ahead in 0..4 {
+        let mut waiter = stage.one();
+        waiter.waits(ahead);
+        waiters.push(waiter);
+    }
+    stage.one().is_busy();
+    assert_eq!(waiters.remove(1).leaves(), Left::Dequeued);
+    waiters[1].waits(1);
+    for mut next in waiters {
+        assert_eq!(holder.leaves(), RELEASED);
+        stage.one().is_busy();
+        let new = next.is_served();
+        assert!(new > fence);
+        (holder, fence) = (next, new);
+    }
+}
+
+fn several_locks_are_taken_together(stage: &Stage) {
+    let mut both = stage.person(&["a", "b"], Mode::Exclusive);
+    let mut one = stage.person(&["b"], Mode::Exclusive);
+    let before = one.holds();
+    both.waits(0);
+    stage.person(&["a"], Mode::Exclusive).is_busy();
+    assert_eq!(one.leaves(), RELEASED);
+    let fence = both.is_served();
+    assert!(fence > before);
+    for key in ["a", "b"] {
+        let view = stage.store().inspect(&name(key), deadline()).expect("a view");
+        assert_eq!(view.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [fence]);
+    }
+    assert_eq!(both.leaves(), RELEASED);
+    stage.person(&["b", "a"], Mode::Exclusive).holds();
+}
+
+fn holders_share_and_have_slots(stage: &Stage) {
+    let mut shared = [(); 3].map(|()| stage.person(&["s"], Mode::Shared));
+    for one in &mut shared {
+        one.holds();
+    }
+    let mut alone = stage.person(&["s"], Mode::Exclusive);
+    alone.waits(0);
+    stage.person(&["s"], Mode::Shared).is_busy();
+    shared.iter_mut().for_each(|one| assert_eq!(one.leaves(), RELEASED));
+    alone.is_served();
+    let mut slots = [(); 3].map(|()| stage.person(&["n"], Mode::Slots(2)));
+    let given = slots.each_mut().map(|one| match one.tries() {
+        Acquired::Granted(grant) => grant.slot,
+        _ => None,
+    });
+    assert_eq!(given, [Some(0), Some(1), None]);
+    stage.person(&["n"], Mode::Slots(3)).is_busy();
+}
+
+fn who_looks_on_is_woken(stage: &Stage) {
+    let mut watcher = stage.one();
+    watcher.store.watch(&name("k"), &watcher.token, deadline()).expect("a watch");
+    let mut subscription =
+        watcher.store.subscribe(&[name("k")], &watcher.token, Listener::Watcher).expect("a subscription");
+    let mut one = stage.one();
+    one.holds();
+    assert!(subscription.sleep(deadline()).expect("a subscription"), "a grant is news");
+    one.leaves();
+    assert!(subscription.sleep(deadline()).expect("a subscription"), "and so is an end");
+}
