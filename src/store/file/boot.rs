@@ -12,6 +12,9 @@ pub(super) struct Boot {
     /// For tests: how far the clock runs ahead.
     #[cfg(test)]
     pub(super) ahead: Duration,
+    /// For tests: a clock that stands still.
+    #[cfg(test)]
+    pub(super) fixed: Option<Duration>,
 }
 
 impl Boot {
@@ -26,6 +29,8 @@ impl Boot {
             id: id.into(),
             #[cfg(test)]
             ahead: Duration::ZERO,
+            #[cfg(test)]
+            fixed: None,
         }
     }
 
@@ -33,13 +38,23 @@ impl Boot {
     pub(super) fn now(&self) -> Duration {
         let now = Moment::now().since_boot();
         #[cfg(test)]
-        let now = now + self.ahead;
+        let now = self.fixed.unwrap_or(now + self.ahead);
         now
+    }
+
+    /// For tests: the time of a record that begins now.
+    #[cfg(test)]
+    pub(super) fn time(&self) -> crate::law::Time {
+        crate::law::Time(self.offset() + micros(self.now()))
     }
 
     /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because
     /// what ends is counted in these and must be shifted without loss.
     pub(super) fn offset(&self) -> u64 {
+        #[cfg(test)]
+        if self.fixed.is_some() {
+            return 1_700_000_000_000_000;
+        }
         let wall = clock_gettime(ClockId::Realtime);
         let wall = Duration::new(wall.tv_sec.try_into().unwrap_or(0), wall.tv_nsec.try_into().unwrap_or(0));
         micros(wall.saturating_sub(Moment::now().since_boot())) / 1000 * 1000

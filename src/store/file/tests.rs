@@ -22,6 +22,7 @@ use std::thread;
 use std::time::SystemTime;
 
 mod crashes;
+mod law;
 mod lives;
 mod several;
 mod strangers;

@@ -1,0 +1,211 @@
+//! Does a directory answer as the law does? Random histories of many who wait for the same few locks, on a clock that stands
+//! still between two steps: every answer is the law's, and so is all that can be seen, although the store shows the law few
+//! of those who wait.
+
+use super::*;
+use crate::law::{ABSENCE, LockTable, Requested, Waiting};
+use proptest::sample::subsequence;
+use std::mem::discriminant;
+
+const KEYS: [&str; 3] = ["a", "b", "c"];
+const PEOPLE: usize = 10;
+
+#[derive(Debug, Clone)]
+struct Want {
+    keys: Vec<&'static str>,
+    mode: Mode,
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
+    Renew { who: usize, ttl: u64 },
+    Leave { who: usize, ran: Ran },
+    Revoke { key: usize, when: When },
+    Request { key: usize },
+    Pass(u64),
+}
+
+fn wants() -> impl Strategy<Value = Want> {
+    let keys = prop_oneof![4 => Just(vec!["a"]), 3 => subsequence(KEYS.to_vec(), 1..=KEYS.len())];
+    let mode = prop_oneof![
+        6 => Just(Mode::Exclusive),
+        3 => Just(Mode::Shared),
+        2 => Just(Mode::Slots(2)),
+    ];
+    (keys, mode).prop_map(|(keys, mode)| Want { keys, mode })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let (who, key) = (0..PEOPLE, 0..KEYS.len());
+    let ttl = prop_oneof![500..6000u64, Just(30_000u64)];
+    let min_hold = prop_oneof![4 => Just(0u64), 1 => 1..8000u64];
+    let patience = prop_oneof![7 => Just(Patience::Queue), 1 => Just(Patience::None)];
+    let span = prop_oneof![6 => 1..100u64, 2 => 100..1000u64];
+    let ran = prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::Cut(Outcome::Timeout)), 1 => Just(Ran::No)];
+    let when = prop_oneof![Just(When::Safe), Just(When::Now)];
+    prop_oneof![
+        24 => (who.clone(), patience, ttl.clone(), min_hold)
+            .prop_map(|(who, patience, ttl, min_hold)| Event::Acquire { who, patience, ttl, min_hold }),
+        4 => (who.clone(), ttl).prop_map(|(who, ttl)| Event::Renew { who, ttl }),
+        6 => (who, ran).prop_map(|(who, ran)| Event::Leave { who, ran }),
+        1 => (key.clone(), when).prop_map(|(key, when)| Event::Revoke { key, when }),
+        1 => key.prop_map(|key| Event::Request { key }),
+        8 => span.prop_map(Event::Pass),
+    ]
+}
+
+/// An answer without how long leases last: those in the way may have said more in their own files, which is looked up only
+/// where it decides something.
+fn without_leases(answer: &Acquired) -> Acquired {
+    let mut answer = answer.clone();
+    if let Acquired::Waiting(Waiting { blocker, .. }) | Acquired::Busy(blocker) = &mut answer {
+        blocker.left = None;
+        // Of several it is the one whose lease ends last.
+        blocker.holder = blocker.holder.take().filter(|_| blocker.mode == Some(Mode::Exclusive));
+        if let Some(holder) = &mut blocker.holder {
+            holder.lease = Duration::ZERO;
+        }
+    }
+    if let Acquired::Waiting(waiting) = &mut answer {
+        waiting.next = Duration::ZERO;
+    }
+    answer
+}
+
+/// A directory and the law, side by side.
+struct Sides<'a> {
+    place: &'a Place,
+    wants: &'a [Want],
+    people: Vec<Process>,
+    law: LockTable,
+    /// Since the boot.
+    clock: Duration,
+    began: Duration,
+}
+
+impl Sides<'_> {
+    fn now(&self) -> Time {
+        Boot { fixed: Some(self.clock), ..Boot::new("") }.time()
+    }
+
+    fn store(&self) -> Result<FileStore> {
+        let mut store = self.place.store()?;
+        store.adapter.boot.fixed = Some(self.clock);
+        Ok(store)
+    }
+
+    /// Somebody else comes for the same locks.
+    fn reborn(&self, who: usize) -> Result<Process> {
+        let mut process = self.place.wants(&self.wants[who].keys, self.wants[who].mode)?;
+        process.store.adapter.boot.fixed = Some(self.clock);
+        Ok(process)
+    }
+
+    fn play(&mut self, event: &Event) -> Result<()> {
+        self.pass(Duration::from_micros(7));
+        let now = self.now();
+        let ms = Duration::from_millis;
+        match *event {
+            Event::Acquire { who, patience, ttl, min_hold } => {
+                let process = &mut self.people[who];
+                let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
+                let ask = Ask { ttl: ms(ttl), min_hold: ms(min_hold), owner, ..process.ask(patience) };
+                let answer = process.store.acquire(&process.names, &ask, by())?;
+                let law = self.law.acquire(now, &process.names, &ask);
+                ensure!(without_leases(&answer) == without_leases(&law), "{answer:?}, {law:?}");
+                // Its process ends then.
+                if matches!(answer, Acquired::Busy(_) | Acquired::Spent) {
+                    let _ = self.law.leave(now, &process.names, &process.token, &ended());
+                    process.leave()?;
+                    self.people[who] = self.reborn(who)?;
+                }
+            }
+            Event::Renew { who, ttl } => {
+                let process = &mut self.people[who];
+                let answer = process.store.renew(&process.names, &process.token, ms(ttl), by())?;
+                let law = self.law.renew(now, &process.names, &process.token, ms(ttl));
+                ensure!(answer == law, "{answer:?}, {law:?}");
+            }
+            Event::Leave { who, ran } => {
+                let (process, end) = (&mut self.people[who], End { ran, job: None });
+                let answer = process.store.leave(&process.names, &process.token, &end, by())?;
+                let law = self.law.leave(now, &process.names, &process.token, &end);
+                ensure!(answer == law, "{answer:?}, {law:?}");
+                self.people[who] = self.reborn(who)?;
+            }
+            Event::Revoke { key, when } => {
+                let (name, revoke) = (named(KEYS[key])?, Revoke { when, by: Owner::default() });
+                let answer = self.store()?.revoke(&name, &revoke, by())?;
+                let law = self.law.revoke(now, &name, &revoke);
+                ensure!(discriminant(&answer) == discriminant(&law), "{answer:?}, {law:?}");
+            }
+            Event::Request { key } => {
+                let (name, who) = (named(KEYS[key])?, Owner::default());
+                let holders = self.store()?.inspect(&name, by())?.holders;
+                let fence = holders.last().map_or(Fence(1), |holder| holder.fence);
+                let answer: Requested = self.store()?.request(&name, fence, &who, by())?;
+                ensure!(answer == self.law.request(now, &name, fence, &who), "{answer:?}");
+            }
+            // Silence is not played here: a waiter that the law is not shown falls silent when it is.
+            Event::Pass(span) if self.clock + ms(span) < self.began + ABSENCE => self.pass(ms(span)),
+            Event::Pass(_) => {}
+        }
+        self.compare()
+    }
+
+    fn pass(&mut self, span: Duration) {
+        self.clock += span;
+        for process in &mut self.people {
+            process.store.adapter.boot.fixed = Some(self.clock);
+        }
+    }
+
+    fn compare(&self) -> Result<()> {
+        for key in KEYS {
+            let mut seen = self.store()?.inspect(&named(key)?, by())?;
+            let law = self.law.records.get(named(key)?.as_str()).cloned().unwrap_or_default();
+            let mut law = law.inspect(&named(key)?, self.now());
+            // Whose renewal was refused has said first how long it would go on.
+            for seen in [&mut seen, &mut law] {
+                seen.left = None;
+                seen.holders.iter_mut().for_each(|holder| holder.lease = Duration::ZERO);
+            }
+            let (mine, laws) = (format!("{seen:?}"), format!("{law:?}"));
+            ensure!(seen == law, "{key}: {mine}\n{laws}");
+        }
+        Ok(())
+    }
+}
+
+fn answers_as_the_law_does(wants: &[Want], events: &[Event]) -> Result<()> {
+    let place = Place::new()?;
+    let clock = Moment::now().since_boot();
+    let mut sides =
+        Sides { place: &place, wants, people: Vec::new(), law: LockTable::default(), clock, began: clock };
+    for who in 0..PEOPLE {
+        sides.people.push(sides.reborn(who)?);
+    }
+    for (number, event) in events.iter().enumerate() {
+        sides.play(event).with_context(|| format!("event {number}, {event:?}"))?;
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::with_cases(150) })]
+    #[test]
+    fn a_directory_answers_as_the_law_does(
+        wants in prop::collection::vec(wants(), PEOPLE),
+        events in prop::collection::vec(event(), 1..80),
+    ) {
+        answers_as_the_law_does(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+    }
+
+    /// So many that wait for one lock that the law sees few of them.
+    #[test]
+    fn a_long_queue_answers_as_the_law_does(events in prop::collection::vec(event(), 20..80)) {
+        let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
+        answers_as_the_law_does(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+    }
+}
