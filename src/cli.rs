@@ -231,15 +231,6 @@ pub struct Common {
     pub color: Option<Color>,
 }
 
-/// `--on-lost`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OnLost {
-    /// Stop it
-    Stop,
-    /// Let it run on, warn, and exit 79 when it has ended
-    Warn,
-}
-
 /// `--log-format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {

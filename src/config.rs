@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use url::{Place, Secret};
+use url::{Location, Secret};
 
 pub mod file;
 pub mod reach;
@@ -122,7 +122,7 @@ pub struct Credentials {
 /// The store that was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
-    pub place: Place,
+    pub place: Location,
     /// What to log in with.
     pub credentials: Option<Credentials>,
     /// What to log in to sentinels with; null where they ask for nothing.
@@ -223,12 +223,12 @@ impl Settings {
             );
         }
         let login = match url.value.place {
-            Place::File { .. } => Login::default(),
-            Place::Tcp { .. }
-            | Place::Unix { .. }
-            | Place::Sentinel { .. }
-            | Place::Cluster { .. }
-            | Place::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
+            Location::File { .. } => Login::default(),
+            Location::Tcp { .. }
+            | Location::Unix { .. }
+            | Location::Sentinel { .. }
+            | Location::Cluster { .. }
+            | Location::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
         };
         let sentinel_credentials =
             url.value.sentinel_credentials().map_err(|why| invalid(&url.source, &why))?;

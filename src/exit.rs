@@ -1,5 +1,6 @@
 //! Which exit status means what? The one table; every command ends through it.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// How dlock ends. The numbers are those of sysexits.h where it has one, of timeout(1) and the shell elsewhere.
@@ -35,6 +36,15 @@ pub enum Exit {
     Job(u8),
     /// The signal the job died of; dlock dies of the same.
     Signal(i32),
+}
+
+/// `--on-lost`: what becomes of a job whose lock is lost. It is stopped in any case when dlock is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnLost {
+    /// Stop it
+    Stop,
+    /// Let it run on, warn, and exit 79 when it has ended
+    Warn,
 }
 
 /// How a command ended. The log of a lock keeps it in these words.

@@ -37,7 +37,7 @@ pub use tty::{Group, group};
 pub use crate::sys::{die_of, stop_by};
 
 use crate::clock::{Moment, Timer};
-use crate::exit::Ended;
+use crate::exit::{Ended, OnLost};
 use crate::sys::{self, Fork};
 use adopt::Adopted;
 use process_tree::ProcessTree;
@@ -57,15 +57,6 @@ const OVERDUE: Duration = Duration::from_millis(5);
 /// How long a guard that has begun to kill may show no progress (it counts every process it signals), and how long one
 /// whose job has ended may keep that to itself.
 const STALLED: Duration = Duration::from_millis(250);
-
-/// What to do with the job when its limits pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLost {
-    /// Stop it.
-    Stop,
-    /// Let it run. It is still stopped when dlock is gone.
-    Warn,
-}
 
 /// What to do when CMD has ended by itself and other processes of the job live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,12 +214,12 @@ pub struct Guard {
     status: Option<Ended>,
     /// What [`Event::Stopping`] said.
     stopping: Option<StopReason>,
-    watch: Watch,
+    watch: WatchedBy,
 }
 
 /// Who watches the job.
 #[derive(Debug)]
-enum Watch {
+enum WatchedBy {
     Guard,
     /// dlock itself, the guard being gone.
     Adopted(Box<Adopted>),
@@ -293,7 +284,7 @@ impl Guard {
                 kill_by: None,
                 status: None,
                 stopping: None,
-                watch: Watch::Guard,
+                watch: WatchedBy::Guard,
             }),
         }
     }
@@ -318,8 +309,8 @@ impl Guard {
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         let timer = self.timer.as_fd();
         match self.watch {
-            Watch::Guard | Watch::Over => [self.link.as_fd(), timer],
-            Watch::Adopted(_) | Watch::Gone => [timer, timer],
+            WatchedBy::Guard | WatchedBy::Over => [self.link.as_fd(), timer],
+            WatchedBy::Adopted(_) | WatchedBy::Gone => [timer, timer],
         }
     }
 
@@ -356,7 +347,7 @@ impl Guard {
     pub fn lost(&mut self, kill_by: Moment) -> io::Result<()> {
         // A guard that has no ear for it is gone or hung, and dealt with as that.
         let _ = self.send(&Order::Lost(kill_by));
-        if self.on_lost == OnLost::Stop && matches!(self.watch, Watch::Guard) {
+        if self.on_lost == OnLost::Stop && matches!(self.watch, WatchedBy::Guard) {
             self.kill_by = Some(kill_by);
             self.arm(self.bound().after(OVERDUE))?;
         }
@@ -402,9 +393,9 @@ impl Guard {
     /// What has happened; `None` if nothing of note. Does not wait.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
         match self.watch {
-            Watch::Adopted(_) => return self.step(),
-            Watch::Gone => return Ok(None),
-            Watch::Guard | Watch::Over => {}
+            WatchedBy::Adopted(_) => return self.step(),
+            WatchedBy::Gone => return Ok(None),
+            WatchedBy::Guard | WatchedBy::Over => {}
         }
         let mut datagram = [0u8; 256];
         let length = loop {
@@ -418,7 +409,7 @@ impl Guard {
         };
         let event = Event::decode(&datagram[..length]);
         match event {
-            Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = Watch::Over,
+            Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = WatchedBy::Over,
             Some(Event::CommandEnded { status }) => self.status = Some(status),
             Some(Event::Stopping { reason }) => self.stopping = Some(reason),
             None => return self.adopt(StopReason::GuardGone).map(Some),

@@ -13,7 +13,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("sys", &[]),
     ("lock", &[]),
     ("law", &["clock", "exit", "lock"]),
-    ("cli", &["lock", "shell"]),
+    ("cli", &["lock", "exit", "shell"]),
     ("error", &["exit", "store"]),
     ("store", &["clock", "exit", "law", "lock"]),
     ("lease", &["clock", "law", "lock", "store"]),

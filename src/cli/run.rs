@@ -1,6 +1,7 @@
 //! What can be said to `dlock run`?
 
-use super::{Common, OnLost, duration, exit_status, note, slots, timeout, ttl};
+use super::{Common, duration, exit_status, note, slots, timeout, ttl};
+use crate::exit::OnLost;
 use crate::lock::{Key, Replicas, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::ffi::OsString;

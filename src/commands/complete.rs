@@ -4,7 +4,7 @@
 use super::context::Context;
 use crate::cli::complete::{Expands, Line, Partial, Question, Quote, Shell};
 use crate::clock::Moment;
-use crate::config::url::Place;
+use crate::config::url::Location;
 use crate::config::{Environment, Settings, VARIABLES};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -52,7 +52,7 @@ fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
     let mut settings = Settings::resolve(&line.common, &around).ok()?;
     settings.connect_timeout = settings.connect_timeout.min(by.left());
     settings.op_timeout = settings.op_timeout.min(by.left());
-    if let Place::File { dir } = &settings.store.place
+    if let Location::File { dir } = &settings.store.place
         && !dir.is_dir()
     {
         // It would be made.

@@ -5,7 +5,7 @@ use super::wanted::{Wanted, is_damaged, its_locks};
 use crate::cli;
 use crate::exit::Exit;
 use crate::lock::Name;
-use crate::output::metrics::{Page, Sample};
+use crate::output::metrics::{Exposition, Sample};
 use crate::output::{self, Kind};
 use crate::store::{self, Which};
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
             exit = Exit::Unavailable;
         }
     }
-    let mut page = Page::new(flags.max_keys);
+    let mut page = Exposition::new(flags.max_keys);
     for name in names {
         let view = match store.inspect(name, context.deadline()) {
             // One lock with a damaged record must not hide the others.

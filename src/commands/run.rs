@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::{Ended, Exit};
-use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, OnLost, Orphaned, Plan};
+use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran};
 use crate::lease::{self, Lease, Report, Request, Until};
@@ -163,10 +163,7 @@ fn plan(run: &Run, group: Group, mark: String, keep: Vec<RawFd>) -> Plan {
         group,
         grace: run.grace,
         max_run: run.max_run,
-        on_lost: match run.on_lost {
-            cli::OnLost::Stop => OnLost::Stop,
-            cli::OnLost::Warn => OnLost::Warn,
-        },
+        on_lost: run.on_lost,
         spare: Duration::ZERO,
         leftovers: match run.keep_for {
             KeepFor::Command => Leftovers::Leave,

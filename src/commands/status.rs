@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
-use crate::output::record::{self, Place};
+use crate::output::record::{self, Scope};
 use crate::output::{self, Kind, json, table};
 use crate::store::{self, Store, View, Which};
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
 
-fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Seen) -> Result<String, Error> {
+fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Overview) -> Result<String, Error> {
     if flags.json {
         return json::status(&seen.views).map_err(|error| Error::Internal(error.to_string()));
     }
@@ -48,8 +48,8 @@ fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Seen) 
     })
 }
 
-fn place(settings: &Settings) -> Place {
-    Place { store: settings.store.to_string(), prefix: settings.prefix.clone() }
+fn place(settings: &Settings) -> Scope {
+    Scope { store: settings.store.to_string(), prefix: settings.prefix.clone() }
 }
 
 /// What to look at, and how.
@@ -60,7 +60,7 @@ struct Looks {
     within: Duration,
 }
 
-struct Seen {
+struct Overview {
     views: Vec<View>,
     /// What there is to say of locks that cannot be shown.
     damaged: Vec<Damaged>,
@@ -74,10 +74,10 @@ struct Damaged {
 }
 
 impl Looks {
-    fn look(&self, store: &mut dyn Store) -> Result<Seen, store::Error> {
+    fn look(&self, store: &mut dyn Store) -> Result<Overview, store::Error> {
         let named = self.wanted.named().to_vec();
         let found = self.wanted.found(store, Which::Live)?;
-        let mut seen = Seen { views: Vec::new(), damaged: Vec::new() };
+        let mut seen = Overview { views: Vec::new(), damaged: Vec::new() };
         for missing in &found.missing {
             let line = format!("{missing}; {} not shown", its_locks(missing));
             seen.damaged.push(Damaged { line, is_asked_for: !is_damaged(missing) });

@@ -2,7 +2,7 @@
 //! those who only look, and for `doctor`, who wants to see each server by itself. Nothing is spoken to yet.
 
 use super::context::Context;
-use crate::config::url::{self, Host, Place};
+use crate::config::url::{self, Host, Location};
 use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
@@ -78,8 +78,8 @@ impl Context {
     /// Whether the store that the settings name can hold these locks, and so, at all.
     pub fn check_supported(&self, names: &Names, mode: Mode) -> Result<(), Error> {
         let refusal = match self.settings.store.place {
-            Place::Quorum { .. } => QuorumStore::refusal(names, mode),
-            Place::Cluster { .. } => redis::apart(names.as_slice()),
+            Location::Quorum { .. } => QuorumStore::refusal(names, mode),
+            Location::Cluster { .. } => redis::apart(names.as_slice()),
             _ => None,
         };
         refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
@@ -89,7 +89,7 @@ impl Context {
     pub fn check_lease_limit(&self, flag: &str, span: Duration) -> Result<(), Error> {
         let most = self.settings.max_lease();
         match self.settings.store.place {
-            Place::Quorum { .. } if span > most => Err(Error::Usage(format!(
+            Location::Quorum { .. } if span > most => Err(Error::Usage(format!(
                 "{flag} {} is longer than --max-lease, {} on independent masters; see docs/stores.md",
                 span_of(span),
                 span_of(most)
@@ -117,9 +117,9 @@ impl Context {
             op_timeout: settings.op_timeout,
         };
         Ok(match &store.place {
-            Place::Tcp { host, db, tls } => Made::Server(server(tcp(host), *db, certificates(tls)?)),
-            Place::Unix { path, db } => Made::Server(server(Address::Unix(path.clone()), *db, None)),
-            Place::Sentinel { sentinels, master, db, tls } => {
+            Location::Tcp { host, db, tls } => Made::Server(server(tcp(host), *db, certificates(tls)?)),
+            Location::Unix { path, db } => Made::Server(server(Address::Unix(path.clone()), *db, None)),
+            Location::Sentinel { sentinels, master, db, tls } => {
                 let place = server(NOWHERE, *db, certificates(tls)?);
                 let login = store.sentinel_credentials.as_ref();
                 let sentinel = |host: &Host| Target {
@@ -132,19 +132,19 @@ impl Context {
                 };
                 Made::Sentinels(sentinels.iter().map(sentinel).collect(), master.clone(), place)
             }
-            Place::Cluster { nodes, tls } => {
+            Location::Cluster { nodes, tls } => {
                 Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, certificates(tls)?))
             }
-            Place::Quorum { nodes, db, tls } => {
+            Location::Quorum { nodes, db, tls } => {
                 let place = server(NOWHERE, *db, certificates(tls)?);
                 let master = |host: &Host| Target {
                     address: tcp(host),
-                    shown: Place::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
+                    shown: Location::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
                     ..place.clone()
                 };
                 Made::Masters(nodes.iter().map(master).collect())
             }
-            Place::File { dir } => Made::Directory(dir.clone()),
+            Location::File { dir } => Made::Directory(dir.clone()),
         })
     }
 

@@ -3,8 +3,9 @@
 //! be lost. Which file wins is decided in `config`.
 
 use super::{Set, Source, choice, invalid};
-use crate::cli::{self, Color, LogFormat, OnLost};
+use crate::cli::{self, Color, LogFormat};
 use crate::error::Error;
+use crate::exit::OnLost;
 use crate::lock::{Replicas, SLOTS_MAX};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ pub enum Value {
 
 /// What a key wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     Text,
     /// Text that may be empty.
     Prefix,
@@ -55,33 +56,33 @@ enum Kind {
 }
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Kind); 26] = [
-    ("store", Kind::Text),
-    ("prefix", Kind::Prefix),
-    ("username", Kind::Text),
-    ("password", Kind::Text),
-    ("password-file", Kind::Text),
-    ("connect-timeout", Kind::Timeout),
-    ("op-timeout", Kind::Timeout),
-    ("quiet", Kind::Flag),
-    ("verbose", Kind::Flag),
-    ("log-format", Kind::LogFormat),
-    ("color", Kind::Color),
-    ("ttl", Kind::Ttl),
-    ("wait", Kind::Wait),
-    ("min-hold", Kind::Span),
-    ("max-lease", Kind::Timeout),
-    ("max-run", Kind::Span),
-    ("grace", Kind::Span),
-    ("on-lost", Kind::OnLost),
-    ("busy-exit-code", Kind::Status),
-    ("replicas", Kind::Replicas),
-    ("reason", Kind::Note),
-    ("label", Kind::Note),
-    ("exclusive", Kind::Flag),
-    ("shared", Kind::Flag),
-    ("slots", Kind::Slots),
-    ("tree", Kind::Flag),
+const KEYS: [(&str, ValueType); 26] = [
+    ("store", ValueType::Text),
+    ("prefix", ValueType::Prefix),
+    ("username", ValueType::Text),
+    ("password", ValueType::Text),
+    ("password-file", ValueType::Text),
+    ("connect-timeout", ValueType::Timeout),
+    ("op-timeout", ValueType::Timeout),
+    ("quiet", ValueType::Flag),
+    ("verbose", ValueType::Flag),
+    ("log-format", ValueType::LogFormat),
+    ("color", ValueType::Color),
+    ("ttl", ValueType::Ttl),
+    ("wait", ValueType::Wait),
+    ("min-hold", ValueType::Span),
+    ("max-lease", ValueType::Timeout),
+    ("max-run", ValueType::Span),
+    ("grace", ValueType::Span),
+    ("on-lost", ValueType::OnLost),
+    ("busy-exit-code", ValueType::Status),
+    ("replicas", ValueType::Replicas),
+    ("reason", ValueType::Note),
+    ("label", ValueType::Note),
+    ("exclusive", ValueType::Flag),
+    ("shared", ValueType::Flag),
+    ("slots", ValueType::Slots),
+    ("tree", ValueType::Flag),
 ];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
@@ -176,7 +177,7 @@ impl File {
 }
 
 /// Reads a value as its key wants it. The error reads after the key's name.
-fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
+fn typed(kind: ValueType, value: &DeValue<'_>) -> Result<Value, String> {
     let word = |check: fn(&str) -> Result<(), String>| match value {
         DeValue::String(text) => check(text).map(|()| Value::Text(text.to_string())),
         _ => Err("must be a string".into()),
@@ -195,30 +196,34 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
         _ => Err("must be true or false".into()),
     };
     match kind {
-        Kind::Prefix => word(|_| Ok(())),
-        Kind::Text => word(|text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }),
-        Kind::Note => word(|text| cli::note(text).map(|_| ()).map_err(|why| format!("is refused: {why}"))),
-        Kind::Flag => flag(),
-        Kind::Span => span(cli::duration::parse),
-        Kind::Timeout => span(cli::duration::parse_positive),
-        Kind::Ttl => span(|text| Ok(crate::lock::Ttl::new(cli::duration::parse(text)?)?.get())),
-        Kind::Wait => match value {
+        ValueType::Prefix => word(|_| Ok(())),
+        ValueType::Text => {
+            word(|text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) })
+        }
+        ValueType::Note => {
+            word(|text| cli::note(text).map(|_| ()).map_err(|why| format!("is refused: {why}")))
+        }
+        ValueType::Flag => flag(),
+        ValueType::Span => span(cli::duration::parse),
+        ValueType::Timeout => span(cli::duration::parse_positive),
+        ValueType::Ttl => span(|text| Ok(crate::lock::Ttl::new(cli::duration::parse(text)?)?.get())),
+        ValueType::Wait => match value {
             DeValue::Boolean(_) => flag(),
             _ => span(cli::duration::parse),
         },
-        Kind::Slots => match value {
+        ValueType::Slots => match value {
             DeValue::Integer(number) if number.radix() == 10 => cli::slots(number.as_str())
                 .map(Value::Slots)
                 .map_err(|_| format!("must be from 1 to {SLOTS_MAX}")),
             _ => Err(format!("must be a number from 1 to {SLOTS_MAX}")),
         },
-        Kind::Status => match value {
+        ValueType::Status => match value {
             DeValue::Integer(number) if number.radix() == 10 => {
                 number.as_str().parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
             }
             _ => Err("must be a number from 0 to 255".into()),
         },
-        Kind::Replicas => {
+        ValueType::Replicas => {
             let text = match value {
                 DeValue::String(text) => text.to_string(),
                 DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
@@ -226,9 +231,9 @@ fn typed(kind: Kind, value: &DeValue<'_>) -> Result<Value, String> {
             };
             Replicas::parse(&text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
         }
-        Kind::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
-        Kind::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
-        Kind::Color => word(|text| choice::<Color>(text).map(|_| ())),
+        ValueType::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
+        ValueType::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
+        ValueType::Color => word(|text| choice::<Color>(text).map(|_| ())),
     }
 }
 

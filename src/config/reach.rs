@@ -2,7 +2,7 @@
 //! somewhere else, by what DLOCK_HELD says of it. All as it was resolved, and never a secret: a password that stands in no
 //! file is known to whoever was told it, by DLOCK_PASSWORD mostly.
 
-use super::url::{self, Place, Secret};
+use super::url::{self, Location, Secret};
 use super::{Credentials, Error, Settings, Source, Store, invalid, password_in};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ impl Settings {
         let url = url::parse(&access.url).map_err(invalid)?;
         let sentinel_credentials = url.sentinel_credentials().map_err(invalid)?;
         let password = match (&access.password, &url.place) {
-            (PasswordAt::Nowhere, _) | (_, Place::File { .. }) => None,
+            (PasswordAt::Nowhere, _) | (_, Location::File { .. }) => None,
             (PasswordAt::File(path), _) => Some(Secret::new(password_in(path).map_err(invalid)?)),
             (PasswordAt::Elsewhere, _) => self.password_variable.clone(),
         };

@@ -2,11 +2,11 @@
 //! `run` stands here. Whether the command exists, and whether the lock is to be had, is not asked.
 
 use super::file::{File, Value};
-use super::url::Place;
+use super::url::Location;
 use super::{Settings, Source};
-use crate::cli::{self, OnLost};
+use crate::cli::{self};
 use crate::error::Error;
-use crate::exit::Exit;
+use crate::exit::{Exit, OnLost};
 use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Settings {
             )));
         }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
-        if let Place::Quorum { .. } = self.store.place {
+        if let Location::Quorum { .. } = self.store.place {
             let given =
                 |flag: bool, key| if flag { None } else { Some(file.get(key).map(|set| &set.source)) };
             for (name, span, set) in [

@@ -1,7 +1,8 @@
 //! Do the layers win in their order, and is no setting lost?
 
 use super::*;
-use crate::cli::{Command, OnLost, usage};
+use crate::cli::{Command, usage};
+use crate::exit::OnLost;
 use crate::lock::{Mode, Wait};
 use tempfile::TempDir;
 

@@ -19,7 +19,7 @@ const SENTINEL_PORT: u16 = 26379;
 
 /// Where the locks are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Location {
     /// A Redis server over TCP.
     Tcp {
         host: Host,
@@ -97,7 +97,7 @@ pub struct ClientCertificate {
     pub key: PathBuf,
 }
 
-impl Place {
+impl Location {
     /// Whom to trust and what to show, where the place is spoken to over TLS.
     pub fn tls(&self) -> Option<&Tls> {
         match self {
@@ -112,7 +112,7 @@ impl Place {
 
 /// The URL of the place, in one spelling and never with a secret: for messages and DLOCK_HELD. It says which locks are
 /// meant; by which certificates they are reached is left out, since it does not change that.
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = |tls: &Option<Tls>| if tls.is_some() { "rediss" } else { "redis" };
         let database =
@@ -170,7 +170,7 @@ impl fmt::Debug for Secret {
 pub struct Url {
     /// As it was written, without user and password.
     pub text: String,
-    pub place: Place,
+    pub place: Location,
     /// The user it names.
     pub username: Option<String>,
     /// The password in it.
@@ -209,7 +209,7 @@ pub fn parse(text: &str) -> Result<Url, String> {
     let url = take_apart(text)?;
     let bare = match (&url.place, text.find("//"), text.rfind('@')) {
         // In what could be taken apart an @ stands nowhere else.
-        (place, Some(start), Some(end)) if !matches!(place, Place::File { .. }) => {
+        (place, Some(start), Some(end)) if !matches!(place, Location::File { .. }) => {
             format!("{}{}", &text[..start + 2], &text[end + 1..])
         }
         _ => text.into(),
@@ -273,7 +273,7 @@ fn tcp(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     let host = parts.host(parts.hosts, PORT)?;
     let db = parts.database(parts.path.strip_prefix('/').unwrap_or_default())?;
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
-    Ok(url(Place::Tcp { host, db, tls }, parts))
+    Ok(url(Location::Tcp { host, db, tls }, parts))
 }
 
 /// `redis+sentinel://` and `rediss+sentinel://`.
@@ -291,7 +291,7 @@ fn sentinel(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     }
     let db = parts.database(db)?;
     let Parameters { tls, sentinel } = parameters(&parts, wire, Sentinels::Yes)?;
-    Ok(Url { sentinel, ..url(Place::Sentinel { sentinels, master, db, tls }, parts) })
+    Ok(Url { sentinel, ..url(Location::Sentinel { sentinels, master, db, tls }, parts) })
 }
 
 /// `redis+cluster://` and `rediss+cluster://`.
@@ -301,7 +301,7 @@ fn cluster(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
         return Err(format!("a cluster has database 0 only, so nothing follows its hosts; {ALLOWED}"));
     }
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
-    Ok(url(Place::Cluster { nodes, tls }, parts))
+    Ok(url(Location::Cluster { nodes, tls }, parts))
 }
 
 /// `redis+quorum://` and `rediss+quorum://`.
@@ -329,10 +329,10 @@ fn quorum(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     }
     let db = parts.database(parts.path.strip_prefix('/').unwrap_or_default())?;
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
-    Ok(url(Place::Quorum { nodes, db, tls }, parts))
+    Ok(url(Location::Quorum { nodes, db, tls }, parts))
 }
 
-fn url(place: Place, parts: Parts<'_>) -> Url {
+fn url(place: Location, parts: Parts<'_>) -> Url {
     Url { text: String::new(), place, username: parts.username, password: parts.password, sentinel: None }
 }
 
@@ -433,7 +433,7 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
             _ => return Err(format!("after ? only db=N is known; {ALLOWED}")),
         }
     }
-    Ok(url(Place::Unix { path, db }, parts))
+    Ok(url(Location::Unix { path, db }, parts))
 }
 
 /// `file:`.
@@ -448,7 +448,7 @@ fn file(rest: &str) -> Result<Url, String> {
         Some(after) if after.starts_with('/') => after,
         Some(_) => return Err(format!("a file: store has no host: write file:/DIR; {ALLOWED}")),
     };
-    let place = Place::File { dir: absolute(path)? };
+    let place = Location::File { dir: absolute(path)? };
     Ok(Url { text: String::new(), place, username: None, password: None, sentinel: None })
 }
 

@@ -4,8 +4,9 @@
 use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
-use super::{Ended, Event, Guard, Leftovers, OVERDUE, OnLost, STALLED, StopReason, Watch};
+use super::{Ended, Event, Guard, Leftovers, OVERDUE, STALLED, StopReason, WatchedBy};
 use crate::clock::Moment;
+use crate::exit::OnLost;
 use crate::sys::{self, Waited};
 use std::collections::VecDeque;
 use std::io;
@@ -47,7 +48,7 @@ impl Guard {
     }
 
     fn silence(&mut self) -> io::Result<Silence> {
-        if !matches!(self.watch, Watch::Guard) || !self.armed.passed() {
+        if !matches!(self.watch, WatchedBy::Guard) || !self.armed.passed() {
             return Ok(Silence::Right);
         }
         let due = self.bound().after(OVERDUE);
@@ -92,7 +93,7 @@ impl Guard {
     /// The job has ended, and its guard does not say so.
     fn conclude(&mut self) -> io::Result<Event> {
         self.end_guard();
-        self.watch = Watch::Gone;
+        self.watch = WatchedBy::Gone;
         self.timer.set(None)?;
         // What the guard has not reaped is ours now.
         let ended = self.limits.cmd().map(sys::take);
@@ -114,9 +115,9 @@ impl Guard {
     /// Takes the job over from a guard that is gone or hung, and begins to stop it, or goes on with what the guard has
     /// begun; `new` is why if it has not.
     pub(super) fn adopt(&mut self, new: StopReason) -> io::Result<Event> {
-        if matches!(self.watch, Watch::Over) {
+        if matches!(self.watch, WatchedBy::Over) {
             // A socket without another end, and a timer that is due, would be readable for ever.
-            self.watch = Watch::Gone;
+            self.watch = WatchedBy::Gone;
             self.timer.set(None)?;
             return Ok(Event::Died);
         }
@@ -135,7 +136,7 @@ impl Guard {
         }
         pending.extend(refused.into_iter().map(Event::Refused));
         let adopted = Adopted { tree, stop, status: self.status, was_empty: false, pending };
-        self.watch = Watch::Adopted(Box::new(adopted));
+        self.watch = WatchedBy::Adopted(Box::new(adopted));
         self.arm(Moment::now())?;
         Ok(Event::Died)
     }
@@ -154,7 +155,7 @@ impl Guard {
     /// Goes on stopping an adopted job.
     pub(super) fn step(&mut self) -> io::Result<Option<Event>> {
         let bound = self.bound();
-        let Watch::Adopted(adopted) = &mut self.watch else { return Ok(None) };
+        let WatchedBy::Adopted(adopted) = &mut self.watch else { return Ok(None) };
         if let Some(event) = adopted.pending.pop_front() {
             return Ok(Some(event));
         }
@@ -173,7 +174,7 @@ impl Guard {
         if last && adopted.stop.is_over(&mut adopted.tree, bound, &mut sweep) {
             adopted.tree.remove_cgroup();
             let (status, reason) = (adopted.status, Some(adopted.stop.reason()));
-            self.watch = Watch::Gone;
+            self.watch = WatchedBy::Gone;
             self.timer.set(None)?;
             return Ok(Some(Event::Ended { status, reason }));
         }

@@ -5,8 +5,9 @@ use super::limits::{Limits, LimitsSender};
 use super::process_tree::{ProcessTree, Sweep};
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
-use super::{Ended, Event, Group, Leftovers, NotStarted, OnLost, Orphaned, Process, Reached, StopReason};
+use super::{Ended, Event, Group, Leftovers, NotStarted, Orphaned, Process, Reached, StopReason};
 use crate::clock::{Moment, Timer};
+use crate::exit::OnLost;
 use crate::sys::{self, Disposition, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
@@ -43,12 +44,12 @@ pub(super) struct Setup {
 pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
     // A panic must end the guard: unwinding further would make a second dlock of it. dlock sees the end, and stops the
     // job.
-    let watch = || Watch::new(setup, on_orphaned).and_then(|mut watch| watch.run());
+    let watch = || Watcher::new(setup, on_orphaned).and_then(|mut watch| watch.run());
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
     sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
 }
 
-struct Watch<F> {
+struct Watcher<F> {
     setup: Setup,
     on_orphaned: F,
     children: OwnedFd,
@@ -57,7 +58,7 @@ struct Watch<F> {
     buffer: Vec<u8>,
     changes: Vec<Change>,
     cmd: Option<Cmd>,
-    state: State,
+    state: JobState,
     /// dlock is gone, or has left the rest to us.
     is_orphaned: bool,
     /// dlock said so, and has told what there was to tell.
@@ -71,7 +72,7 @@ struct Watch<F> {
     refused: Vec<Process>,
 }
 
-enum State {
+enum JobState {
     /// CMD has not been started, or could not be.
     Idle,
     /// CMD runs; or it has ended, and what it left behind is waited for.
@@ -91,7 +92,7 @@ struct Cmd {
     was_stopped: bool,
 }
 
-impl<F: FnMut(Orphaned)> Watch<F> {
+impl<F: FnMut(Orphaned)> Watcher<F> {
     fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
         // Blocked, not ignored: what is ignored stays so across exec, and CMD would inherit it. Blocking also keeps the
         // terminal from stopping a background process that writes to it.
@@ -111,7 +112,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
             buffer: vec![0; protocol::LONGEST],
             changes: Vec::new(),
             cmd: None,
-            state: State::Idle,
+            state: JobState::Idle,
             is_orphaned: false,
             told_to_finish: false,
             no_child: true,
@@ -236,7 +237,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
             return Ok(());
         }
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
-        self.state = State::Running { since: now };
+        self.state = JobState::Running { since: now };
         self.no_child = false;
         self.close_the_rest();
         Ok(())
@@ -255,7 +256,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
         let mut sweep = Sweep::default();
         self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
-        let (State::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
+        let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
         // descendant lives there is a child here, and that there is none is the end of all, exactly.
         if self.no_child || self.setup.leftovers == Leftovers::Leave {
@@ -305,16 +306,16 @@ impl<F: FnMut(Orphaned)> Watch<F> {
     }
 
     fn end(&mut self, reason: Option<StopReason>) {
-        self.state = State::Ended { reason };
+        self.state = JobState::Ended { reason };
         self.tell(&Event::Ended { status: self.status(), reason });
     }
 
     fn relay(&mut self, signal: i32, reached: Reached) {
-        let (State::Running { .. } | State::Stopping(_), Some(cmd)) = (&self.state, &self.cmd) else {
+        let (JobState::Running { .. } | JobState::Stopping(_), Some(cmd)) = (&self.state, &self.cmd) else {
             return;
         };
         if cmd.status.is_some() {
-            if let (State::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
+            if let (JobState::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
                 let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
                 let but = (reached == Reached::CallerGroup).then_some(caller_group);
                 self.setup.tree.relay(signal, but);
@@ -334,14 +335,14 @@ impl<F: FnMut(Orphaned)> Watch<F> {
         }
         let deadline = deadline.min(self.bound());
         match &mut self.state {
-            State::Running { .. } => self.stop(StopReason::Lost, deadline),
-            State::Stopping(stop) => stop.hasten(StopReason::Lost, deadline),
-            State::Idle | State::Ended { .. } => {}
+            JobState::Running { .. } => self.stop(StopReason::Lost, deadline),
+            JobState::Stopping(stop) => stop.hasten(StopReason::Lost, deadline),
+            JobState::Idle | JobState::Ended { .. } => {}
         }
     }
 
     fn asked(&mut self) {
-        if let State::Running { .. } = self.state {
+        if let JobState::Running { .. } = self.state {
             self.stop(StopReason::Asked, Moment::now().after(self.setup.grace));
         }
     }
@@ -374,7 +375,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
     fn stop(&mut self, reason: StopReason, deadline: Moment) {
         self.setup.limits.set_stopping();
         let (stop, refused) = Stop::begin(&mut self.setup.tree, reason, deadline);
-        self.state = State::Stopping(stop);
+        self.state = JobState::Stopping(stop);
         self.tell(&Event::Stopping { reason });
         self.note(refused);
     }
@@ -393,18 +394,20 @@ impl<F: FnMut(Orphaned)> Watch<F> {
         let ran_out = self.term_due(limits, now).is_some_and(|at| at <= now);
         let grace_ends = now.after(self.setup.grace);
         match &mut self.state {
-            State::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
-            State::Running { .. } if self.is_orphaned => {
+            JobState::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
+            JobState::Running { .. } if self.is_orphaned => {
                 let deadline = grace_ends.min(self.bound());
                 self.stop(StopReason::CallerGone, deadline);
             }
-            State::Running { since } if self.setup.max_run.is_some_and(|most| since.after(most) <= now) => {
+            JobState::Running { since }
+                if self.setup.max_run.is_some_and(|most| since.after(most) <= now) =>
+            {
                 self.stop(StopReason::MaxRun, grace_ends);
             }
-            State::Stopping(stop) if stop.reason().is_unhurried() && ran_out => {
+            JobState::Stopping(stop) if stop.reason().is_unhurried() && ran_out => {
                 stop.hasten(StopReason::LeaseRanOut, limits.kill_at);
             }
-            State::Stopping(stop) if stop.reason().is_unhurried() && self.is_orphaned => {
+            JobState::Stopping(stop) if stop.reason().is_unhurried() && self.is_orphaned => {
                 stop.hasten(StopReason::CallerGone, grace_ends);
             }
             _ => {}
@@ -418,7 +421,7 @@ impl<F: FnMut(Orphaned)> Watch<F> {
             Group::Own => -cmd.pid,
             Group::Caller => cmd.pid,
         });
-        let State::Stopping(stop) = &mut self.state else { return };
+        let JobState::Stopping(stop) = &mut self.state else { return };
         let mut sweep = Sweep::default();
         if !self.no_child {
             sweep = stop.step(&mut self.setup.tree, bound, first);
@@ -442,11 +445,11 @@ impl<F: FnMut(Orphaned)> Watch<F> {
     /// Whether, with dlock gone, nothing is left to do; then the rest has been done too.
     fn is_through(&mut self) -> bool {
         let reason = match self.state {
-            State::Idle => None,
-            State::Ended { reason } => reason,
-            State::Running { .. } | State::Stopping(_) => return false,
+            JobState::Idle => None,
+            JobState::Ended { reason } => reason,
+            JobState::Running { .. } | JobState::Stopping(_) => return false,
         };
-        let started = !matches!(self.state, State::Idle);
+        let started = !matches!(self.state, JobState::Idle);
         if !started {
             // CMD will not need them any more.
             self.close_the_rest();
@@ -486,12 +489,12 @@ impl<F: FnMut(Orphaned)> Watch<F> {
         let term_at = self.term_due(self.setup.limits.get(), Moment::now());
         let bound = self.bound();
         let at = match &self.state {
-            State::Idle | State::Ended { .. } => None,
-            State::Running { since } => {
+            JobState::Idle | JobState::Ended { .. } => None,
+            JobState::Running { since } => {
                 let max_run = self.setup.max_run.map(|most| since.after(most));
                 term_at.into_iter().chain(max_run).min()
             }
-            State::Stopping(stop) => {
+            JobState::Stopping(stop) => {
                 let wake = if self.no_child { stop.wake_for_strays(bound) } else { stop.wake(bound) };
                 let other = term_at.filter(|_| stop.reason().is_unhurried());
                 other.into_iter().chain([wake]).min()

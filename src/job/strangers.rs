@@ -4,7 +4,7 @@
 //!
 //! As long as the guard lives, what its job leaves behind goes to the guard. So any other child is a stranger.
 
-use super::{Guard, STALLED, Watch, procfs};
+use super::{Guard, STALLED, WatchedBy, procfs};
 use crate::clock::Moment;
 use crate::sys;
 use std::io;
@@ -12,7 +12,7 @@ use std::io;
 impl Guard {
     /// A child of this process has changed (SIGCHLD): reaps strangers, and looks after a guard that somebody has stopped.
     pub fn tend(&mut self) -> io::Result<()> {
-        if self.reaped || !matches!(self.watch, Watch::Guard | Watch::Over) {
+        if self.reaped || !matches!(self.watch, WatchedBy::Guard | WatchedBy::Over) {
             return Ok(());
         }
         let cmd = self.limits.cmd();
@@ -21,7 +21,7 @@ impl Guard {
         strangers.retain(|&pid| pid != self.pid && Some(pid) != cmd && !sys::reap(pid));
         let Some(guard) = procfs::read_entry(self.pid).filter(|guard| !guard.ended) else { return Ok(()) };
         self.apart = strangers;
-        if guard.stopped && matches!(self.watch, Watch::Guard) {
+        if guard.stopped && matches!(self.watch, WatchedBy::Guard) {
             self.arm(self.armed.min(Moment::now().after(STALLED)))?;
         }
         Ok(())

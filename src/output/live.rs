@@ -46,7 +46,7 @@ pub enum Room {
 #[derive(Debug)]
 pub struct Waiter {
     printer: Printer,
-    place: Place,
+    place: Medium,
     next: Moment,
     announced: Announced,
 }
@@ -59,7 +59,7 @@ enum Announced {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Medium {
     /// Nowhere: `--quiet`.
     Nowhere,
     /// On a terminal, where a line may stand.
@@ -75,11 +75,11 @@ impl Waiter {
     pub fn new(printer: &Printer, since: Moment) -> Self {
         let smart = || std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let (place, next) = if !printer.says(Kind::Note) {
-            (Place::Nowhere, since.after(Duration::MAX))
+            (Medium::Nowhere, since.after(Duration::MAX))
         } else if printer.format == LogFormat::Text && isatty(stderr()) && smart() {
-            (Place::Terminal, since)
+            (Medium::Terminal, since)
         } else {
-            (Place::Log, since.after(FIRST))
+            (Medium::Log, since.after(FIRST))
         };
         Self { printer: printer.clone(), place, next, announced: Announced::No }
     }
@@ -91,7 +91,7 @@ impl Waiter {
 
     /// Somebody else has said so.
     pub fn announce(&mut self) {
-        if self.place == Place::Log {
+        if self.place == Medium::Log {
             self.announced = Announced::Yes;
         }
     }
@@ -103,7 +103,7 @@ impl Waiter {
 
     /// Has the line said again at once, if it stands.
     pub fn hurry(&mut self) {
-        if let Place::Line(_) = self.place {
+        if let Medium::Line(_) = self.place {
             self.next = Moment::now();
         }
     }
@@ -114,20 +114,20 @@ impl Waiter {
             return;
         }
         match self.place {
-            Place::Nowhere => {}
-            Place::Log => {
+            Medium::Nowhere => {}
+            Medium::Log => {
                 self.printer.say(Kind::Note, &text(Room::Endless));
                 self.announced = Announced::Yes;
                 self.next = Moment::now().after(THEN);
             }
-            Place::Terminal | Place::Line(_) => {
+            Medium::Terminal | Medium::Line(_) => {
                 // In the background the screen is somebody else's, and writing might stop dlock.
                 if in_front() {
                     let columns = columns();
                     let room = Room::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
                     let line = fitting(&text(room), columns);
                     send(&format!("{}{line}\r", self.wipe(columns)));
-                    self.place = Place::Line(width(&line));
+                    self.place = Medium::Line(width(&line));
                 }
                 self.next = Moment::now().after(TICK);
             }
@@ -136,11 +136,11 @@ impl Waiter {
 
     /// Takes the line off the terminal. Before every other message, before CMD starts, and before dlock stops.
     pub fn clear(&mut self) {
-        if let Place::Line(_) = self.place {
+        if let Medium::Line(_) = self.place {
             if in_front() {
                 send(&self.wipe(columns()));
             }
-            self.place = Place::Terminal;
+            self.place = Medium::Terminal;
             self.next = Moment::now();
         }
     }
@@ -148,7 +148,7 @@ impl Waiter {
     /// What takes away the line that stands.
     fn wipe(&self, columns: usize) -> String {
         match self.place {
-            Place::Line(length) if length > columns => wipe_rows(length.div_ceil(columns)),
+            Medium::Line(length) if length > columns => wipe_rows(length.div_ceil(columns)),
             _ => WIPE.into(),
         }
     }

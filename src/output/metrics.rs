@@ -39,7 +39,7 @@ impl Sample {
 }
 
 #[derive(Debug, Default)]
-pub struct Page {
+pub struct Exposition {
     most: usize,
     shown: Vec<Sample>,
     /// The sum; its key says nothing.
@@ -47,7 +47,7 @@ pub struct Page {
     keys: u64,
 }
 
-impl Page {
+impl Exposition {
     /// A page on which at most so many locks have series of their own.
     pub fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
@@ -155,7 +155,7 @@ impl Lock<'_> {
 
 struct Text<'a> {
     text: String,
-    page: &'a Page,
+    page: &'a Exposition,
 }
 
 impl Text<'_> {
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_end_with_all() {
-        let mut page = Page::new(5);
+        let mut page = Exposition::new(5);
         page.add(sample("k"));
         let text = page.text();
         for line in [
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn totals_that_do_not_fit_are_no_fault() {
-        let mut page = Page::new(2);
+        let mut page = Exposition::new(2);
         for key in ["a", "b"] {
             let mut forged = sample(key);
             (forged.stat.busy, forged.stat.waited.buckets[1]) = (u64::MAX, u64::MAX);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn beyond_the_bound_there_is_only_the_sum() {
-        let mut page = Page::new(2);
+        let mut page = Exposition::new(2);
         ["a", "b", "c"].map(sample).into_iter().for_each(|sample| page.add(sample));
         let text = page.text();
         assert!(text.contains("\"b\"") && !text.contains("\"c\""), "{text}");
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn each_family_has_one_head_and_stands_together() {
-        let mut page = Page::new(2);
+        let mut page = Exposition::new(2);
         ["a", "b"].map(sample).into_iter().for_each(|sample| page.add(sample));
         let text = page.text();
         let mut seen = std::collections::BTreeSet::new();

@@ -14,14 +14,14 @@ const LABEL: usize = 11;
 
 /// Where was looked: the store, and under which prefix.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct Scope {
     /// The store's name, without its secret.
     pub store: String,
     /// What all keys begin with there.
     pub prefix: String,
 }
 
-impl Place {
+impl Scope {
     fn words(&self) -> String {
         let prefix = if self.prefix.is_empty() {
             "without a prefix".into()
@@ -43,7 +43,7 @@ impl Place {
 }
 
 /// The record of one lock, with a line end after each line.
-pub fn record(view: &View, place: &Place, width: Width, coloured: Coloured) -> String {
+pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> String {
     if !view.is_used() {
         let text = format!("{} was never used, {}", view.name.key(), place.words());
         return escaped(&text).into_owned() + "\n";
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_record_says_all_and_fits() -> Result<(), String> {
-        let place = Place { store: "redis://h:6379".into(), prefix: "dlock:".into() };
+        let place = Scope { store: "redis://h:6379".into(), prefix: "dlock:".into() };
         for view in views()? {
             let whole = record(&view, &place, Width::Endless, Coloured::No);
             println!("{whole}");

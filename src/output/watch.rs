@@ -7,7 +7,7 @@ use super::{Coloured, escaped, json};
 use crate::exit::Ended;
 use crate::law::Outcome;
 use crate::lock::{Fence, Mode, Owner};
-use crate::store::events::{Event, Kind};
+use crate::store::events::{Event, EventKind};
 use serde::Serialize;
 
 /// The line for people; `now` is the store's clock.
@@ -21,39 +21,42 @@ pub fn line(key: &str, event: &Event, now: u64, colours: Coloured) -> String {
     format!("{time} {word} {}  {}\n", escaped(key), escaped(&told))
 }
 
-fn word(kind: Kind) -> &'static str {
+fn word(kind: EventKind) -> &'static str {
     match kind {
-        Kind::Waiting => "waiting",
-        Kind::Left => "left",
-        Kind::Busy => "busy",
-        Kind::Granted => "granted",
-        Kind::Released => Outcome::Released.word(),
-        Kind::Crashed => Outcome::Crashed.word(),
-        Kind::Timeout => Outcome::Timeout.word(),
-        Kind::Stopped => Outcome::Stopped.word(),
-        Kind::Lost => Outcome::Lost.word(),
-        Kind::Expired => Outcome::Expired.word(),
-        Kind::Forced => Outcome::Forced.word(),
-        Kind::Ended => "ended",
+        EventKind::Waiting => "waiting",
+        EventKind::Left => "left",
+        EventKind::Busy => "busy",
+        EventKind::Granted => "granted",
+        EventKind::Released => Outcome::Released.word(),
+        EventKind::Crashed => Outcome::Crashed.word(),
+        EventKind::Timeout => Outcome::Timeout.word(),
+        EventKind::Stopped => Outcome::Stopped.word(),
+        EventKind::Lost => Outcome::Lost.word(),
+        EventKind::Expired => Outcome::Expired.word(),
+        EventKind::Forced => Outcome::Forced.word(),
+        EventKind::Ended => "ended",
     }
 }
 
 /// The colours of `history`: how it went decides.
 fn colour(event: &Event) -> Option<u8> {
     match (event.kind, event.job) {
-        (Kind::Released, Some(Ended::Code(0))) => Some(32),
-        (Kind::Released, Some(_)) => Some(31),
-        (Kind::Timeout, _) => Some(31),
-        (Kind::Crashed | Kind::Lost | Kind::Expired, _) => Some(35),
-        (Kind::Stopped | Kind::Forced, _) => Some(33),
-        (Kind::Granted, _) => Some(1),
-        (Kind::Waiting | Kind::Left | Kind::Busy | Kind::Released | Kind::Ended, _) => None,
+        (EventKind::Released, Some(Ended::Code(0))) => Some(32),
+        (EventKind::Released, Some(_)) => Some(31),
+        (EventKind::Timeout, _) => Some(31),
+        (EventKind::Crashed | EventKind::Lost | EventKind::Expired, _) => Some(35),
+        (EventKind::Stopped | EventKind::Forced, _) => Some(33),
+        (EventKind::Granted, _) => Some(1),
+        (
+            EventKind::Waiting | EventKind::Left | EventKind::Busy | EventKind::Released | EventKind::Ended,
+            _,
+        ) => None,
     }
 }
 
 /// Who, what it runs, how long, how it ended.
 fn told(event: &Event) -> String {
-    if event.kind == Kind::Busy {
+    if event.kind == EventKind::Busy {
         return match event.count {
             1 => "one that did not wait was refused".into(),
             count => format!("{count} that did not wait were refused"),
@@ -64,7 +67,7 @@ fn told(event: &Event) -> String {
         let because = owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         parts.push(format!("{} '{}'{because}", who(owner), owner.command));
     }
-    if let (Kind::Waiting | Kind::Granted, Some(mode @ (Mode::Shared | Mode::Slots(_)))) =
+    if let (EventKind::Waiting | EventKind::Granted, Some(mode @ (Mode::Shared | Mode::Slots(_)))) =
         (event.kind, event.mode)
     {
         match event.slot {
@@ -72,7 +75,7 @@ fn told(event: &Event) -> String {
             None => parts.push(mode.to_string()),
         }
     }
-    if let (Kind::Left | Kind::Granted, Some(waited)) = (event.kind, event.waited)
+    if let (EventKind::Left | EventKind::Granted, Some(waited)) = (event.kind, event.waited)
         && !waited.is_zero()
     {
         parts.push(format!("waited {}", span(waited)));
@@ -86,15 +89,15 @@ fn told(event: &Event) -> String {
         _ => {}
     }
     match (event.kind, event.job) {
-        (Kind::Crashed, _) => parts.push("its dlock was killed".into()),
-        (Kind::Timeout, _) => parts.push("it ran for as long as it may".into()),
-        (Kind::Lost, None) => parts.push("the lock vanished under it".into()),
-        (Kind::Expired, None) => parts.push("not given back".into()),
-        (Kind::Ended, None) => parts.push("the log does not say how".into()),
+        (EventKind::Crashed, _) => parts.push("its dlock was killed".into()),
+        (EventKind::Timeout, _) => parts.push("it ran for as long as it may".into()),
+        (EventKind::Lost, None) => parts.push("the lock vanished under it".into()),
+        (EventKind::Expired, None) => parts.push("not given back".into()),
+        (EventKind::Ended, None) => parts.push("the log does not say how".into()),
         _ => {}
     }
     match (event.kind, &event.by) {
-        (Kind::Forced, Some(by)) => parts.push(format!("taken away by {}", who(by))),
+        (EventKind::Forced, Some(by)) => parts.push(format!("taken away by {}", who(by))),
         (_, Some(by)) => parts.push(format!("asked for by {}", who(by))),
         (_, None) => {}
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// What can happen to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventKind {
     /// Somebody stands in the queue.
     Waiting,
     /// Somebody left the queue without the lock, or fell silent in it.
@@ -42,7 +42,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// What.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// When, by the store's clock, in milliseconds since 1970; where only the looks tell, that of the later one.
     pub at: u64,
     /// Who.
@@ -66,7 +66,7 @@ pub struct Event {
 }
 
 impl Event {
-    fn new(kind: Kind, at: u64) -> Self {
+    fn new(kind: EventKind, at: u64) -> Self {
         Self {
             kind,
             at,
@@ -85,12 +85,12 @@ impl Event {
     /// Of one moment first who comes, then what becomes of the lock, in the order of the grants.
     fn order(&self) -> (u64, u8, Option<Fence>, bool) {
         let class = match self.kind {
-            Kind::Waiting => 0,
-            Kind::Left => 2,
-            Kind::Busy => 3,
+            EventKind::Waiting => 0,
+            EventKind::Left => 2,
+            EventKind::Busy => 3,
             _ => 1,
         };
-        (self.at, class, self.fence, self.kind != Kind::Granted)
+        (self.at, class, self.fence, self.kind != EventKind::Granted)
     }
 }
 
@@ -142,12 +142,12 @@ fn between(old: &View, new: &View) -> Vec<Event> {
         owner: Some(stood.owner.clone()),
         mode: stood.mode,
         waited: stood.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
-        ..Event::new(Kind::Left, new.now)
+        ..Event::new(EventKind::Left, new.now)
     }));
     // A counter that is smaller than before counts from its loss on.
     let refused = new.stat.busy.checked_sub(old.stat.busy).unwrap_or(new.stat.busy);
     if refused > 0 {
-        events.push(Event { count: refused, ..Event::new(Kind::Busy, new.now) });
+        events.push(Event { count: refused, ..Event::new(EventKind::Busy, new.now) });
     }
     events.sort_by_key(Event::order);
     events
@@ -173,13 +173,13 @@ fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     };
     new.log.iter().filter(is_news).map(|end| {
         let kind = match end.outcome {
-            Outcome::Released => Kind::Released,
-            Outcome::Crashed => Kind::Crashed,
-            Outcome::Timeout => Kind::Timeout,
-            Outcome::Stopped => Kind::Stopped,
-            Outcome::Expired => Kind::Expired,
-            Outcome::Lost => Kind::Lost,
-            Outcome::Forced => Kind::Forced,
+            Outcome::Released => EventKind::Released,
+            Outcome::Crashed => EventKind::Crashed,
+            Outcome::Timeout => EventKind::Timeout,
+            Outcome::Stopped => EventKind::Stopped,
+            Outcome::Expired => EventKind::Expired,
+            Outcome::Lost => EventKind::Lost,
+            Outcome::Forced => EventKind::Forced,
         };
         Event {
             owner: Some(end.owner.clone()),
@@ -209,12 +209,12 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
     old.holders.iter().filter(is_over).map(move |holder| {
         let lease_end = old.now.saturating_add(crate::law::millis(holder.lease));
         let (kind, at) = match new.state {
-            _ if has_forgotten || new.foreign.is_some() => (Kind::Lost, new.now),
+            _ if has_forgotten || new.foreign.is_some() => (EventKind::Lost, new.now),
             // The log has it when the min-hold is over, too.
-            State::Cooling => (Kind::Expired, lease_end.min(new.now)),
-            _ if is_turned_over => (Kind::Ended, new.now),
+            State::Cooling => (EventKind::Expired, lease_end.min(new.now)),
+            _ if is_turned_over => (EventKind::Ended, new.now),
             // A hold under which no job ran leaves no trace.
-            _ => (Kind::Released, new.now),
+            _ => (EventKind::Released, new.now),
         };
         Event {
             owner: Some(holder.owner.clone()),
@@ -270,7 +270,7 @@ fn newcomers(stood: &mut Vec<Standing<'_>>, new: &View) -> Vec<Event> {
                 owner: Some(now.owner.clone()),
                 mode: now.mode,
                 waited: Some(Duration::from_millis(new.now.saturating_sub(since))),
-                ..Event::new(Kind::Waiting, since)
+                ..Event::new(EventKind::Waiting, since)
             });
         }
     }
@@ -292,12 +292,13 @@ fn grants(old: &View, new: &View, stood: &mut Vec<Standing<'_>>) -> Vec<Event> {
             Event {
                 owner: Some(end.owner.clone()),
                 waited: Some(Duration::from_millis(end.waited)),
-                ..Event::new(Kind::Granted, end.since)
+                ..Event::new(EventKind::Granted, end.since)
             },
         );
     }
     for holder in new.holders.iter().filter(|holder| holder.confirmed && is_news(holder.fence)) {
-        let grant = grants.entry(holder.fence).or_insert_with(|| Event::new(Kind::Granted, holder.since));
+        let grant =
+            grants.entry(holder.fence).or_insert_with(|| Event::new(EventKind::Granted, holder.since));
         grant.owner = Some(holder.owner.clone());
         (grant.mode, grant.slot) = (new.mode, holder.slot);
     }

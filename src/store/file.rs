@@ -26,7 +26,7 @@ use crate::store::engine::queue::Queue;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Entry, Liveness, Tracked};
 use crate::store::{Error, Subscription};
 use boot::Boot;
-use directory::{Directory, FileName, Kind};
+use directory::{Directory, FileName, FileRole};
 use liveness::{LifeFile, Watch, liveness};
 use mutex::Mutex;
 use record::RecordFile;
@@ -119,7 +119,7 @@ impl Entry for FileEntry {
 
 impl Files {
     fn read(&self, name: &str, mutex: Option<Mutex>) -> Result<FileEntry, Error> {
-        let file = FileName::of(name, Kind::Record);
+        let file = FileName::of(name, FileRole::Record);
         let access = if mutex.is_some() { Access::Change } else { Access::Look };
         let content = load(&self.directory, &file, access)?;
         let record = RecordFile::parse(&self.directory, &file, content.as_ref(), Some(name), &self.boot)?;
@@ -146,7 +146,7 @@ impl Files {
         let failed = |errno| self.directory.error("list the records", errno);
         let mut records = Vec::new();
         for (file, kind) in self.directory.names().map_err(failed)? {
-            if kind != Kind::Record || !self.directory.has_file(&file, FILE_MOST) {
+            if kind != FileRole::Record || !self.directory.has_file(&file, FILE_MOST) {
                 continue;
             }
             if let Some(content) = load(&self.directory, &file, Access::Look)? {
@@ -187,7 +187,7 @@ impl Files {
             }
             let entry = &mut entries[*at].0;
             // Nothing is left to keep: it goes, if it may be removed.
-            let file = FileName::of(entry.name(), Kind::Record);
+            let file = FileName::of(entry.name(), FileRole::Record);
             let is_removed = entry.is_empty && directory.remove(&file).is_ok();
             entry.file = if is_removed { File::Absent } else { File::Exists };
         }
@@ -301,7 +301,7 @@ impl Adapter for Files {
     }
 
     fn forget(&self, token: &Token) {
-        self.directory.remove(&FileName::of(token.secret(), Kind::Life)).ok();
+        self.directory.remove(&FileName::of(token.secret(), FileRole::Life)).ok();
     }
 
     fn sleep<'a>(

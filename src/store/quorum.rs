@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::thread;
 use std::time::Duration;
-use view::{Clock, Firmness, Joined, Seen};
+use view::{Clock, Firmness, Joined, MasterView};
 
 mod attempt;
 mod masters;
@@ -76,7 +76,7 @@ impl Subscription for Deaf {
 /// A hold, as its owner knows it.
 struct Held {
     token: Token,
-    /// Until when its last success may be relied on: a master is not won back later.
+    /// Deadline when its last success may be relied on: a master is not won back later.
     until: Moment,
     fence: u64,
 }
@@ -166,7 +166,7 @@ impl QuorumStore {
         ttl: Duration,
         hold: &Vouched,
         missing: &[usize],
-        until: Until,
+        until: Deadline,
     ) -> usize {
         let (ttl, longest) = (law::millis(ttl).to_string(), self.longest());
         let cooling = law::millis(hold.cooling).to_string();
@@ -176,8 +176,8 @@ impl QuorumStore {
             &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.held_us, &cooling, &hold.owner],
         );
         match until {
-            Until::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
-            Until::Sent(by) => {
+            Deadline::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
+            Deadline::Sent(by) => {
                 drop(self.masters.send(missing, &win, Order::Behind, by));
                 0
             }
@@ -195,7 +195,7 @@ struct Vouched {
 
 /// How long to care for a request.
 #[derive(Clone, Copy)]
-enum Until {
+enum Deadline {
     /// Its answer is wanted.
     Heard(Moment),
     /// It is to be on its way.
@@ -243,18 +243,19 @@ impl Store for QuorumStore {
             asked |= !reply.text()?.is_empty();
         }
         if hold.fence > 0 && !untold.is_empty() {
-            let until = Until::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+            let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
             self.win_back(name, token, ttl, &hold, &untold, until);
         }
         // Nobody vouches for a hold that no master has: a vanished lock is lost. And what an operator has begun to take
         // away is not taken again.
         if renewed > 0 && revoked == 0 && !missing.is_empty() {
             if renewed >= majority {
-                let until = Until::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+                let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
                 self.win_back(name, token, ttl, &hold, &missing, until);
             } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
                 lost = lost.saturating_sub(missing.len());
-                renewed += self.win_back(name, token, ttl, &hold, &missing, Until::Heard(by.min(old.until)));
+                renewed +=
+                    self.win_back(name, token, ttl, &hold, &missing, Deadline::Heard(by.min(old.until)));
             }
         }
         if renewed >= majority {
@@ -358,14 +359,14 @@ impl Store for QuorumStore {
             left.push(answer.rest.span()?);
             // An attempt that has no majority yet is no hold.
             let clock = Clock::of(answer.rest.now(), now);
-            let one = Seen::read(&mut answer.rest, clock)?;
-            seen.push(if answer.what == "free" { Seen::FREE } else { one });
+            let one = MasterView::read(&mut answer.rest, clock)?;
+            seen.push(if answer.what == "free" { MasterView::FREE } else { one });
             whats.push(answer.what.clone());
         }
         left.sort_unstable();
         // When the last of a majority is free.
         let left = left[majority - 1];
-        let Seen { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
+        let MasterView { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
         let holders: Vec<_> = holder.into_iter().collect();
         let deleted = whats.iter().any(|what| what == "foreign-deleted");
         Ok(match (state, foreign) {
@@ -390,7 +391,7 @@ impl Store for QuorumStore {
         for at in 0..self.masters.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             let clock = Clock::of(reply.now(), now);
-            seen.push((at, Seen::read(&mut reply.nested()?, clock)?));
+            seen.push((at, MasterView::read(&mut reply.nested()?, clock)?));
             fences.extend(reply.fence()?);
             let mut ends = reply.nested()?;
             while !ends.is_empty() {
@@ -406,7 +407,8 @@ impl Store for QuorumStore {
         let joined = Joined::of(&all, self.masters.len());
         // Several that try at the same time hold nothing yet.
         let trying = joined.firmness == Firmness::Split;
-        let Seen { state, left, holder, foreign, token } = if trying { Seen::FREE } else { joined.seen };
+        let MasterView { state, left, holder, foreign, token } =
+            if trying { MasterView::FREE } else { joined.seen };
         for (at, seen) in seen {
             if (seen.state, &seen.token) != (state, &token) {
                 let (shown, word) = (&self.masters.targets()[at].shown, word(seen.state));

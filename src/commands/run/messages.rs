@@ -3,12 +3,11 @@
 
 use super::Over;
 use super::enclosing::Enclosing;
-use crate::cli;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
 use crate::error::Error;
-use crate::exit::{Ended, Exit};
+use crate::exit::{Ended, Exit, OnLost};
 use crate::job::{NotStarted, Process, StopReason};
 use crate::law::{Blocker, Grant, Left, Ran, Waiting};
 use crate::lease::Loss;
@@ -239,11 +238,11 @@ impl<'a> Messages<'a> {
         self.say(Kind::Detail, &text);
     }
 
-    pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: cli::OnLost) {
+    pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: OnLost) {
         let job = self.job.get();
         let then = match on_lost {
-            cli::OnLost::Stop => format!("then {job} is stopped"),
-            cli::OnLost::Warn => format!("{job} runs on after that, without the lock"),
+            OnLost::Stop => format!("then {job} is stopped"),
+            OnLost::Warn => format!("{job} runs on after that, without the lock"),
         };
         let text = format!(
             "cannot renew {} ({error}, {}); trying again for {}, {then}",
@@ -255,8 +254,8 @@ impl<'a> Messages<'a> {
     }
 
     /// The lock is lost.
-    pub fn lost(&self, how: Loss, on_lost: cli::OnLost) {
-        if how == Loss::Deadline && on_lost == cli::OnLost::Stop {
+    pub fn lost(&self, how: Loss, on_lost: OnLost) {
+        if how == Loss::Deadline && on_lost == OnLost::Stop {
             // The guard, which stops the command for it, has said so.
             return;
         }
@@ -275,8 +274,8 @@ impl<'a> Messages<'a> {
         };
         let job = self.job.get();
         let (kind, then) = match on_lost {
-            cli::OnLost::Stop => (Kind::Warning, format!("{job} is being stopped")),
-            cli::OnLost::Warn => (Kind::Note, format!("{job} runs on without it (--on-lost warn)")),
+            OnLost::Stop => (Kind::Warning, format!("{job} is being stopped")),
+            OnLost::Warn => (Kind::Note, format!("{job} runs on without it (--on-lost warn)")),
         };
         self.say(kind, &format!("{happened}; {then}"));
     }
@@ -325,14 +324,14 @@ impl<'a> Messages<'a> {
     }
 
     /// CMD was stopped, and dlock is about to be.
-    pub fn stopped(&self, left: Duration, on_lost: cli::OnLost) {
+    pub fn stopped(&self, left: Duration, on_lost: OnLost) {
         if self.right == Right::OfEnclosing {
             // The dlock around, which knows for how long, is stopped too, and says so.
             return;
         }
         let then = match on_lost {
-            cli::OnLost::Stop => "continue it before that (fg, bg), or it is ended then",
-            cli::OnLost::Warn => "after that another may take it",
+            OnLost::Stop => "continue it before that (fg, bg), or it is ended then",
+            OnLost::Warn => "after that another may take it",
         };
         let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
         self.say(Kind::Note, &format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left)));

@@ -15,7 +15,7 @@ use std::time::Duration;
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Proofs(Vec<Option<Said>>),
-    Failed(Kind, String),
+    Failed(ErrorKind, String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -27,7 +27,7 @@ struct Said {
 }
 
 #[derive(Serialize, Deserialize)]
-enum Kind {
+enum ErrorKind {
     Unreachable,
     Misnamed,
     Unavailable,
@@ -72,31 +72,31 @@ impl From<Said> for Proof {
 fn failed(error: Error) -> Answer {
     let text = error.to_string();
     let kind = match error {
-        Error::Store(store::Error::Unreachable(_)) => Kind::Unreachable,
-        Error::Store(store::Error::Misnamed(_)) => Kind::Misnamed,
-        Error::Store(store::Error::Unavailable(_)) => Kind::Unavailable,
-        Error::Store(store::Error::Unacknowledged(_)) => Kind::Unacknowledged,
-        Error::Store(store::Error::Denied(_)) => Kind::Denied,
-        Error::Store(store::Error::Unfit(_)) => Kind::Unfit,
-        Error::Store(store::Error::Garbled(_)) => Kind::Garbled,
-        Error::Usage(_) => Kind::Usage,
-        Error::Config(_) => Kind::Config,
-        _ => Kind::Other,
+        Error::Store(store::Error::Unreachable(_)) => ErrorKind::Unreachable,
+        Error::Store(store::Error::Misnamed(_)) => ErrorKind::Misnamed,
+        Error::Store(store::Error::Unavailable(_)) => ErrorKind::Unavailable,
+        Error::Store(store::Error::Unacknowledged(_)) => ErrorKind::Unacknowledged,
+        Error::Store(store::Error::Denied(_)) => ErrorKind::Denied,
+        Error::Store(store::Error::Unfit(_)) => ErrorKind::Unfit,
+        Error::Store(store::Error::Garbled(_)) => ErrorKind::Garbled,
+        Error::Usage(_) => ErrorKind::Usage,
+        Error::Config(_) => ErrorKind::Config,
+        _ => ErrorKind::Other,
     };
     Answer::Failed(kind, text)
 }
 
-fn error(kind: &Kind, text: String) -> Error {
+fn error(kind: &ErrorKind, text: String) -> Error {
     match kind {
-        Kind::Unreachable => store::Error::Unreachable(text).into(),
-        Kind::Misnamed => store::Error::Misnamed(text).into(),
-        Kind::Unavailable => store::Error::Unavailable(text).into(),
-        Kind::Unacknowledged => store::Error::Unacknowledged(text).into(),
-        Kind::Denied => store::Error::Denied(text).into(),
-        Kind::Unfit => store::Error::Unfit(text).into(),
-        Kind::Garbled => store::Error::Garbled(text).into(),
-        Kind::Usage => Error::Usage(text),
-        Kind::Config => Error::Config(text),
-        Kind::Other => Error::Internal(text),
+        ErrorKind::Unreachable => store::Error::Unreachable(text).into(),
+        ErrorKind::Misnamed => store::Error::Misnamed(text).into(),
+        ErrorKind::Unavailable => store::Error::Unavailable(text).into(),
+        ErrorKind::Unacknowledged => store::Error::Unacknowledged(text).into(),
+        ErrorKind::Denied => store::Error::Denied(text).into(),
+        ErrorKind::Unfit => store::Error::Unfit(text).into(),
+        ErrorKind::Garbled => store::Error::Garbled(text).into(),
+        ErrorKind::Usage => Error::Usage(text),
+        ErrorKind::Config => Error::Config(text),
+        ErrorKind::Other => Error::Internal(text),
     }
 }

@@ -1,7 +1,7 @@
 //! How does `status --watch` go on? One thread asks the store, the other one has the terminal and the signals: so ^C
 //! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
 
-use super::{Looks, Seen, place};
+use super::{Looks, Overview, place};
 use crate::clock::{self, Moment};
 use crate::commands::context::Context;
 use crate::commands::foreground::{Foreground, News, Signals};
@@ -63,14 +63,14 @@ struct Page<'a> {
     /// What was asked for, apart from locks by name.
     patterns: Vec<String>,
     /// The last answer, and when it came: for the eye, and to measure from.
-    answered: Option<(Seen, u64, Moment)>,
+    answered: Option<(Overview, u64, Moment)>,
     /// Why there is none since.
     failed: Option<store::Error>,
 }
 
 impl Page<'_> {
     /// Takes in an answer. Fails where looking again cannot help, and where the store never answered.
-    fn take(&mut self, answer: Result<Seen, store::Error>) -> Result<(), Error> {
+    fn take(&mut self, answer: Result<Overview, store::Error>) -> Result<(), Error> {
         match answer {
             Ok(seen) => {
                 self.answered = Some((seen, time::now(), Moment::now()));

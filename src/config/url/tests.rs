@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn tcp(host: &str, port: u16, db: u16) -> Place {
-    Place::Tcp { host: at(host, port), db, tls: None }
+fn tcp(host: &str, port: u16, db: u16) -> Location {
+    Location::Tcp { host: at(host, port), db, tls: None }
 }
 
 fn at(name: &str, port: u16) -> Host {
@@ -20,12 +20,12 @@ fn places() -> Result<(), String> {
         ("redis://u:p@[::1]:7/2", tcp("::1", 7, 2), "redis://[::1]:7/2"),
         (
             "redis+unix:///run/r.sock",
-            Place::Unix { path: "/run/r.sock".into(), db: 0 },
+            Location::Unix { path: "/run/r.sock".into(), db: 0 },
             "redis+unix:///run/r.sock",
         ),
-        ("redis+unix:///a%20b?db=3", Place::Unix { path: "/a b".into(), db: 3 }, "redis+unix:///a b?db=3"),
-        ("file:/var/lib/dlock/", Place::File { dir: "/var/lib/dlock".into() }, "file:/var/lib/dlock"),
-        ("file:///tmp//x/./y", Place::File { dir: "/tmp/x/y".into() }, "file:/tmp/x/y"),
+        ("redis+unix:///a%20b?db=3", Location::Unix { path: "/a b".into(), db: 3 }, "redis+unix:///a b?db=3"),
+        ("file:/var/lib/dlock/", Location::File { dir: "/var/lib/dlock".into() }, "file:/var/lib/dlock"),
+        ("file:///tmp//x/./y", Location::File { dir: "/tmp/x/y".into() }, "file:/tmp/x/y"),
     ] {
         let url = parse(text)?;
         assert_eq!(url.place, place, "{text}");
@@ -59,7 +59,7 @@ fn several_hosts() -> Result<(), String> {
     for (text, place, shown) in [
         (
             "redis+sentinel://A,b:7,[::1]/my.master",
-            Place::Sentinel {
+            Location::Sentinel {
                 sentinels: vec![at("a", 26379), at("b", 7), at("::1", 26379)],
                 master: "my.master".into(),
                 db: 0,
@@ -69,7 +69,7 @@ fn several_hosts() -> Result<(), String> {
         ),
         (
             "rediss+sentinel://a/m/3",
-            Place::Sentinel {
+            Location::Sentinel {
                 sentinels: vec![at("a", 26379)],
                 master: "m".into(),
                 db: 3,
@@ -79,22 +79,22 @@ fn several_hosts() -> Result<(), String> {
         ),
         (
             "redis+cluster://a,b:7,[::1]/",
-            Place::Cluster { nodes: three.clone(), tls: plain.clone() },
+            Location::Cluster { nodes: three.clone(), tls: plain.clone() },
             "redis+cluster://a:6379,b:7,[::1]:6379",
         ),
         (
             "rediss+cluster://u:p@a",
-            Place::Cluster { nodes: vec![at("a", 6379)], tls: Some(Tls::default()) },
+            Location::Cluster { nodes: vec![at("a", 6379)], tls: Some(Tls::default()) },
             "rediss+cluster://a:6379",
         ),
         (
             "redis+quorum://a,b:7,[::1]/2",
-            Place::Quorum { nodes: three.clone(), db: 2, tls: plain },
+            Location::Quorum { nodes: three.clone(), db: 2, tls: plain },
             "redis+quorum://a:6379,b:7,[::1]:6379/2",
         ),
         (
             "rediss+quorum://a,b:7,[::1]",
-            Place::Quorum { nodes: three, db: 0, tls: Some(Tls::default()) },
+            Location::Quorum { nodes: three, db: 0, tls: Some(Tls::default()) },
             "rediss+quorum://a:6379,b:7,[::1]:6379",
         ),
     ] {
@@ -111,7 +111,7 @@ fn certificates() -> Result<(), String> {
     let url = parse("rediss://h:1/2?key=/k&ca=/a%20b&cert=/c")?;
     let client = Some(ClientCertificate { cert: "/c".into(), key: "/k".into() });
     let tls = Some(Tls { ca: Some("/a b".into()), client });
-    assert_eq!(url.place, Place::Tcp { host: at("h", 1), db: 2, tls });
+    assert_eq!(url.place, Location::Tcp { host: at("h", 1), db: 2, tls });
     assert_eq!(url.place.to_string(), "rediss://h:1/2");
     for (text, word) in [
         ("rediss://h?verify=no", "verify"),

@@ -93,7 +93,7 @@ impl View {
 }
 
 /// What happened, to whom, and when.
-fn told(old: &View, new: &View) -> Vec<(Kind, Option<u32>, u64)> {
+fn told(old: &View, new: &View) -> Vec<(EventKind, Option<u32>, u64)> {
     assert_eq!(between(new, new), [], "nothing is told twice");
     let short = |event: Event| (event.kind, event.owner.map(|owner| owner.pid), event.at - NOW);
     between(old, new).into_iter().map(short).collect()
@@ -102,12 +102,14 @@ fn told(old: &View, new: &View) -> Vec<(Kind, Option<u32>, u64)> {
 #[test]
 fn a_hold_comes_and_goes() {
     let (free, held) = (view(0, 0), view(20, 10).held(&[10]));
-    assert_eq!(told(&free, &held), [(Kind::Granted, Some(10), 10)]);
+    assert_eq!(told(&free, &held), [(EventKind::Granted, Some(10), 10)]);
     let over = view(60, 10).log(&[(10, 50, Outcome::Released)]);
-    assert_eq!(told(&held, &over), [(Kind::Released, Some(10), 50)]);
-    for (outcome, kind) in
-        [(Outcome::Expired, Kind::Expired), (Outcome::Lost, Kind::Lost), (Outcome::Forced, Kind::Forced)]
-    {
+    assert_eq!(told(&held, &over), [(EventKind::Released, Some(10), 50)]);
+    for (outcome, kind) in [
+        (Outcome::Expired, EventKind::Expired),
+        (Outcome::Lost, EventKind::Lost),
+        (Outcome::Forced, EventKind::Forced),
+    ] {
         assert_eq!(told(&held, &view(60, 10).log(&[(10, 50, outcome)]))[0].0, kind);
     }
 }
@@ -125,12 +127,12 @@ fn holds_between_two_looks_are_told_in_their_order() {
     assert_eq!(
         told(&old, &new),
         [
-            (Kind::Forced, Some(10), 20),
-            (Kind::Granted, Some(20), 20),
-            (Kind::Released, Some(20), 20),
-            (Kind::Granted, Some(30), 30),
-            (Kind::Expired, Some(30), 40),
-            (Kind::Granted, Some(40), 40),
+            (EventKind::Forced, Some(10), 20),
+            (EventKind::Granted, Some(20), 20),
+            (EventKind::Released, Some(20), 20),
+            (EventKind::Granted, Some(30), 30),
+            (EventKind::Expired, Some(30), 40),
+            (EventKind::Granted, Some(40), 40),
         ]
     );
 }
@@ -141,13 +143,13 @@ fn a_wait_is_remembered_until_its_grant_is_told() {
     assert_eq!(advance(&mut seen, view(31, 30).held(&[30]).unaware()).len(), 1);
     assert_eq!(advance(&mut seen, view(32, 30).held(&[30]).unaware()), []);
     let told = advance(&mut seen, view(33, 30).held(&[30]));
-    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, Kind::Granted, Some(ms(15))));
+    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, EventKind::Granted, Some(ms(15))));
     assert_eq!(advance(&mut seen, view(34, 30).held(&[30])), []);
     // And of one that never comes, until it is told that it left.
     let mut seen = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
     advance(&mut seen, view(31, 30).held(&[30]).unaware());
     let told = advance(&mut seen, view(99, 30));
-    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, Kind::Left, Some(ms(84))));
+    assert_eq!((told.len(), told[0].kind, told[0].waited), (1, EventKind::Left, Some(ms(84))));
 }
 
 #[test]
@@ -155,14 +157,14 @@ fn a_grant_is_told_when_its_holder_knows() {
     let waiting = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
     let log = [(10, 30, Outcome::Released)];
     let woken = view(31, 30).held(&[30]).unaware().log(&log);
-    assert_eq!(told(&waiting, &woken), [(Kind::Released, Some(10), 30)]);
+    assert_eq!(told(&waiting, &woken), [(EventKind::Released, Some(10), 30)]);
     let there = view(32, 30).held(&[30]).log(&log);
-    assert_eq!(told(&woken, &there), [(Kind::Granted, Some(30), 30)]);
-    assert_eq!(told(&waiting, &there).last(), Some(&(Kind::Granted, Some(30), 30)));
+    assert_eq!(told(&woken, &there), [(EventKind::Granted, Some(30), 30)]);
+    assert_eq!(told(&waiting, &there).last(), Some(&(EventKind::Granted, Some(30), 30)));
     assert_eq!(between(&waiting, &there).last().and_then(|event| event.waited), Some(ms(15)));
     // One that was dead by then has left, in whatever it was last seen.
     let gone = view(99, 30).log(&log);
-    assert_eq!(told(&woken, &gone), [(Kind::Left, Some(30), 99)]);
+    assert_eq!(told(&woken, &gone), [(EventKind::Left, Some(30), 99)]);
     // And one that lost one of several locks before it knew is back in the queue, where it was.
     let back = view(99, 30).log(&log).waiters(&[(30, 15)]);
     assert_eq!(told(&woken, &back), []);
@@ -172,19 +174,19 @@ fn a_grant_is_told_when_its_holder_knows() {
 fn waiters_come_and_leave() {
     let none = view(10, 5).held(&[5]);
     let two = view(20, 5).held(&[5]).waiters(&[(7, 11), (8, 12)]);
-    assert_eq!(told(&none, &two), [(Kind::Waiting, Some(7), 11), (Kind::Waiting, Some(8), 12)]);
+    assert_eq!(told(&none, &two), [(EventKind::Waiting, Some(7), 11), (EventKind::Waiting, Some(8), 12)]);
     let one = view(30, 5).held(&[5]).waiters(&[(8, 12)]);
-    assert_eq!(told(&two, &one), [(Kind::Left, Some(7), 30)]);
+    assert_eq!(told(&two, &one), [(EventKind::Left, Some(7), 30)]);
     assert_eq!(between(&two, &one)[0].waited, Some(ms(19)));
     // The same process, once more: a script that gave up and tries again.
     let again = view(40, 5).held(&[5]).waiters(&[(8, 35)]);
-    assert_eq!(told(&one, &again), [(Kind::Waiting, Some(8), 35), (Kind::Left, Some(8), 40)]);
+    assert_eq!(told(&one, &again), [(EventKind::Waiting, Some(8), 35), (EventKind::Left, Some(8), 40)]);
 }
 
 #[test]
 fn refusals_are_counted() {
     let (old, new) = (view(10, 5).busy(3), view(20, 5).busy(5));
-    assert_eq!(told(&old, &new), [(Kind::Busy, None, 20)]);
+    assert_eq!(told(&old, &new), [(EventKind::Busy, None, 20)]);
     assert_eq!(between(&old, &new)[0].count, 2);
     assert_eq!(between(&new, &view(30, 5).busy(1))[0].count, 1, "the counter was lost");
 }
@@ -193,7 +195,7 @@ fn refusals_are_counted() {
 fn a_revoked_holder_is_told_of_once() {
     let held = view(20, 10).held(&[10]);
     let revoked = view(30, 10).held(&[10]).state(State::Revoked).log(&[(10, 30, Outcome::Forced)]);
-    assert_eq!(told(&held, &revoked), [(Kind::Forced, Some(10), 30)]);
+    assert_eq!(told(&held, &revoked), [(EventKind::Forced, Some(10), 30)]);
     assert_eq!(told(&revoked, &view(40, 10).log(&[(10, 30, Outcome::Forced)])), []);
 }
 
@@ -201,19 +203,19 @@ fn a_revoked_holder_is_told_of_once() {
 fn a_hold_without_a_trace() {
     let held = view(20, 10).held(&[10]);
     // No job ran under it.
-    assert_eq!(told(&held, &view(30, 10)), [(Kind::Released, Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 10)), [(EventKind::Released, Some(10), 30)]);
     // The store was started anew; or failed over to one that is behind.
-    assert_eq!(told(&held, &view(30, 0)), [(Kind::Lost, Some(10), 30)]);
-    assert_eq!(told(&held, &view(30, 9)), [(Kind::Lost, Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 0)), [(EventKind::Lost, Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 9)), [(EventKind::Lost, Some(10), 30)]);
     // Its lease ran out and its min-hold did not; the log has it when that is over, and then it is no news.
     let cooling = view(2000, 10).state(State::Cooling);
-    assert_eq!(told(&held, &cooling), [(Kind::Expired, Some(10), 1020)]);
+    assert_eq!(told(&held, &cooling), [(EventKind::Expired, Some(10), 1020)]);
     assert_eq!(told(&cooling, &view(9000, 10).log(&[(10, 1020, Outcome::Expired)])), []);
     // More ended since than the log keeps.
     let many: Vec<_> = (100..164).rev().map(|fence| (fence, fence, Outcome::Released)).collect();
     let later = told(&held, &view(200, 163).log(&many));
     assert_eq!(later.len(), 2 * 64 + 1);
-    assert_eq!(later.last(), Some(&(Kind::Ended, Some(10), 200)));
+    assert_eq!(later.last(), Some(&(EventKind::Ended, Some(10), 200)));
 }
 
 #[test]

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 /// What a file of the store is for; its suffix says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileRole {
     /// Locked while a record is changed.
     Mutex,
     /// A record.
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Unborn,
 }
 
-impl Kind {
+impl FileRole {
     const ALL: [Self; 5] = [Self::Mutex, Self::Record, Self::Draft, Self::Life, Self::Unborn];
 
     /// The end of the file's name, dot included.
@@ -64,24 +64,24 @@ pub(super) struct FileName {
 impl FileName {
     /// The file that is called after `what` (a full name, a token): by a hash, so that any text makes a file name and
     /// a listing shows no token.
-    pub(super) fn of(what: &str, kind: Kind) -> Self {
+    pub(super) fn of(what: &str, kind: FileRole) -> Self {
         let mut name = sha1_smol::Sha1::from(what).digest().to_string();
         name.push_str(kind.suffix());
         Self { name }
     }
 
     /// What a file of that name is for; nothing if dlock would not call one so.
-    pub(super) fn parse(name: &[u8]) -> Option<(Self, Kind)> {
+    pub(super) fn parse(name: &[u8]) -> Option<(Self, FileRole)> {
         const HASH: usize = 40;
         let name = std::str::from_utf8(name).ok()?;
         let (hash, suffix) = name.split_at_checked(HASH)?;
         let is_hash = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-        let kind = Kind::ALL.into_iter().find(|kind| kind.suffix() == suffix)?;
+        let kind = FileRole::ALL.into_iter().find(|kind| kind.suffix() == suffix)?;
         is_hash.then(|| (Self { name: name.into() }, kind))
     }
 
     /// The file that belongs to the same lock or token.
-    pub(super) fn with(&self, kind: Kind) -> Self {
+    pub(super) fn with(&self, kind: FileRole) -> Self {
         let hash = self.name.split_once('.').map_or(&*self.name, |(hash, _)| hash);
         Self { name: format!("{hash}{}", kind.suffix()) }
     }
@@ -155,7 +155,7 @@ impl Directory {
     /// Creates the directory if there is none (0700; missing parents as `mkdir -p` would), and refuses one that
     /// cannot hold locks. `shown` names the store in messages.
     pub(super) fn open(path: &Path, shown: &str) -> Result<Self, Error> {
-        let place = Place { path, shown };
+        let place = Unopened { path, shown };
         if !path.is_absolute() {
             return Err(Error::Unfit(format!(
                 "{shown} is not an absolute directory; write the whole path, as in file:/var/lib/dlock"
@@ -201,7 +201,7 @@ impl Directory {
     }
 
     /// The directory as it is listed; what cannot be read of it is left out.
-    pub(super) fn names(&self) -> Result<Vec<(FileName, Kind)>, Errno> {
+    pub(super) fn names(&self) -> Result<Vec<(FileName, FileRole)>, Errno> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
             names.extend(FileName::parse(entry?.file_name().to_bytes()));
@@ -290,7 +290,7 @@ impl Directory {
 
     /// What failed, as an error of the store.
     pub(super) fn error(&self, doing: &str, errno: Errno) -> Error {
-        Place { path: &self.path, shown: &self.shown }.error(doing, errno)
+        Unopened { path: &self.path, shown: &self.shown }.error(doing, errno)
     }
 
     /// Why a file could not be opened, where that is known: some types of files say so.
@@ -319,12 +319,12 @@ impl AsFd for Directory {
 }
 
 /// A directory that is not opened yet.
-struct Place<'a> {
+struct Unopened<'a> {
     path: &'a Path,
     shown: &'a str,
 }
 
-impl Place<'_> {
+impl Unopened<'_> {
     fn open(&self) -> Result<OwnedFd, Errno> {
         openat(CWD, self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
     }
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn only_who_has_business_there_may_write() {
         let (root, me, stranger) = (0, geteuid().as_raw(), 4_000_000_000);
-        let place = Place { path: Path::new("/d"), shown: "file:/d" };
+        let place = Unopened { path: Path::new("/d"), shown: "file:/d" };
         for (owner, mode, is_fit) in [
             (root, 0o40700, Some(Sharing::Owner)),
             (me, 0o40755, Some(Sharing::Owner)),
@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn only_names_that_dlock_gives_are_its_files() {
-        for kind in Kind::ALL {
+        for kind in FileRole::ALL {
             let file = FileName::of("dlock:k", kind);
             assert_eq!(FileName::parse(file.as_str().as_bytes()), Some((file.clone(), kind)));
         }

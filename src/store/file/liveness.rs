@@ -23,7 +23,7 @@ use crate::law::millis;
 use crate::lock::{Token, Ttl};
 use crate::store::Error;
 use crate::store::engine::Liveness;
-use crate::store::file::directory::{Directory, FileName, Kind, OPEN, kind_of};
+use crate::store::file::directory::{Directory, FileName, FileRole, OPEN, kind_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, FileType, OFlags, Stat, Timestamps, UTIME_OMIT, fstat, futimens, mkfifoat, openat, renameat,
@@ -47,8 +47,8 @@ pub(super) struct LifeFile {
 impl LifeFile {
     /// Begins a life for `token`.
     pub(super) fn begin(directory: &Directory, token: &Token) -> Result<Self, Error> {
-        let file = FileName::of(token.secret(), Kind::Life);
-        let unborn = file.with(Kind::Unborn);
+        let file = FileName::of(token.secret(), FileRole::Life);
+        let unborn = file.with(FileRole::Unborn);
         let fifo = Self::open(directory, &unborn, &file).map_err(|errno| {
             directory.remove(&unborn).ok();
             match errno {
@@ -137,7 +137,7 @@ pub(super) enum Told {
 
 /// What the owner of `token` has said. `now` is the time since boot.
 pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told {
-    let file = FileName::of(token.secret(), Kind::Life);
+    let file = FileName::of(token.secret(), FileRole::Life);
     match statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => Told::Missing,
         Ok(stat) if kind_of(&stat) == FileType::Fifo => match accessed(&stat) {
@@ -159,7 +159,7 @@ pub struct Watch {
 /// Whether the owner of `token` lives. One that nobody has open for reading is dead; one that is not there has given
 /// everything back, or somebody removed its file.
 pub(super) fn liveness(directory: &Directory, token: &Token) -> Liveness<Watch> {
-    liveness_of(directory, FileName::of(token.secret(), Kind::Life))
+    liveness_of(directory, FileName::of(token.secret(), FileRole::Life))
 }
 
 fn liveness_of(directory: &Directory, file: FileName) -> Liveness<Watch> {

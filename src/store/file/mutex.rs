@@ -10,7 +10,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::file::directory::{Directory, FileName, Kind};
+use crate::store::file::directory::{Directory, FileName, FileRole};
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ pub(super) struct Mutex {
 impl Mutex {
     /// Takes the mutex of the lock `name`, or fails at `by`.
     pub(super) fn lock(directory: &Directory, name: &str, by: Moment) -> Result<Self, Error> {
-        let file = FileName::of(name, Kind::Mutex);
+        let file = FileName::of(name, FileRole::Mutex);
         let began = Moment::now();
         let failed = |errno| directory.error("lock the record of the lock", errno);
         loop {
@@ -93,7 +93,7 @@ fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
 
 /// What became of one's place in the kernel's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Turn {
     Waiting,
     Taken,
     Failed(Errno),
@@ -104,7 +104,7 @@ enum Place {
 /// Waits until the mutex is taken, or `by`: then it answers false, and the thread that still waits lets go of what it
 /// gets.
 fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
-    let line = Arc::new((Shared::new(Place::Waiting), Condvar::new()));
+    let line = Arc::new((Shared::new(Turn::Waiting), Condvar::new()));
     let (there, file) = (Arc::clone(&line), Arc::clone(fd));
     let waits = move || {
         let taken = loop {
@@ -114,10 +114,10 @@ fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
             }
         };
         let mut place = there.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if *place == Place::Left {
+        if *place == Turn::Left {
             flock(&file, FlockOperation::Unlock).ok();
         } else {
-            *place = taken.map_or_else(Place::Failed, |()| Place::Taken);
+            *place = taken.map_or_else(Turn::Failed, |()| Turn::Taken);
             there.1.notify_one();
         }
     };
@@ -127,13 +127,13 @@ fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
     let mut place = line.0.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         match *place {
-            Place::Taken => return Ok(true),
-            Place::Failed(errno) => return Err(errno),
-            Place::Waiting | Place::Left => {}
+            Turn::Taken => return Ok(true),
+            Turn::Failed(errno) => return Err(errno),
+            Turn::Waiting | Turn::Left => {}
         }
         let left = by.left();
         if left.is_zero() {
-            *place = Place::Left;
+            *place = Turn::Left;
             return Ok(false);
         }
         place = line.1.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;

@@ -1,7 +1,7 @@
 //! Can this directory hold locks? Tries there what the store relies on, with files of its own that are gone at the end.
 //! Makes no directory.
 
-use super::directory::{Directory, FileName, Kind};
+use super::directory::{Directory, FileName, FileRole};
 use super::liveness::{LifeFile, liveness};
 use super::mutex::Mutex;
 use crate::clock::Moment;
@@ -68,7 +68,7 @@ fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     let is_heard = life.say(Moment::now().since_boot());
     drop(life);
     let after = liveness(directory, token);
-    directory.remove(&FileName::of(token.secret(), Kind::Life)).map_err(|errno| errno.to_string())?;
+    directory.remove(&FileName::of(token.secret(), FileRole::Life)).map_err(|errno| errno.to_string())?;
     match (during, after) {
         (Liveness::Alive(_), Liveness::Dead) if is_heard => Ok(()),
         (Liveness::Alive(_), Liveness::Dead) => Err("a FIFO does not keep the time that it is given".into()),

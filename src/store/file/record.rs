@@ -22,7 +22,7 @@ use crate::store::Error;
 use crate::store::engine::queue::{Queue, Waiting};
 use crate::store::engine::{CatchUp, Tracked};
 use crate::store::file::boot::{Boot, micros};
-use crate::store::file::directory::{Directory, FileName, Kind};
+use crate::store::file::directory::{Directory, FileName, FileRole};
 use crate::store::file::liveness::{Told, told};
 use crate::store::file::queue::{self, Room, Times};
 use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
@@ -147,7 +147,7 @@ impl RecordFile {
             Err(why) => return bad(why),
         };
         kept.slot.clone_from(&content.slot);
-        if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, Kind::Record) != *file {
+        if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, FileRole::Record) != *file {
             return bad("it is that of another lock");
         }
         if let Err(why) = kept.check() {
@@ -283,7 +283,7 @@ impl RecordFile {
         boot: &Boot,
         now: Time,
     ) -> Result<Vec<String>, Error> {
-        let file = || FileName::of(&self.name, Kind::Record);
+        let file = || FileName::of(&self.name, FileRole::Record);
         let (Some(slot), Some(waiting)) = (&self.slot, self.queue.waiting.get(at)) else {
             return Ok(Vec::new());
         };
@@ -302,7 +302,7 @@ impl RecordFile {
                 waiter.forget = waiter.forget.max(forget);
             }
         });
-        shown.map_err(|why| damaged(directory, &FileName::of(&self.name, Kind::Record), why))
+        shown.map_err(|why| damaged(directory, &FileName::of(&self.name, FileRole::Record), why))
     }
 
     /// Nothing that ran before this boot is alive.
@@ -395,7 +395,7 @@ impl RecordFile {
     /// Writes the record where it is not read yet. The caller has the mutex.
     pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
-        let file = FileName::of(&self.name, Kind::Record);
+        let file = FileName::of(&self.name, FileRole::Record);
         let none = Room { log: 0, notes: 0, noted: 0 };
         let old_notes = || match &self.slot {
             Some(slot) => slot.all_notes().map_err(|_| "its notes cannot be read"),

@@ -14,7 +14,7 @@
 
 use crate::store::Error;
 use crate::store::file::boot::Boot;
-use crate::store::file::directory::{Directory, FileName, Kind};
+use crate::store::file::directory::{Directory, FileName, FileRole};
 use crate::store::file::queue::{Change, How, Room};
 use rustix::fs::{OFlags, fstat, ftruncate, renameat};
 use rustix::io::{Errno, pread, pwrite};
@@ -211,7 +211,7 @@ impl Draft {
     }
 
     fn new(directory: &Directory, record: FileName, body: &[u8], change: &Change) -> Result<Self, Errno> {
-        let draft = record.with(Kind::Draft);
+        let draft = record.with(FileRole::Draft);
         let file = match directory.create_file(draft.as_str(), OFlags::WRONLY) {
             Err(Errno::EXIST) => {
                 // Left by a dlock that was killed; perhaps another user's.

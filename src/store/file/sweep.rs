@@ -4,7 +4,7 @@
 
 use crate::law::HISTORY_KEPT;
 use crate::store::engine::queue::Waiting;
-use crate::store::file::directory::{FileName, Kind, SWEPT, kind_of};
+use crate::store::file::directory::{FileName, FileRole, SWEPT, kind_of};
 use crate::store::file::mutex::Mutex;
 use crate::store::file::record::RecordFile;
 use crate::store::file::slot::{Access, load};
@@ -49,17 +49,17 @@ impl Files {
             let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
             let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
             match kind {
-                Kind::Life if liveness::is_abandoned(directory, file) => dead.push(file.clone()),
+                FileRole::Life if liveness::is_abandoned(directory, file) => dead.push(file.clone()),
                 // One that was never opened may be about to be.
-                Kind::Unborn if is_old(SWEEP_EVERY) && liveness::is_abandoned(directory, file) => {
+                FileRole::Unborn if is_old(SWEEP_EVERY) && liveness::is_abandoned(directory, file) => {
                     directory.remove(file).ok();
                 }
-                Kind::Draft if is_old(SWEEP_EVERY) && is_regular(stat.as_ref().ok()) => {
+                FileRole::Draft if is_old(SWEEP_EVERY) && is_regular(stat.as_ref().ok()) => {
                     directory.remove(file).ok();
                 }
-                Kind::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
-                Kind::Mutex if is_regular(stat.as_ref().ok()) => {
-                    let record = file.with(Kind::Record);
+                FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
+                FileRole::Mutex if is_regular(stat.as_ref().ok()) => {
+                    let record = file.with(FileRole::Record);
                     if !files.iter().any(|(file, _)| *file == record) {
                         self.remove_history(&record);
                     }
@@ -83,20 +83,20 @@ impl Files {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
         let waiters = records.iter().flat_map(|record| &record.queue.waiting).filter_map(Waiting::token);
         let tokens = records.iter().flat_map(|record| record.tracked.keys().cloned()).chain(waiters);
-        Some(tokens.map(|token| FileName::of(token.secret(), Kind::Life)).collect())
+        Some(tokens.map(|token| FileName::of(token.secret(), FileRole::Life)).collect())
     }
 
     /// Removes the record of that name with all that belongs to it, if it says nothing.
     fn remove_history(&self, record: &FileName) {
         let directory = &*self.directory;
-        let Some(mutex) = Mutex::take_idle(directory, &record.with(Kind::Mutex)) else { return };
+        let Some(mutex) = Mutex::take_idle(directory, &record.with(FileRole::Mutex)) else { return };
         let is_empty = match load(directory, record, Access::Look) {
             Ok(None) => true,
             Ok(Some(content)) => RecordFile::parse(directory, record, Some(&content), None, &self.boot)
                 .is_ok_and(|record| record.is_empty()),
             Err(_) => false,
         };
-        let draft = record.with(Kind::Draft);
+        let draft = record.with(FileRole::Draft);
         if is_empty && directory.remove(record).is_ok() && directory.remove(&draft).is_ok() {
             mutex.remove(directory).ok();
         }

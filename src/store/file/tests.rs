@@ -74,22 +74,23 @@ impl Place {
         Ok(Process { names: Names::new(first, names), mode, ..self.process()? })
     }
 
-    fn path(&self, kind: Kind) -> Result<PathBuf> {
+    fn path(&self, kind: FileRole) -> Result<PathBuf> {
         self.path_of("nightly", kind)
     }
 
-    fn path_of(&self, key: &str, kind: Kind) -> Result<PathBuf> {
+    fn path_of(&self, key: &str, kind: FileRole) -> Result<PathBuf> {
         Ok(self.directory.path().join(FileName::of(named(key)?.as_str(), kind).as_str()))
     }
 
     /// The file of a token.
     fn life_of(&self, process: &Process) -> PathBuf {
-        self.directory.path().join(FileName::of(process.token.secret(), Kind::Life).as_str())
+        self.directory.path().join(FileName::of(process.token.secret(), FileRole::Life).as_str())
     }
 
     /// Whose record cannot be written, as on a full disk.
     fn fill_up(process: &Process, key: Option<&str>) -> Result<()> {
-        let file = key.map(|key| Ok::<_, anyhow::Error>(FileName::of(named(key)?.as_str(), Kind::Record)));
+        let file =
+            key.map(|key| Ok::<_, anyhow::Error>(FileName::of(named(key)?.as_str(), FileRole::Record)));
         let mut full =
             process.store.adapter.directory.full_for.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
         *full = file.transpose()?;
@@ -100,7 +101,7 @@ impl Place {
     fn length(&self) -> Result<usize> {
         let content = load(
             &self.store()?.adapter.directory,
-            &FileName::of(name()?.as_str(), Kind::Record),
+            &FileName::of(name()?.as_str(), FileRole::Record),
             Access::Look,
         )?;
         Ok(content.context("no record")?.bytes.len())
@@ -459,10 +460,10 @@ fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
     holder.granted()?;
     assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Held);
     holder.die();
-    let before = std::fs::read(place.path(Kind::Record)?)?;
+    let before = std::fs::read(place.path(FileRole::Record)?)?;
     let view = place.store()?.inspect(&name()?, by())?;
     assert_eq!((view.state, view.log.len()), (State::Free, 1));
-    assert_eq!(std::fs::read(place.path(Kind::Record)?)?, before);
+    assert_eq!(std::fs::read(place.path(FileRole::Record)?)?, before);
     Ok(())
 }
 
@@ -479,7 +480,7 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         (b"{\"format\":5,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
-        std::fs::write(place.path(Kind::Record)?, bytes)?;
+        std::fs::write(place.path(FileRole::Record)?, bytes)?;
         let mut process = place.process()?;
         let Err(error) = process.store.acquire(&name()?.into(), &process.ask(Patience::None), by()) else {
             anyhow::bail!("{bytes:?} was taken for a record")
@@ -488,7 +489,7 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         assert_eq!(matches!(error, Error::Unfit(_)), !is_garbled, "{error}");
         let text = error.to_string();
         assert!(text.starts_with("file:/locks: ") && !text.contains('\n'), "{text}");
-        assert_eq!(std::fs::read(place.path(Kind::Record)?)?, bytes);
+        assert_eq!(std::fs::read(place.path(FileRole::Record)?)?, bytes);
         assert!(process.store.inspect(&name()?, by()).is_err());
         assert!(process.store.all("dlock:").is_err());
     }
@@ -514,7 +515,7 @@ fn former(format: u32, lock: &str, hold: &str, waiters: &str) -> Result<String> 
 fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
     for format in [1, 2, 3] {
         let place = Place::new()?;
-        std::fs::write(place.path(Kind::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
+        std::fs::write(place.path(FileRole::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
         let seen = place.store()?.inspect(&name()?, by())?;
         assert_eq!((seen.state, seen.fence.map(|fence| fence.0)), (State::Free, Some(9_000_000_000_000_001)));
         assert_eq!(place.store()?.all("dlock:")?.len(), 1);
@@ -522,7 +523,7 @@ fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
         assert_eq!(process.granted()?, 9_000_000_000_000_002);
         process.leave()?;
         assert!(
-            std::fs::read_to_string(place.path(Kind::Record)?)?.contains("\"fence\":8"),
+            std::fs::read_to_string(place.path(FileRole::Record)?)?.contains("\"fence\":8"),
             "its log is kept"
         );
     }
@@ -540,12 +541,12 @@ fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
         for format in [1, 3] {
             let place = Place::new()?;
             let bytes = former(format, lock, hold, waiters)?;
-            std::fs::write(place.path(Kind::Record)?, &bytes)?;
+            std::fs::write(place.path(FileRole::Record)?, &bytes)?;
             let mut process = place.process()?;
             let answer = process.acquire(Patience::None);
             let error = answer.err().context("taken")?.to_string();
             assert!(error.contains("another version"), "{error}");
-            assert_eq!(std::fs::read_to_string(place.path(Kind::Record)?)?, bytes);
+            assert_eq!(std::fs::read_to_string(place.path(FileRole::Record)?)?, bytes);
         }
     }
     Ok(())
@@ -556,8 +557,8 @@ fn the_record_of_another_lock_is_not_taken_for_ones_own() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     process.granted()?;
-    let other = place.path_of("other", Kind::Record)?;
-    std::fs::copy(place.path(Kind::Record)?, other)?;
+    let other = place.path_of("other", FileRole::Record)?;
+    std::fs::copy(place.path(FileRole::Record)?, other)?;
     let error = process.store.inspect(&named("other")?, by()).err().context("taken")?;
     assert!(matches!(error, Error::Garbled(_)), "{error}");
     Ok(())
@@ -568,10 +569,10 @@ fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
-    let before = std::fs::read(place.path(Kind::Record)?)?;
+    let before = std::fs::read(place.path(FileRole::Record)?)?;
     Place::fill_up(&holder, Some("nightly"))?;
     assert!(holder.leave().is_err());
-    assert_eq!(std::fs::read(place.path(Kind::Record)?)?, before);
+    assert_eq!(std::fs::read(place.path(FileRole::Record)?)?, before);
     Place::fill_up(&holder, None)?;
     assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
     assert!(matches!(holder.leave()?, Left::Released { .. }));
@@ -582,14 +583,14 @@ fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
 fn what_a_killed_writer_left_is_in_nobodys_way() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
-    std::fs::write(place.path(Kind::Draft)?, "{\"form")?;
+    std::fs::write(place.path(FileRole::Draft)?, "{\"form")?;
     let fence = process.granted()?;
-    std::fs::write(place.path(Kind::Draft)?, "{\"form")?;
+    std::fs::write(place.path(FileRole::Draft)?, "{\"form")?;
     assert_eq!(process.granted()?, fence);
     let long_ago = SystemTime::now() - SWEEP_EVERY * 2;
-    File::options().write(true).open(place.path(Kind::Draft)?)?.set_modified(long_ago)?;
+    File::options().write(true).open(place.path(FileRole::Draft)?)?.set_modified(long_ago)?;
     place.store()?.all("dlock:")?;
-    assert!(!place.path(Kind::Draft)?.exists());
+    assert!(!place.path(FileRole::Draft)?.exists());
     Ok(())
 }
 
@@ -632,7 +633,7 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     process.granted()?;
-    let mutex = File::open(place.path(Kind::Mutex)?)?;
+    let mutex = File::open(place.path(FileRole::Mutex)?)?;
     flock(&mutex, FlockOperation::LockExclusive)?;
     assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::Renewed);
     let mut other = place.process()?;
@@ -695,7 +696,7 @@ fn nothing_leaks() -> Result<()> {
     assert_eq!(place.files()?, ["json", "mutex", "swept"]);
 
     let past = SystemTime::now() - HISTORY_KEPT - SWEEP_EVERY;
-    File::options().write(true).open(place.path(Kind::Record)?)?.set_modified(past)?;
+    File::options().write(true).open(place.path(FileRole::Record)?)?.set_modified(past)?;
     let mut later = place.store()?;
     later.adapter.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
     assert!(later.all("dlock:")?.is_empty());
@@ -907,10 +908,10 @@ fn play(events: &[Event]) -> Result<()> {
             Event::Inspect => {
                 let mut store = place.store()?;
                 store.adapter.boot.ahead = ahead;
-                let before = std::fs::read(place.path(Kind::Record)?).ok();
+                let before = std::fs::read(place.path(FileRole::Record)?).ok();
                 let view = store.inspect(&name()?, by())?;
                 ensure!(view.waiters.len() <= 4);
-                ensure!(std::fs::read(place.path(Kind::Record)?).ok() == before);
+                ensure!(std::fs::read(place.path(FileRole::Record)?).ok() == before);
             }
             Event::Pass(millis) => {
                 ahead += Duration::from_millis(*millis);

@@ -2,7 +2,7 @@
 //! come to a majority in time is given back everywhere. Then, for who does not wait, whether to try again.
 
 use super::masters::Order;
-use super::view::{Clock, Firmness, Joined, Seen};
+use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
@@ -108,7 +108,7 @@ impl QuorumStore {
                 return Err(self.short(&told));
             }
             // Somebody took it away in between.
-            let joined = Joined { seen: Seen::FREE, firmness: Firmness::Split };
+            let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Split };
             return Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 });
         }
         let refused = |at: &usize| answers.says(*at, "busy") || answers.says(*at, "behind");
@@ -123,12 +123,12 @@ impl QuorumStore {
             if let Some(reply) = answers.reply(at, "busy") {
                 ahead = ahead.max(reply.number()?);
                 let clock = Clock::of(reply.now(), now);
-                seen.push(Seen::read(reply, clock)?);
+                seen.push(MasterView::read(reply, clock)?);
             } else if let Some(reply) = answers.reply(at, "behind") {
                 ahead = ahead.max(reply.number()?);
-                seen.push(Seen::FREE);
+                seen.push(MasterView::FREE);
             } else if answers.says(at, "granted") {
-                seen.push(Seen::FREE);
+                seen.push(MasterView::FREE);
             }
         }
         let mut joined = Joined::of(&seen, self.masters.len());

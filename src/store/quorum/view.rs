@@ -14,7 +14,7 @@ const SET: u64 = 1000;
 
 /// What one master has seen under the lock's name.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct MasterView {
     /// What the lock key says; a foreign value counts as held.
     pub state: State,
     /// How long until that may end by itself.
@@ -26,7 +26,7 @@ pub struct Seen {
     pub foreign: Option<Foreign>,
 }
 
-impl Seen {
+impl MasterView {
     /// Nothing is in the way.
     pub const FREE: Self =
         Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
@@ -97,7 +97,7 @@ pub enum Firmness {
 #[derive(Debug, Clone)]
 pub struct Joined {
     /// What a majority bears out.
-    pub seen: Seen,
+    pub seen: MasterView,
     /// Whether somebody has the lock.
     pub firmness: Firmness,
 }
@@ -107,39 +107,42 @@ impl Joined {
     ///
     /// A hold that was confirmed had a majority then. It has it no more if a majority is free; of two that were
     /// confirmed the later one is meant, for the other one's masters could not all be told that it is over.
-    pub fn of(seen: &[Seen], masters: usize) -> Self {
+    pub fn of(seen: &[MasterView], masters: usize) -> Self {
         let majority = masters / 2 + 1;
         let split = |seen| Self { seen, firmness: Firmness::Split };
         if seen.iter().filter(|seen| seen.state == State::Free).count() >= majority {
-            return split(Seen::FREE);
+            return split(MasterView::FREE);
         }
-        let mut holds: BTreeMap<&str, Vec<&Seen>> = BTreeMap::new();
+        let mut holds: BTreeMap<&str, Vec<&MasterView>> = BTreeMap::new();
         for hold in seen.iter().filter(|seen| seen.is_hold()) {
             holds.entry(&hold.token).or_default().push(hold);
         }
-        let fence = |group: &[&Seen]| group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
-        let has_lock =
-            |group: &&Vec<&Seen>| group.len() >= majority || group.iter().any(|seen| seen.is_confirmed());
+        let fence =
+            |group: &[&MasterView]| group.iter().filter_map(|seen| Some(seen.holder.as_ref()?.fence)).max();
+        let has_lock = |group: &&Vec<&MasterView>| {
+            group.len() >= majority || group.iter().any(|seen| seen.is_confirmed())
+        };
         if let Some(group) = holds.values().filter(has_lock).max_by_key(|group| fence(group)) {
             return Self { seen: represent(group, majority), firmness: Firmness::Firm };
         }
-        let firm: Vec<&Seen> =
+        let firm: Vec<&MasterView> =
             seen.iter().filter(|seen| seen.state != State::Free && !seen.is_hold()).collect();
         if firm.len() > masters - majority {
-            let like =
-                |one: &Seen| firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>();
+            let like = |one: &MasterView| {
+                firm.iter().filter(|seen| seen.state == one.state).copied().collect::<Vec<_>>()
+            };
             let group = firm.iter().map(|one| like(one)).max_by_key(Vec::len).unwrap_or_default();
             return Self { seen: represent(&group, majority), firmness: Firmness::Firm };
         }
         match holds.values().max_by_key(|group| group.len()) {
             Some(group) => split(represent(group, majority)),
-            None => split(firm.first().map_or(Seen::FREE, |seen| (*seen).clone())),
+            None => split(firm.first().map_or(MasterView::FREE, |seen| (*seen).clone())),
         }
     }
 
     /// As the answer to who wanted the lock.
     pub fn blocker(&self) -> Blocker {
-        let Seen { state, left, mut holder, foreign, .. } = self.seen.clone();
+        let MasterView { state, left, mut holder, foreign, .. } = self.seen.clone();
         // There is no queue from which it could have been called; it has a majority, or is about to.
         holder.iter_mut().for_each(|holder| holder.confirmed = true);
         let mode = if foreign.is_some() || state == State::Free { None } else { Some(Mode::Exclusive) };
@@ -148,10 +151,12 @@ impl Joined {
 }
 
 /// One for those that agree: with it the majority ends.
-fn represent(group: &[&Seen], majority: usize) -> Seen {
+fn represent(group: &[&MasterView], majority: usize) -> MasterView {
     let mut sorted = group.to_vec();
     sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
-    let Some(one) = sorted.get((majority - 1).min(sorted.len().saturating_sub(1))) else { return Seen::FREE };
+    let Some(one) = sorted.get((majority - 1).min(sorted.len().saturating_sub(1))) else {
+        return MasterView::FREE;
+    };
     let mut one = (*one).clone();
     // What is not confirmed has the candidate of that master alone.
     let fence =
@@ -223,7 +228,7 @@ mod tests {
     use super::*;
     use crate::lock::Owner;
 
-    fn hold(token: &str, fence: u64, left: u64, confirmed: bool) -> Seen {
+    fn hold(token: &str, fence: u64, left: u64, confirmed: bool) -> MasterView {
         let holder = Holder {
             owner: Owner::default(),
             fence: Fence(fence),
@@ -235,14 +240,14 @@ mod tests {
             confirmed,
         };
         let left = Some(Duration::from_secs(left));
-        Seen { state: State::Held, left, token: token.into(), holder: Some(holder), foreign: None }
+        MasterView { state: State::Held, left, token: token.into(), holder: Some(holder), foreign: None }
     }
 
-    fn cooling() -> Seen {
-        Seen { state: State::Cooling, left: Some(Duration::from_secs(9)), ..Seen::FREE }
+    fn cooling() -> MasterView {
+        MasterView { state: State::Cooling, left: Some(Duration::from_secs(9)), ..MasterView::FREE }
     }
 
-    fn joined(seen: &[Seen]) -> (State, Firmness, String, Option<u64>) {
+    fn joined(seen: &[MasterView]) -> (State, Firmness, String, Option<u64>) {
         let Joined { seen, firmness } = Joined::of(seen, 3);
         (seen.state, firmness, seen.token, seen.left.map(|left| left.as_secs()))
     }
@@ -250,17 +255,17 @@ mod tests {
     #[test]
     fn a_majority_that_is_free_is_free_whatever_one_remembers() {
         let free = (State::Free, Firmness::Split, String::new(), None);
-        assert_eq!(joined(&[Seen::FREE, Seen::FREE, hold("a", 1, 5, true)]), free);
-        assert_eq!(joined(&[Seen::FREE, Seen::FREE]), free);
+        assert_eq!(joined(&[MasterView::FREE, MasterView::FREE, hold("a", 1, 5, true)]), free);
+        assert_eq!(joined(&[MasterView::FREE, MasterView::FREE]), free);
     }
 
     #[test]
     fn a_hold_ends_when_its_majority_does() {
         let held = |left| (State::Held, Firmness::Firm, "a".into(), Some(left));
         assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), hold("a", 1, 6, true)]), held(6));
-        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), Seen::FREE]), held(5));
+        assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), MasterView::FREE]), held(5));
         // With a master away, one that was confirmed may still have its majority.
-        assert_eq!(joined(&[hold("a", 1, 7, true), Seen::FREE]), held(7));
+        assert_eq!(joined(&[hold("a", 1, 7, true), MasterView::FREE]), held(7));
     }
 
     #[test]
@@ -281,7 +286,7 @@ mod tests {
     fn a_majority_that_cools_is_in_the_way() {
         let kept = (State::Cooling, Firmness::Firm, String::new(), Some(9));
         assert_eq!(joined(&[cooling(), cooling(), hold("a", 1, 7, false)]), kept);
-        assert_eq!(joined(&[cooling(), Seen::FREE, Seen::FREE]).0, State::Free);
+        assert_eq!(joined(&[cooling(), MasterView::FREE, MasterView::FREE]).0, State::Free);
     }
 
     #[test]

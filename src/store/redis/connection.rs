@@ -36,7 +36,7 @@ pub enum Asking {
 
 /// What a connection is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Usability {
     Usable,
     /// Nothing: a reply may still come that nobody waits for.
     Spoiled,
@@ -65,7 +65,7 @@ pub struct Connection {
     owed: VecDeque<Before>,
     aside: Vec<Value>,
     asking: Asking,
-    state: State,
+    state: Usability,
     /// Whether the server has ever said something.
     heard: bool,
 }
@@ -105,7 +105,7 @@ impl Connection {
             owed: VecDeque::new(),
             aside: Vec::new(),
             asking: Asking::No,
-            state: State::Usable,
+            state: Usability::Usable,
             heard: false,
         })
     }
@@ -131,28 +131,28 @@ impl Connection {
 
     /// The connection is not to be used again.
     pub const fn spoil(&mut self) {
-        self.state = State::Spoiled;
+        self.state = Usability::Spoiled;
     }
 
     /// The connection is not to be used again, but the reply that has not come yet is still wanted:
     /// [`super::route::Route::unanswered`] has it from now on.
     pub const fn keep_for_the_answer(&mut self) {
-        self.state = State::Awaiting;
+        self.state = Usability::Awaiting;
     }
 
     /// Whether [`Connection::keep_for_the_answer`] was said of it.
     pub fn is_kept(&self) -> bool {
-        self.state == State::Awaiting
+        self.state == Usability::Awaiting
     }
 
     /// The reply has come: the connection is as good as any other.
     pub const fn has_answered(&mut self) {
-        self.state = State::Usable;
+        self.state = Usability::Usable;
     }
 
     /// Whether another command may be sent on it.
     pub fn is_usable(&self) -> bool {
-        self.state == State::Usable && self.asking == Asking::No && self.owed.is_empty()
+        self.state == Usability::Usable && self.asking == Asking::No && self.owed.is_empty()
     }
 
     /// What an error that came as a value means.

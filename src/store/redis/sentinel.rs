@@ -78,10 +78,10 @@ enum Asks {
 
 struct Sentinel {
     target: Target,
-    state: State,
+    state: Contact,
 }
 
-enum State {
+enum Contact {
     Idle(Option<Connection>),
     /// Asked on its connection, at this moment.
     Asked(Connection, Moment),
@@ -101,7 +101,7 @@ impl Sentinels {
     /// does not count.
     pub fn new(sentinels: Vec<Target>, service: String, master: Target) -> Self {
         let sentinels: Vec<Sentinel> =
-            sentinels.into_iter().map(|target| Sentinel { target, state: State::Idle(None) }).collect();
+            sentinels.into_iter().map(|target| Sentinel { target, state: Contact::Idle(None) }).collect();
         // Many clients begin at the same time, and the first sentinel of the list is not to bear all of them.
         let turn = std::process::id() as usize % sentinels.len().max(1);
         let (left_to_ask, tried) = (sentinels.len(), Vec::new());
@@ -124,9 +124,9 @@ impl Sentinels {
     fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
         let by = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
-        let state = std::mem::replace(&mut sentinel.state, State::Away(asked));
+        let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
         let connection = match state {
-            State::Idle(connection) => connection.and_then(Connection::if_good),
+            Contact::Idle(connection) => connection.and_then(Connection::if_good),
             // It was asked before and has not answered yet; or a thread is at it.
             busy => {
                 sentinel.state = busy;
@@ -136,7 +136,7 @@ impl Sentinels {
         if let Some(mut connection) = connection
             && connection.send(questions(&self.service, self.asks), by).is_ok()
         {
-            sentinel.state = State::Asked(connection, asked);
+            sentinel.state = Contact::Asked(connection, asked);
             return;
         }
         let (target, service, replies) =
@@ -161,11 +161,11 @@ impl Sentinels {
     /// another one.
     fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Named, Error>)> {
         let sentinel = &mut self.sentinels[index];
-        match std::mem::replace(&mut sentinel.state, State::Idle(None)) {
-            State::Asked(mut connection, asked) => {
+        match std::mem::replace(&mut sentinel.state, Contact::Idle(None)) {
+            Contact::Asked(mut connection, asked) => {
                 let said = match connection.listen(until) {
                     Ok(false) => {
-                        sentinel.state = State::Asked(connection, asked);
+                        sentinel.state = Contact::Asked(connection, asked);
                         return None;
                     }
                     Ok(true) => {
@@ -175,11 +175,11 @@ impl Sentinels {
                     Err(error) => Err(error),
                 };
                 if said.is_ok() {
-                    sentinel.state = State::Idle(Some(connection));
+                    sentinel.state = Contact::Idle(Some(connection));
                 }
                 Some((asked, said))
             }
-            away @ State::Away(_) => {
+            away @ Contact::Away(_) => {
                 sentinel.state = away;
                 loop {
                     // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
@@ -195,7 +195,7 @@ impl Sentinels {
                     }
                 }
             }
-            idle @ State::Idle(_) => {
+            idle @ Contact::Idle(_) => {
                 sentinel.state = idle;
                 None
             }
@@ -207,7 +207,7 @@ impl Sentinels {
             Ok((connection, named)) => (Some(connection), Ok(named)),
             Err(error) => (None, Err(error)),
         };
-        self.sentinels[reply.sentinel].state = State::Idle(connection);
+        self.sentinels[reply.sentinel].state = Contact::Idle(connection);
         (reply.asked, said)
     }
 
@@ -231,7 +231,7 @@ impl Sentinels {
         }
         // Whoever is still being asked may answer yet.
         while let Some(index) =
-            self.sentinels.iter().position(|sentinel| matches!(sentinel.state, State::Away(_)))
+            self.sentinels.iter().position(|sentinel| matches!(sentinel.state, Contact::Away(_)))
         {
             match self.hear(index, by) {
                 Some((since, Ok(named))) => return Ok(Found { named, since }),
@@ -252,8 +252,8 @@ impl Sentinels {
     /// A connection on which no answer came is of no use any more: it would come late, for another question.
     fn forget_silent(&mut self, index: usize) {
         let state = &mut self.sentinels[index].state;
-        if matches!(state, State::Asked(..)) {
-            *state = State::Idle(None);
+        if matches!(state, Contact::Asked(..)) {
+            *state = Contact::Idle(None);
         }
     }
 
@@ -358,14 +358,14 @@ impl Topology for Sentinels {
         }
         let count = self.sentinels.len();
         let index = self.turn;
-        let linked = |sentinel: &Sentinel| matches!(sentinel.state, State::Idle(Some(_)));
+        let linked = |sentinel: &Sentinel| matches!(sentinel.state, Contact::Idle(Some(_)));
         let order = || (0..count).map(move |step| (index + step) % count);
         for index in order() {
             self.forget_silent(index);
         }
         // One that is sure to answer; and one that there is no connection to (any more), for another time.
         let sure = order().find(|index| linked(&self.sentinels[*index]));
-        let other = order().find(|index| matches!(self.sentinels[*index].state, State::Idle(None)));
+        let other = order().find(|index| matches!(self.sentinels[*index].state, Contact::Idle(None)));
         self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
         for index in sure.into_iter().chain(other) {
             self.ask(index, Moment::now());
@@ -375,7 +375,7 @@ impl Topology for Sentinels {
     fn is_superseded(&mut self, until: Moment) -> bool {
         let mut superseded = false;
         for index in 0..self.sentinels.len() {
-            if matches!(self.sentinels[index].state, State::Asked(..))
+            if matches!(self.sentinels[index].state, Contact::Asked(..))
                 && let Some(said) = self.hear(index, until)
             {
                 superseded |= self.note(said);
@@ -384,7 +384,7 @@ impl Topology for Sentinels {
         loop {
             // One that hangs is not waited for again and again.
             let is_expected =
-                |sentinel: &Sentinel| matches!(sentinel.state, State::Away(asked) if asked >= self.round);
+                |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(asked) if asked >= self.round);
             let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
             let left = if waits { until.left() } else { Duration::ZERO };
             let Ok(reply) = self.replies.1.recv_timeout(left) else { break };

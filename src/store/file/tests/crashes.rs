@@ -185,7 +185,7 @@ fn what_cannot_be_written_changes_nothing_anywhere() -> Result<()> {
     holder.granted()?;
     let directory = Arc::clone(&holder.store.adapter.directory);
     let read = || {
-        let content = load(&directory, &FileName::of(named("a")?.as_str(), Kind::Record), Access::Look)?;
+        let content = load(&directory, &FileName::of(named("a")?.as_str(), FileRole::Record), Access::Look)?;
         Ok::<_, anyhow::Error>(content.context("no record")?.bytes)
     };
     let before = read()?;

@@ -6,7 +6,7 @@ use super::*;
 const STEP: Duration = Duration::from_secs(7);
 
 fn record(place: &Place) -> Result<Vec<u8>> {
-    Ok(std::fs::read(place.path(Kind::Record)?)?)
+    Ok(std::fs::read(place.path(FileRole::Record)?)?)
 }
 
 #[test]

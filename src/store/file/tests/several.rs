@@ -189,11 +189,11 @@ fn a_proof_is_none_of_the_dead_and_changes_nothing() -> Result<()> {
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.granted()?;
     let (names, token) = (both.names.clone(), both.token.clone());
-    let before = std::fs::read(place.path_of("a", Kind::Record)?)?;
+    let before = std::fs::read(place.path_of("a", FileRole::Record)?)?;
     assert!(place.store()?.prove(&names, &token, by())?.is_some());
     both.die();
     assert_eq!(place.store()?.prove(&names, &token, by())?, None);
-    assert_eq!(std::fs::read(place.path_of("a", Kind::Record)?)?, before);
+    assert_eq!(std::fs::read(place.path_of("a", FileRole::Record)?)?, before);
     Ok(())
 }
 
@@ -280,9 +280,9 @@ fn a_lock_nobody_was_ever_granted_leaves_no_file() -> Result<()> {
     holder.granted()?;
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.waits()?;
-    assert!(place.path_of("b", Kind::Record)?.exists());
+    assert!(place.path_of("b", FileRole::Record)?.exists());
     both.leave()?;
-    for kind in [Kind::Record, Kind::Mutex, Kind::Draft] {
+    for kind in [FileRole::Record, FileRole::Mutex, FileRole::Draft] {
         assert!(!place.path_of("b", kind)?.exists(), "{kind:?}");
     }
     Ok(())
@@ -296,7 +296,7 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     old.granted()?;
     let mut waiter = place.wants(&["a"], Mode::Exclusive)?;
     waiter.waits()?;
-    let file = FileName::of(named("a")?.as_str(), Kind::Record);
+    let file = FileName::of(named("a")?.as_str(), FileRole::Record);
     let (directory, boot) = (Directory::open(place.directory.path(), "file:/locks")?, Boot::current()?);
     let read = || load(&directory, &file, Access::Change)?.context("no record");
     let mut kept = RecordFile::parse(&directory, &file, Some(&read()?), None, &boot)?;

@@ -4,7 +4,7 @@
 use super::*;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-const STORE_FILES: [Kind; 2] = [Kind::Record, Kind::Mutex];
+const STORE_FILES: [FileRole; 2] = [FileRole::Record, FileRole::Mutex];
 
 fn fifo(path: &Path) -> Result<()> {
     ensure!(std::process::Command::new("mkfifo").arg(path).status()?.success());
@@ -37,7 +37,7 @@ fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
             let file = FileName::of(name()?.as_str(), kind);
             assert!(error.starts_with("file:/locks: ") && error.contains(what), "{error}");
             assert!(error.contains(file.as_str()), "{error}");
-            if kind == Kind::Record {
+            if kind == FileRole::Record {
                 assert!(process.store.inspect(&name()?, by()).is_err());
             }
             let mut other = place.wants(&["other"], Mode::Exclusive)?;
@@ -52,7 +52,7 @@ fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
 #[test]
 fn a_record_that_never_ends_is_not_read() -> Result<()> {
     let place = Place::new()?;
-    File::create(place.path(Kind::Record)?)?.set_len(2 << 30)?;
+    File::create(place.path(FileRole::Record)?)?.set_len(2 << 30)?;
     let mut process = place.process()?;
     let error = process.acquire(Patience::None).err().context("taken")?.to_string();
     assert!(error.contains("bytes"), "{error}");
@@ -68,10 +68,10 @@ fn nobody_is_led_elsewhere() -> Result<()> {
     std::fs::write(&victim, "precious")?;
     let life = Token::random()?;
     let mut files = vec!["swept".to_owned()];
-    for kind in [Kind::Mutex, Kind::Record, Kind::Draft] {
+    for kind in [FileRole::Mutex, FileRole::Record, FileRole::Draft] {
         files.push(FileName::of(name()?.as_str(), kind).as_str().into());
     }
-    for kind in [Kind::Life, Kind::Unborn] {
+    for kind in [FileRole::Life, FileRole::Unborn] {
         files.push(FileName::of(life.secret(), kind).as_str().into());
     }
     for target in [&victim, &unmade] {
@@ -109,7 +109,7 @@ fn a_hard_link_is_not_written_to() -> Result<()> {
 fn what_has_another_name_is_somebody_elses() -> Result<()> {
     let place = Place::new()?;
     let at = |name: &str| place.directory.path().join(name);
-    let hash = FileName::of("x", Kind::Mutex).as_str().replace(".mutex", "");
+    let hash = FileName::of("x", FileRole::Mutex).as_str().replace(".mutex", "");
     let foreign = ["notes.mutex", "a.tmp", "b.json", "c.new", &format!("{hash}.mutex.bak")];
     for name in foreign {
         std::fs::write(at(name), "")?;
@@ -148,7 +148,7 @@ fn files_are_as_open_as_the_directory() -> Result<()> {
         std::fs::set_permissions(place.directory.path(), std::fs::Permissions::from_mode(directory))?;
         let mut process = place.process()?;
         process.granted()?;
-        for path in [place.path(Kind::Record)?, place.path(Kind::Mutex)?, place.life_of(&process)] {
+        for path in [place.path(FileRole::Record)?, place.path(FileRole::Mutex)?, place.life_of(&process)] {
             let mode = std::fs::metadata(&path)?.permissions().mode() & 0o7777;
             assert_eq!(mode, file, "{path:?} in {directory:o}");
         }
@@ -165,7 +165,7 @@ fn a_forged_record_does_no_more_than_be_refused() -> Result<()> {
         holder.granted()?;
         waiter.waits()?;
         let (directory, boot) = (Arc::clone(&holder.store.adapter.directory), Boot::current()?);
-        let file = FileName::of(name()?.as_str(), Kind::Record);
+        let file = FileName::of(name()?.as_str(), FileRole::Record);
         let content = load(&directory, &file, Access::Change)?.context("no record")?;
         let mut kept = RecordFile::parse(&directory, &file, Some(&content), None, &boot)?;
         let (now, mut record) = (kept.now(&boot), std::mem::take(&mut kept.record));
