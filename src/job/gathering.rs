@@ -66,9 +66,11 @@ impl Gathering {
         }
     }
 
-    /// Takes one in, if it is of the job. Whether it is in.
+    /// Takes one in, if it is of the job. Whether it is in, or has ended: what dies of the group's kill may not be signalled
+    /// either.
     pub(super) fn catch(&mut self, pid: i32) -> bool {
         self.take(pid, |this, entry| is_below(entry.pid, this.root))
+            || read_entry(pid).is_none_or(|entry| entry.ended)
     }
 
     fn take(&mut self, pid: i32, is_ours: impl Fn(&Self, &Entry) -> bool) -> bool {
