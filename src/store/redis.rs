@@ -399,14 +399,7 @@ impl Store for RedisStore {
         if heard.is_err() {
             self.drop_wake();
         }
-        match heard {
-            // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
-            Err(Error::Garbled(_)) => {
-                sleep_until(until.min(Moment::now().after(subscription::BACKOFF)));
-                Ok(())
-            }
-            heard => heard,
-        }
+        heard
     }
 
     fn reset(&mut self) {
@@ -443,7 +436,16 @@ impl RedisStore {
             self.wake = Some(wake);
             return Ok(());
         }
-        match wake.connection.answer(by())? {
+        let reply = match wake.connection.reply(by()) {
+            // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
+            Err(Error::Garbled(_)) => {
+                self.drop_wake();
+                sleep_until(until.min(Moment::now().after(subscription::BACKOFF)));
+                return Ok(());
+            }
+            reply => reply?,
+        };
+        match wake.connection.checked(reply)? {
             // The slot has moved, or the server is no master any more: whoever was asleep there is told.
             value @ Value::ServerError(_) => {
                 self.caller.route.learn(&mut wake.connection, &value);

@@ -254,7 +254,13 @@ impl Connection {
     /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next, and except
     /// where only who sent a script knows what it means: a right that is missing inside of the script.
     pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
-        match self.reply(by)? {
+        let reply = self.reply(by)?;
+        self.checked(reply)
+    }
+
+    /// A reply, if it is not an error reply that ends what was asked: see [`Connection::answer`].
+    pub fn checked(&self, reply: Value) -> Result<Value, Error> {
+        match reply {
             Value::ServerError(error)
                 if !DIRECTIONS.contains(&error.code()) && !script::lacks_right(&error) =>
             {

@@ -49,7 +49,16 @@ impl Subscription {
             };
         let heard = connection.listen(until)?;
         if heard {
-            match connection.answer(by())? {
+            let reply = match connection.reply(by()) {
+                // Somebody floods the list: whatever happened, it is not told there.
+                Err(Error::Garbled(_)) => {
+                    self.about = None;
+                    self.backoff_until = Moment::now().after(BACKOFF);
+                    return Ok(true);
+                }
+                reply => reply?,
+            };
+            match connection.checked(reply)? {
                 value @ Value::ServerError(_) => return Err(connection.refused(value)),
                 value => self.about = self.of(value),
             }
@@ -87,14 +96,7 @@ impl store::Subscription for Subscription {
         if heard.is_err() {
             self.backoff_until = Moment::now().after(BACKOFF);
         }
-        match heard {
-            // Somebody floods the list: whatever happened, it is not told there.
-            Err(Error::Garbled(_)) => {
-                self.about = None;
-                Ok(true)
-            }
-            heard => heard,
-        }
+        heard
     }
 
     fn about(&self) -> Option<&Name> {
