@@ -25,7 +25,7 @@ pub mod wait;
 pub mod watch;
 
 pub use release::Release;
-pub use run::{Hidden, Run};
+pub use run::Run;
 pub use status::Status;
 
 /// The command line.

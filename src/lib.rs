@@ -1,6 +1,5 @@
 //! dlock: flock(1) for a fleet. The map: what lives where, and who may know whom. What must always be true (I1 to I14), what
-//! lies in Redis and which processes there are is told in docs/protocol.md. This is the inside of a program, and no Rust API:
-//! nothing here is promised to other crates.
+//! lies in Redis and which processes there are is told in docs/protocol.md.
 //!
 //! This library is there for the binary and its tests. It is no Rust API: everything in it may change at any time. What
 //! users rely on is the command line.

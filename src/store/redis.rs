@@ -204,7 +204,7 @@ impl RedisStore {
             if until.passed() || size > NAMES_MAX {
                 let (names, shown) = (found.len(), &self.shown);
                 return Err(Error::Garbled(format!(
-                    "{shown} has named {names} locks and goes on naming more; name keys instead"
+                    "{shown} lists its keys without coming to an end ({names} so far); name keys instead"
                 )));
             }
             cursor = next;
