@@ -100,6 +100,9 @@ pub trait Adapter: Clone + Send {
     /// Whether it was given back by this process, or is about to be.
     fn is_given_up(&self, token: &Token) -> bool;
 
+    /// Whether this process has the life of the token, and another one that has it too has ended it.
+    fn was_ended(&self, token: &Token) -> bool;
+
     /// Says in this process' own place that its token is to be believed until then by [`Adapter::now`]. Whether others can
     /// hear it; what they read afterwards they judge by a clock that they have read before.
     fn say(&self, token: &Token, until: Duration) -> bool;
@@ -420,7 +423,9 @@ impl<A: Adapter> Store for Engine<A> {
         let look = Look::Wants(ask.mode);
         let operation = |transaction: &mut Transaction<'_, A>| {
             // Another thread of this process may have given the token back while this one waited for the others.
-            if self.adapter.is_given_up(token) {
+            // And the guard, which is another process, may have: then nobody knows the token, and its life has ended.
+            let is_known = transaction.is_named(token);
+            if self.adapter.is_given_up(token) || (!is_known && self.adapter.was_ended(token)) {
                 return (Acquired::Spent, BTreeSet::new(), false);
             }
             if self.adapter.is_mine(token) {

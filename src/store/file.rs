@@ -288,6 +288,10 @@ impl Adapter for Files {
         self.life_of(token).is_some_and(|life| life.is_given_up())
     }
 
+    fn was_ended(&self, token: &Token) -> bool {
+        self.life_of(token).is_some_and(|life| !life.has_name())
+    }
+
     fn say(&self, token: &Token, until: Duration) -> bool {
         self.life_of(token).is_some_and(|life| life.say(until))
     }

@@ -106,6 +106,11 @@ impl LifeFile {
             && fstat(&self.fifo).is_ok_and(|stat| stat.st_nlink == 1 && accessed(&stat) == Some(until))
     }
 
+    /// Whether its FIFO is where the others look for it.
+    pub(super) fn has_name(&self) -> bool {
+        fstat(&self.fifo).is_ok_and(|stat| stat.st_nlink == 1)
+    }
+
     /// Removes the FIFO: for everybody else this life is over.
     pub(super) fn end(&self, directory: &Directory) {
         self.ended.store(true, Ordering::SeqCst);

@@ -721,6 +721,21 @@ fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
     Ok(())
 }
 
+/// The guard of a waiter that is asked to end gives back, and then somebody else writes the record, while a request of
+/// the waiter's is still on its way. The guard's copy of the life is another process', so the waiter's does not hear of it.
+#[test]
+fn a_token_that_the_guard_gave_back_is_refused_by_its_dlock() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut waiter) = (place.process()?, place.process()?);
+    holder.granted()?;
+    waiter.waits()?;
+    Process::of(place.store()?, waiter.token.clone())?.leave()?;
+    std::fs::remove_file(place.life_of(&waiter))?;
+    place.process()?.waits()?;
+    assert_eq!(waiter.acquire(Patience::Queue)?, Acquired::Spent);
+    Ok(())
+}
+
 #[test]
 fn a_token_that_one_thread_gave_back_is_refused_in_another() -> Result<()> {
     let place = Place::new()?;
