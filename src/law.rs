@@ -275,7 +275,10 @@ impl LockTable {
             let record = self.record(name.as_str());
             record.notice_absence(now);
             record.absence.heard = Due::after(now, Duration::ZERO);
-            record.waiters.insert(ask.token.clone(), waiter);
+            if record.waiters.insert(ask.token.clone(), waiter).is_none() {
+                // It may stand there still with a ticket that is forgotten.
+                record.queue.retain(|(_, token)| *token != ask.token);
+            }
             record.queue.insert((ticket, ask.token.clone()));
         }
     }

@@ -388,6 +388,20 @@ fn lua_and_law_answer_alike() {
     answer_alike(1, if is_soak() { 50_000 } else { 1000 }, &histories());
 }
 
+/// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
+#[test]
+fn who_is_forgotten_in_the_middle_is_counted_alike() {
+    let queue = |who| Step::Acquire { who, patience: Patience::Queue, ttl: 30_000, min_hold: 0 };
+    let renewed = |passed| [Step::Pass(passed), Step::Renew { who: 0, ttl: 30_000 }];
+    let mut history = vec![queue(0), queue(1)];
+    history.extend(renewed(25_000));
+    history.push(queue(2));
+    history.extend(renewed(25_000));
+    history.extend([Step::Pass(10_100), queue(3), queue(1), Step::Pass(4000), queue(2), queue(3)]);
+    let alike = vec![Want { locks: vec![0], mode: Mode::Exclusive }; PEOPLE];
+    answer_alike(1, 1, &Just((alike, history)));
+}
+
 /// The masters stand on the same records, and together they keep the same law.
 #[test]
 fn a_quorum_and_law_answer_alike() {

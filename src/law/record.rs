@@ -7,6 +7,8 @@
 //! - A waiter is in `queue` while it is heard of. A silent one is *parked*: out of the queue, its ticket kept for
 //!   [`super::TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too,
 //!   until it confirms; if it never does, the next one is served.
+//! - One whose ticket is forgotten while it stands between others counts as before them until the queue comes to it: to look
+//!   for such in the middle would cost every waiter's heartbeat a look at all of them.
 
 use super::answer::{Left, LoggedEnd, Outcome};
 use super::operation::{Ask, Ran};
@@ -270,8 +272,6 @@ impl Record {
     pub(super) fn forget(&mut self, now: Time) {
         self.spent.retain(|_, spent| !spent.until.is_past(now));
         self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
-        let waiters = &self.waiters;
-        self.queue.retain(|(_, token)| waiters.contains_key(token));
         self.watchers.retain(|_, until| !until.is_past(now));
     }
 
