@@ -264,7 +264,8 @@ impl RecordFile {
                 if now.millis().saturating_sub(heard.0) <= millis(ABSENCE) {
                     break;
                 }
-                let token = waiting.token();
+                // One that holds says how long its lease lasts.
+                let token = waiting.token().filter(|token| !record.holds.contains_key(token));
                 if let Some(Told::Until(at)) = token.map(|token| told(directory, &token, boot.now())) {
                     heard = heard.max(due(at.saturating_sub(SILENCE), self.offset));
                 }
@@ -292,8 +293,9 @@ impl RecordFile {
             .map_err(|errno| directory.error("read the record of the lock", errno))?;
         let note = queue::note(&note).map_err(|why| damaged(directory, &file(), why))?;
         let offset = self.offset;
+        let holds = waiting.token().is_some_and(|token| record.holds.contains_key(&token));
         let shown = self.queue.show(at, note, &self.name, record, &mut self.tracked, |token, waiter| {
-            if !waiter.silent.passed(now) {
+            if holds || !waiter.silent.passed(now) {
                 return;
             }
             if let Told::Until(until) = told(directory, token, boot.now()) {

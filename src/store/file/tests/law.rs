@@ -84,7 +84,17 @@ struct Sides<'a> {
     began: Duration,
 }
 
-impl Sides<'_> {
+impl<'a> Sides<'a> {
+    fn new(place: &'a Place, wants: &'a [Want]) -> Result<Self> {
+        let clock = Moment::now().since_boot();
+        let mut sides =
+            Sides { place, wants, people: Vec::new(), law: LockTable::default(), clock, began: clock };
+        for who in 0..PEOPLE {
+            sides.people.push(sides.reborn(who)?);
+        }
+        Ok(sides)
+    }
+
     fn now(&self) -> Time {
         Boot { fixed: Some(self.clock), ..Boot::new("") }.time()
     }
@@ -180,12 +190,7 @@ impl Sides<'_> {
 
 fn answers_as_the_law_does(wants: &[Want], events: &[Event]) -> Result<()> {
     let place = Place::new()?;
-    let clock = Moment::now().since_boot();
-    let mut sides =
-        Sides { place: &place, wants, people: Vec::new(), law: LockTable::default(), clock, began: clock };
-    for who in 0..PEOPLE {
-        sides.people.push(sides.reborn(who)?);
-    }
+    let mut sides = Sides::new(&place, wants)?;
     for (number, event) in events.iter().enumerate() {
         sides.play(event).with_context(|| format!("event {number}, {event:?}"))?;
     }
@@ -208,4 +213,25 @@ proptest! {
         let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
         answers_as_the_law_does(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
+}
+
+/// A waiter whose grant was confirmed by its renewal stands among those who wait until its ticket is forgotten. What it says in
+/// its own file is how long its lease lasts, not when a waiter was heard of.
+#[test]
+fn a_holders_lease_is_no_sign_of_a_waiter() -> Result<()> {
+    let place = Place::new()?;
+    let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
+    let mut sides = Sides::new(&place, &wants)?;
+    let ask = |who, patience| Event::Acquire { who, patience, ttl: 500, min_hold: 0 };
+    sides.play(&ask(0, Patience::Queue))?;
+    sides.play(&ask(1, Patience::Queue))?;
+    sides.play(&Event::Leave { who: 0, ran: Ran::Yes })?;
+    sides.play(&Event::Renew { who: 1, ttl: 30_000 })?;
+    sides.play(&ask(2, Patience::Queue))?;
+    for patience in [Patience::None, Patience::Queue] {
+        // Together longer than a silence, so the one who waits is there only because nobody could be heard.
+        sides.pass(ABSENCE + Duration::from_millis(100));
+        sides.play(&ask(3, patience))?;
+    }
+    Ok(())
 }
