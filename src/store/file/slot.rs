@@ -302,6 +302,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
     }
     // Mostly all there is.
     let start = read_at(&file, 0, 16 * 1024).map_err(failed)?;
+    let head = || read_at(&file, 0, Header::LENGTH as u64).map_err(failed);
     let part = |part: Extent| {
         let known = start.get(usize_of(part.at)..usize_of(part.at + part.length));
         match known.filter(|_| access == Access::Change) {
@@ -310,13 +311,20 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
         }
     };
     for _ in 0..LOOKS {
-        let head = match access {
+        let seen = match access {
             Access::Change => start.get(..Header::LENGTH).unwrap_or_default().to_vec(),
-            Access::Look => read_at(&file, 0, Header::LENGTH as u64).map_err(failed)?,
+            Access::Look => head()?,
         };
-        let Some(header) = Header::parse(&head) else { break };
+        let is_same = || Ok(access == Access::Change || head()? == seen);
+        let Some(header) = Header::parse(&seen) else {
+            // One that is just being written may be read in part.
+            if is_same()? {
+                break;
+            }
+            continue;
+        };
         let (bytes, queue) = (part(header.body)?, part(header.queue)?);
-        if access == Access::Change || read_at(&file, 0, Header::LENGTH as u64).map_err(failed)? == head {
+        if is_same()? {
             let is_whole =
                 bytes.len() == usize_of(header.body.length) && queue.len() == usize_of(header.queue.length);
             if !is_whole && is_older_than_this_boot(&file) {
