@@ -98,7 +98,7 @@ impl LockTable {
         match ask.patience {
             Patience::None => {
                 let blocker = self.blocker(now, names, ask);
-                self.record(names.as_slice()[blocker.at].as_str()).stat.busy += 1;
+                stat::count(&mut self.record(names.as_slice()[blocker.at].as_str()).stat.busy);
                 Acquired::Busy(blocker)
             }
             Patience::Queue => {
@@ -150,7 +150,7 @@ impl LockTable {
             released = Some(released.unwrap_or_default().max(cooling));
         }
         if queued && released.is_none() && spent.is_none() {
-            self.record(names.first().as_str()).stat.given_up += 1;
+            stat::count(&mut self.record(names.first().as_str()).stat.given_up);
         }
         if spent.is_none_or(|spent| !spent.released && released.is_some()) {
             // One is enough to refuse the token; each that was held tells by it that it was used a moment ago.

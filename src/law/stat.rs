@@ -47,11 +47,16 @@ pub struct Histogram {
     pub sum: u64,
 }
 
+/// One more; a record that somebody else wrote may have a total that has no next one.
+pub(super) fn count(total: &mut u64) {
+    *total = total.saturating_add(1);
+}
+
 impl Histogram {
     pub fn add(&mut self, span: Duration) {
         let ms = millis(span);
         let bucket = BOUNDS.iter().position(|bound| ms <= *bound).unwrap_or(BOUNDS.len());
-        self.buckets[bucket] += 1;
+        count(&mut self.buckets[bucket]);
         self.sum = self.sum.saturating_add(ms);
     }
 
@@ -64,18 +69,18 @@ impl Histogram {
 impl Stat {
     /// Counts an end; both times are milliseconds since 1970.
     pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<Ended>) {
-        *self.ends.entry(outcome).or_default() += 1;
+        count(self.ends.entry(outcome).or_default());
         self.last.insert(outcome, ended);
         self.held.add(Duration::from_millis(ended.saturating_sub(since)));
         match (outcome, job) {
             (Outcome::Released, Some(Ended::Code(0))) => {
-                self.succeeded += 1;
+                count(&mut self.succeeded);
                 self.last_success = Some(ended);
             }
             // What a script gave back, who knows.
             (Outcome::Released, None) => {}
             _ => {
-                self.failed += 1;
+                count(&mut self.failed);
                 self.last_failure = Some(ended);
             }
         }

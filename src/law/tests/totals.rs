@@ -246,3 +246,20 @@ fn who_looks_on_is_remembered_as_long_as_it_says_so() {
     scene.record("a").watchers.clear();
     assert_eq!(*scene.record("a"), before);
 }
+
+/// Of a record that was forged: the counts stay where they are.
+#[test]
+fn totals_at_their_end_stop_there() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X));
+    let most = Histogram { buckets: [u64::MAX; BOUNDS.len() + 1], sum: u64::MAX };
+    let all = [(Outcome::Released, u64::MAX)].into();
+    let (busy, succeeded) = (u64::MAX, u64::MAX);
+    scene.record("a").stat =
+        Stat { waited: most.clone(), held: most, busy, succeeded, ends: all, ..Stat::default() };
+    scene.ask(2, "a", X);
+    scene.finish(1, "a", Some(Ended::Code(0)));
+    let stat = scene.stat("a");
+    assert_eq!((stat.busy, stat.succeeded, stat.held.buckets[0]), (u64::MAX, u64::MAX, u64::MAX));
+    assert_eq!(ends(&stat), [(Outcome::Released, u64::MAX)]);
+}

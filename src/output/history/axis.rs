@@ -114,7 +114,7 @@ impl Axis {
         let mark = if self.charset == Charset::Unicode { '╷' } else { '|' };
         let mut head: Vec<char> = Vec::new();
         let mut at = time::next_round(self.from, *step);
-        while at <= self.from + self.span {
+        while at <= self.from.saturating_add(self.span) {
             let place = self.place(at, self.width);
             let label = time::label(at, *unit);
             // After a change of the clocks two marks may come closer than they should.
@@ -124,7 +124,9 @@ impl Axis {
                 head.push(mark);
                 head.extend(label.chars());
             }
-            at = time::next_round(at + 1, *step);
+            // A store may tell of any time.
+            let Some(next) = at.checked_add(1) else { break };
+            at = time::next_round(next, *step);
         }
         head.into_iter().collect()
     }

@@ -108,3 +108,14 @@ fn a_pipe_gets_everything() {
     assert!(text.contains("r\u{e9}port --all\\x1b[31m") && text.contains("@ 0"));
     assert_eq!(text.lines().count(), 8);
 }
+
+/// As a record may say that somebody else wrote.
+#[test]
+fn any_time_can_be_shown() {
+    let look = Look { coloured: Coloured::No, charset: Charset::Unicode };
+    for (since, ended) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 5000, u64::MAX)] {
+        let log = [LoggedEnd { since, ended, ..end(1, 7, 0, Outcome::Released, None) }];
+        assert_eq!(picture(&log, NOW, 80, look).lines().count(), 2);
+        assert_eq!(table(&log, look).lines().count(), 2);
+    }
+}
