@@ -207,14 +207,9 @@ pub struct Settings {
 impl Settings {
     /// Resolves the options that every command takes. Reads the configuration files and the password file.
     pub fn resolve(flags: &Common, around: &Environment) -> Result<Self, Error> {
-        let variables = own_variables(flags, around)?;
-        let layers = Layers { variables: &variables };
-        let mut warnings = Vec::new();
-        let mut remarks = Vec::new();
-        let files = files(&layers, flags, around, &mut remarks)?;
-        let file = File::merged(&files);
-
-        let url = layers.store(flags, &file)?;
+        let (mut warnings, mut remarks) = (Vec::new(), Vec::new());
+        let layers = Layers::read(flags, around, &mut remarks)?;
+        let url = layers.store()?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
             warnings.push(
                 "a password on the command line can be seen by every user of this machine, \
@@ -224,17 +219,13 @@ impl Settings {
         }
         let login = match url.value.place {
             Location::File { .. } => Login::default(),
-            Location::Tcp { .. }
-            | Location::Unix { .. }
-            | Location::Sentinel { .. }
-            | Location::Cluster { .. }
-            | Location::Quorum { .. } => layers.credentials(flags, &file, &files, &url)?,
+            _ => layers.credentials(&url)?,
         };
         let sentinel_credentials =
             url.value.sentinel_credentials().map_err(|why| invalid(&url.source, &why))?;
-        let beside = layers.beside(flags, &login);
+        let beside = layers.beside(&login);
         let credentials = login.credentials;
-        let sensitive = layers.sensitive_files(flags, &file, &files, &url);
+        let sensitive = layers.sensitive_files(&url);
         let exposed = layers.exposed();
         let access = Access {
             url: url.value.text,
@@ -242,35 +233,27 @@ impl Settings {
             password: login.password_at,
         };
         let prefix = layers
-            .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix", &file)?
+            .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix")?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
             .try_map(|prefix| match prefix.chars().any(char::is_control) {
                 true => Err("a prefix must not contain control characters".into()),
                 false => Ok(prefix),
             })?;
-        let timeout = |flag: Option<Duration>, variable, key, default| {
-            let set = match layers.variable(variable) {
-                Some(set) if flag.is_none() => {
-                    Some(set.try_map(|text| crate::cli::duration::parse_positive(&text))?.value)
-                }
-                _ => flag,
-            };
-            Ok::<_, Error>(set.or_else(|| file.span(key)).unwrap_or(default))
+        let timeout = |flag, variable, key, default| {
+            let set = layers.value(flag, variable, crate::cli::duration::parse_positive)?;
+            Ok::<_, Error>(set.or_else(|| layers.file.span(key)).unwrap_or(default))
         };
-        let log_format = match layers.variable("DLOCK_LOG_FORMAT") {
-            Some(set) if flags.log_format.is_none() => Some(set.try_map(|text| choice(&text))?.value),
-            _ => flags.log_format,
-        };
+        let two_seconds = Duration::from_secs(2);
+        let connect_timeout =
+            timeout(flags.connect_timeout, "DLOCK_CONNECT_TIMEOUT", "connect-timeout", two_seconds)?;
+        let op_timeout = timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?;
+        let log_format = layers.value(flags.log_format, "DLOCK_LOG_FORMAT", choice)?;
+        let file = &layers.file;
         let no_color = around.foreign("NO_COLOR").map(|_| Color::Never);
         Ok(Self {
-            connect_timeout: timeout(
-                flags.connect_timeout,
-                "DLOCK_CONNECT_TIMEOUT",
-                "connect-timeout",
-                Duration::from_secs(2),
-            )?,
-            op_timeout: timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?,
-            verbosity: verbosity(flags, &file)?,
+            connect_timeout,
+            op_timeout,
+            verbosity: verbosity(flags, file)?,
             log_format: log_format.or_else(|| file.choice("log-format")).unwrap_or(LogFormat::Text),
             color: flags.color.or(no_color).or_else(|| file.choice("color")).unwrap_or(Color::Auto),
             store: Store {
@@ -286,9 +269,9 @@ impl Settings {
             exposed,
             warnings,
             remarks,
-            file,
             password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),
             beside,
+            file: layers.file,
             shell: around.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
     }
@@ -348,16 +331,42 @@ fn choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     })
 }
 
-/// The layers above the configuration files.
+/// Everybody who sets something.
 struct Layers<'a> {
-    variables: &'a BTreeMap<&'static str, String>,
+    flags: &'a Common,
+    variables: BTreeMap<&'static str, String>,
+    /// The weakest first.
+    files: Vec<File>,
+    /// The same, joined.
+    file: File,
 }
 
-impl Layers<'_> {
+impl<'a> Layers<'a> {
+    fn read(flags: &'a Common, around: &Environment, remarks: &mut Vec<String>) -> Result<Self, Error> {
+        let variables = own_variables(flags, around)?;
+        let mut layers = Self { flags, variables, files: Vec::new(), file: File::default() };
+        layers.files = layers.read_files(around, remarks)?;
+        layers.file = File::merged(&layers.files);
+        Ok(layers)
+    }
+
     /// A variable, if set.
     fn variable(&self, name: &'static str) -> Option<Set<String>> {
         let value = self.variables.get(name)?.clone();
         Some(Set { value, source: Source::Variable(name) })
+    }
+
+    /// What a flag says, or else a variable.
+    fn value<T>(
+        &self,
+        flag: Option<T>,
+        variable: &'static str,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Error> {
+        match self.variable(variable) {
+            Some(set) if flag.is_none() => Ok(Some(set.try_map(|text| read(&text))?.value)),
+            _ => Ok(flag),
+        }
     }
 
     /// A text that may come from all three layers. Only the prefix may be empty.
@@ -367,36 +376,30 @@ impl Layers<'_> {
         name: &'static str,
         variable: &'static str,
         key: &str,
-        file: &File,
     ) -> Result<Option<Set<String>>, Error> {
         match flag {
             Some(text) => of_flag(text, name).map(Some),
-            None => Ok(self.variable(variable).or_else(|| file.text(key))),
+            None => Ok(self.variable(variable).or_else(|| self.file.text(key))),
         }
     }
 
     /// The store: from one layer whole, so that a URL never gets another one's user or password by accident.
-    fn store(&self, flags: &Common, file: &File) -> Result<Set<url::Url>, Error> {
-        if let Some((first, others)) = flags.store.split_first()
+    fn store(&self) -> Result<Set<url::Url>, Error> {
+        if let Some((first, others)) = self.flags.store.split_first()
             && others.iter().any(|other| other != first)
         {
             return Err(Error::Config("--store: two different stores are given; a lock has one".into()));
         }
-        let flag = flags.store.first().map(OsString::as_os_str);
-        self.text(flag, "--store", "DLOCK_STORE", "store", file)?
+        let flag = self.flags.store.first().map(OsString::as_os_str);
+        self.text(flag, "--store", "DLOCK_STORE", "store")?
             .unwrap_or(Set { value: DEFAULT_STORE.into(), source: Source::Default })
             .try_map(|text| url::parse(&text))
     }
 
     /// User and password. A password in the URL counts as set where the URL was set. On the highest layer that has a
     /// password there may be several only if they are equal.
-    fn credentials(
-        &self,
-        flags: &Common,
-        file: &File,
-        files: &[File],
-        url: &Set<url::Url>,
-    ) -> Result<Login, Error> {
+    fn credentials(&self, url: &Set<url::Url>) -> Result<Login, Error> {
+        let Self { flags, files, file, .. } = self;
         let rank = |source: &Source| match source {
             Source::Flag(_) => usize::MAX,
             Source::Variable(_) => usize::MAX - 1,
@@ -406,33 +409,38 @@ impl Layers<'_> {
         let in_url = |text: &Option<String>| {
             text.as_ref().map(|text| Set { value: text.clone(), source: url.source.clone() })
         };
-        let separate =
-            self.text(flags.username.as_deref(), "--username", "DLOCK_USERNAME", "username", file)?;
-        let username = highest("users", &rank, [separate, in_url(&url.value.username)])?;
-
-        let below = self.urls_below(file_urls(files), url);
+        let separate = self.text(flags.username.as_deref(), "--username", "DLOCK_USERNAME", "username")?;
+        let username =
+            highest("users", &rank, separate.into_iter().chain(in_url(&url.value.username)).collect())?;
         let secret_of = |below: Set<url::Url>| {
             let of_user = below.value.is_of(username.as_ref().map(|set| &set.value));
             let secret = below.value.password.filter(|_| of_user)?;
-            Some(Password::Is(Set { value: secret.expose().to_owned(), source: below.source }))
+            Some((Form::Text, Set { value: secret.expose().to_owned(), source: below.source }))
         };
         let secret = url.value.password.as_ref().map(|secret| secret.expose().to_owned());
         let flag = flags.password_file.as_deref().map(|path| of_flag(path, "--password-file")).transpose()?;
-        let mut candidates = vec![
-            flag.map(Password::In),
-            self.variable("DLOCK_PASSWORD").map(Password::Is),
-            self.variable("DLOCK_PASSWORD_FILE").map(Password::In),
-            in_url(&secret).map(Password::Is),
-            file.text("password").map(Password::Is),
-            file.text("password-file").map(Password::In),
+        let given = [
+            (Form::File, flag),
+            (Form::Text, self.variable("DLOCK_PASSWORD")),
+            (Form::File, self.variable("DLOCK_PASSWORD_FILE")),
+            (Form::Text, in_url(&secret)),
+            (Form::Text, file.text("password")),
+            (Form::File, file.text("password-file")),
         ];
-        candidates.extend(below.into_iter().map(secret_of));
-        let top = candidates.iter().flatten().map(|password| rank(password.source())).max().unwrap_or(0);
-        let mut read = Vec::new();
-        let mut file = None;
-        for password in candidates.into_iter().flatten().filter(|password| rank(password.source()) == top) {
-            file = file.or_else(|| password.file());
-            read.push(Some(password.read()?));
+        let mut given: Vec<_> = given.into_iter().filter_map(|(form, set)| Some((form, set?))).collect();
+        given.extend(self.urls_below(url).into_iter().filter_map(secret_of));
+        let top = given.iter().map(|(_, set)| rank(&set.source)).max().unwrap_or(0);
+        let (mut read, mut file) = (Vec::new(), None);
+        for (form, set) in given.into_iter().filter(|(_, set)| rank(&set.source) == top) {
+            read.push(match form {
+                Form::Text => set,
+                Form::File => {
+                    let path = password_path(&set);
+                    let read = set.try_map(|_| password_in(&path))?;
+                    file.get_or_insert(path);
+                    read
+                }
+            });
         }
         match (username, highest("passwords", &rank, read)?) {
             (username, Some(password)) => Ok(Login {
@@ -453,7 +461,8 @@ impl Layers<'_> {
 
     /// The URLs on lower layers that name the place that is in force. A job gets DLOCK_STORE without the password in it:
     /// whoever could read that where it stands still can.
-    fn urls_below(&self, files: Vec<Set<String>>, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
+    fn urls_below(&self, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
+        let files = self.files.iter().filter_map(|file| file.text("store"));
         let texts = self.variable("DLOCK_STORE").into_iter().chain(files);
         let others = texts.filter(|text| text.source != url.source);
         let parsed =
@@ -462,7 +471,7 @@ impl Layers<'_> {
     }
 
     /// What a dlock inside of a job has to find beside the store and the user.
-    fn beside(&self, flags: &Common, login: &Login) -> Beside {
+    fn beside(&self, login: &Login) -> Beside {
         let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
         let secret = login.credentials.as_ref().map(|login| login.password.expose());
         let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
@@ -473,7 +482,7 @@ impl Layers<'_> {
             Some(Source::File { path, .. }) if login.password_at == PasswordAt::Elsewhere => Some(path),
             _ => None,
         };
-        let named = in_file.filter(|_| flags.config.is_some());
+        let named = in_file.filter(|_| self.flags.config.is_some());
         let relative = || {
             let path = self.variables.get("DLOCK_CONFIG").map(Path::new)?;
             path.is_relative().then_some(path)
@@ -488,35 +497,19 @@ impl Layers<'_> {
 }
 
 /// What to log in with, and where that was found.
+#[derive(Default)]
 struct Login {
     credentials: Option<Credentials>,
     password_at: PasswordAt,
     password_source: Option<Source>,
 }
 
-impl Default for Login {
-    fn default() -> Self {
-        Self { credentials: None, password_at: PasswordAt::Nowhere, password_source: None }
-    }
-}
-
-/// The stores that the files name.
-fn file_urls(files: &[File]) -> Vec<Set<String>> {
-    files.iter().filter_map(|file| file.text("store")).collect()
-}
-
 impl Layers<'_> {
     /// Every file that the settings lead to, whatever it is for: a password that a stronger layer overrules is one all
     /// the same.
-    fn sensitive_files(
-        &self,
-        flags: &Common,
-        file: &File,
-        files: &[File],
-        url: &Set<url::Url>,
-    ) -> Vec<(PathBuf, Sensitivity)> {
+    fn sensitive_files(&self, url: &Set<url::Url>) -> Vec<(PathBuf, Sensitivity)> {
         use Sensitivity::{Secret, Trusted};
-        let below = self.urls_below(file_urls(files), url);
+        let below = self.urls_below(url);
         let of_url = |path: &Path| {
             below.iter().chain([url]).any(|url| match &url.source {
                 Source::File { path: named, .. } => named == path && url.value.password.is_some(),
@@ -524,14 +517,14 @@ impl Layers<'_> {
             })
         };
         let mut found: BTreeMap<PathBuf, Sensitivity> = BTreeMap::new();
-        for file in files {
+        for file in &self.files {
             let has_secret = file.get("password").is_some() || of_url(&file.path);
             found.insert(file.path.clone(), if has_secret { Secret } else { Trusted });
         }
         let passwords = [
-            flags.password_file.as_ref().map(PathBuf::from),
+            self.flags.password_file.as_ref().map(PathBuf::from),
             self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),
-            file.text("password-file").map(|set| password_path(&set)),
+            self.file.text("password-file").map(|set| password_path(&set)),
             url.value.sentinel.as_ref().map(|login| login.password_file.clone()),
         ];
         found.extend(passwords.into_iter().flatten().map(|path| (path, Secret)));
@@ -543,6 +536,36 @@ impl Layers<'_> {
             found.extend(client.map(|client| (client.key.clone(), Secret)));
         }
         found.into_iter().collect()
+    }
+
+    /// The configuration files in force, the weakest first.
+    fn read_files(&self, around: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
+        let named = match &self.flags.config {
+            Some(path) => Some(of_flag(path, "--config")?),
+            None => self.variable("DLOCK_CONFIG"),
+        };
+        if let Some(named) = named {
+            let path = Path::new(&named.value);
+            return match File::read(path) {
+                Ok(Some(file)) => Ok(vec![file]),
+                Ok(None) => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
+                Err(error) => Err(invalid(&named.source, &error.to_string())),
+            };
+        }
+        let mut found: Vec<File> = File::read(&around.machine_file)?.into_iter().collect();
+        let xdg = around.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let home = || around.foreign("HOME").map(|home| Path::new(home).join(".config"));
+        if let Some(dir) = around.foreign("HOME").and(xdg).or_else(home) {
+            let path = dir.join("dlock.toml");
+            match file::owner(&path)? {
+                None => {}
+                Some(uid) if uid == around.uid => found.extend(File::read(&path)?),
+                Some(_) => {
+                    remarks.push(format!("{} belongs to somebody else and is skipped", path.display()))
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// The variables with a password in them, whatever overrules them.
@@ -561,45 +584,21 @@ fn password_path(named: &Set<String>) -> PathBuf {
     }
 }
 
-/// A password, or where it is.
-enum Password {
-    Is(Set<String>),
-    In(Set<String>),
-}
-
-impl Password {
-    fn source(&self) -> &Source {
-        match self {
-            Self::Is(set) | Self::In(set) => &set.source,
-        }
-    }
-
-    fn file(&self) -> Option<PathBuf> {
-        match self {
-            Self::Is(_) => None,
-            Self::In(set) => Some(password_path(set)),
-        }
-    }
-
-    fn read(self) -> Result<Set<String>, Error> {
-        match self {
-            Self::Is(set) => Ok(set),
-            Self::In(set) => {
-                let path = password_path(&set);
-                set.try_map(|_| password_in(&path))
-            }
-        }
-    }
+/// What a setting for the password is.
+enum Form {
+    Text,
+    /// Where the password is.
+    File,
 }
 
 /// The one value of the highest layer; two different ones there are an error that names both places.
 fn highest(
     what: &str,
     rank: &impl Fn(&Source) -> usize,
-    candidates: impl IntoIterator<Item = Option<Set<String>>>,
+    candidates: Vec<Set<String>>,
 ) -> Result<Option<Set<String>>, Error> {
     let mut best: Option<Set<String>> = None;
-    for next in candidates.into_iter().flatten() {
+    for next in candidates {
         match &best {
             Some(kept) if rank(&next.source) < rank(&kept.source) => {}
             Some(kept) if rank(&next.source) == rank(&kept.source) => {
@@ -638,39 +637,6 @@ fn password_in(path: &Path) -> Result<String, String> {
     let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
     let text = text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
     if text.is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(text.into()) }
-}
-
-/// The configuration files in force, the weakest first.
-fn files(
-    layers: &Layers<'_>,
-    flags: &Common,
-    around: &Environment,
-    remarks: &mut Vec<String>,
-) -> Result<Vec<File>, Error> {
-    let named = match &flags.config {
-        Some(path) => Some(of_flag(path, "--config")?),
-        None => layers.variable("DLOCK_CONFIG"),
-    };
-    if let Some(named) = named {
-        let path = Path::new(&named.value);
-        return match File::read(path) {
-            Ok(Some(file)) => Ok(vec![file]),
-            Ok(None) => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
-            Err(error) => Err(invalid(&named.source, &error.to_string())),
-        };
-    }
-    let mut found: Vec<File> = File::read(&around.machine_file)?.into_iter().collect();
-    let xdg = around.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let home = || around.foreign("HOME").map(|home| Path::new(home).join(".config"));
-    if let Some(dir) = around.foreign("HOME").and(xdg).or_else(home) {
-        let path = dir.join("dlock.toml");
-        match file::owner(&path)? {
-            None => {}
-            Some(uid) if uid == around.uid => found.extend(File::read(&path)?),
-            Some(_) => remarks.push(format!("{} belongs to somebody else and is skipped", path.display())),
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

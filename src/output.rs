@@ -5,6 +5,7 @@
 use crate::cli::{Color, Common, LogFormat};
 use crate::config::{Settings, Verbosity};
 use crate::error::Error;
+use crate::lock::shorten;
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -117,7 +118,7 @@ impl Printer {
             LogFormat::Text => {
                 let mut line = format!("dlock: {}", escaped(text));
                 if line.len() >= LONGEST {
-                    cut(&mut line, LONGEST - 4);
+                    shorten(&mut line, LONGEST - 4);
                     line.push('…');
                 }
                 line
@@ -134,19 +135,13 @@ impl Printer {
                 } else {
                     // A quarter, because one byte may have become six; a half object would be no JSON.
                     let mut short = text.to_owned();
-                    cut(&mut short, LONGEST / 8);
+                    shorten(&mut short, LONGEST / 8);
                     object(&(short + "…"))
                 }
             }
         };
         line + "\n"
     }
-}
-
-/// Cuts a text to at most `most` bytes, between characters.
-fn cut(text: &mut String, most: usize) {
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text.truncate(end);
 }
 
 /// One write, if stderr takes it now. A reader that does not read, a full disk or a closed terminal must not hold up
@@ -205,6 +200,16 @@ pub fn coloured(color: Color) -> Coloured {
 pub enum Coloured {
     Yes,
     No,
+}
+
+impl Coloured {
+    /// The text, begun by an escape sequence where there is one and colours are wanted.
+    pub fn paint(self, text: &str, on: Option<&str>) -> String {
+        match on {
+            Some(on) if self == Self::Yes && !text.is_empty() => format!("{on}{text}\x1b[0m"),
+            _ => text.into(),
+        }
+    }
 }
 
 /// The text with everything escaped that a terminal would act on or that would change the order or the look of what

@@ -9,6 +9,7 @@ use crate::clock::Moment;
 use crate::exit::Exit;
 use crate::law::{Acquired, Ask, End, Left, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Name, Names, Owner, Token};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -27,7 +28,9 @@ pub mod redis;
 pub trait Store: Send {
     /// Called once before a hold or a wait begins, while the process has one thread: what tells of its death must be
     /// shared with the guard, which is forked next. Returns the descriptors that the guard is to keep open.
-    fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
+    fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
+        Ok(Vec::new())
+    }
 
     /// The hold is from now on whoever's has the token: it does not end with this process, but by its lease, or when it
     /// is given back. Only a store that hears of deaths has anything to do for that.
@@ -132,7 +135,7 @@ pub trait Subscription: Send {
 }
 
 /// A failure of a store. The text names no secret.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
     /// No connection, no answer in time, or the connection broke.
     Unreachable(String),
@@ -209,3 +212,8 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A value as the records of a store keep it.
+fn json(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(value).map_err(|error| Error::Garbled(error.to_string()))
+}

@@ -111,16 +111,3 @@ pub struct Acquire {
     #[command(flatten)]
     pub common: Common,
 }
-
-impl Acquire {
-    /// The keys in the order given, each once.
-    pub fn keys(&self) -> Vec<Key> {
-        let mut keys: Vec<Key> = Vec::new();
-        for key in &self.key {
-            if !keys.contains(key) {
-                keys.push(key.clone());
-            }
-        }
-        keys
-    }
-}

@@ -47,19 +47,9 @@ pub struct Line {
     /// The assignments before the command, by name.
     pub variables: Vec<(String, OsString)>,
     /// Whether one of these cannot be known before the shell has expanded it.
-    pub expands: Expands,
+    pub expands: bool,
     /// What stands in the place of a key so far, if one goes there.
     pub key: Option<Partial>,
-}
-
-/// Whether a shell would make something else of what is typed.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Expands {
-    /// It is what it is.
-    #[default]
-    No,
-    /// It would.
-    Yes,
 }
 
 /// The beginning of a key.
@@ -70,23 +60,13 @@ pub struct Partial {
     /// What there is of it.
     pub text: String,
     /// Whether a quote is open, so that the rest needs no escapes.
-    pub quote: Quote,
-}
-
-/// Whether a quote is open.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Quote {
-    /// None.
-    #[default]
-    None,
-    /// One is.
-    Open,
+    pub quote_is_open: bool,
 }
 
 impl Line {
     /// Takes a line apart.
     pub fn read(line: &str) -> Self {
-        let (words, last, quote) = split(line);
+        let (words, last) = split(line);
         let mut this = Self::default();
         let is_dlock = |word: &Word| Path::new(&word.text).file_name().is_some_and(|name| name == "dlock");
         let Some(at) = words.iter().position(is_dlock) else { return this };
@@ -104,12 +84,12 @@ impl Line {
         let Some((command, arguments)) = rest.split_first() else { return this };
         let cli = Cli::command();
         let Some(command) = cli.find_subcommand(&command.text) else { return this };
-        this.walk(command, &[options, arguments].concat(), &last, quote);
+        this.walk(command, &[options, arguments].concat(), &last);
         this
     }
 
     /// Goes through the arguments as the parser would.
-    fn walk(&mut self, command: &clap::Command, arguments: &[Word], last: &Word, quote: Quote) {
+    fn walk(&mut self, command: &clap::Command, arguments: &[Word], last: &Word) {
         let mut operands = 0;
         let mut options = true;
         let mut wants: Option<&clap::Arg> = None;
@@ -130,7 +110,9 @@ impl Line {
                 options &= !command.get_positionals().any(clap::Arg::is_trailing_var_arg_set);
             }
         }
-        let partial = |lead: &str, text: &str| Some(Partial { lead: lead.into(), text: text.into(), quote });
+        let partial = |lead: &str, text: &str| {
+            Some(Partial { lead: lead.into(), text: text.into(), quote_is_open: last.quote_is_open })
+        };
         self.key = match wants.filter(|option| takes(option, &last.text)) {
             Some(option) if is_key(option) => partial("", &last.text),
             Some(_) => None,
@@ -164,14 +146,12 @@ impl Line {
     }
 
     fn note(&mut self, word: &Word) {
-        if word.expands == Expands::Yes {
-            self.expands = Expands::Yes;
-        }
+        self.expands |= word.expands;
     }
 }
 
 /// Whether a key is what the argument takes.
-fn is_key(argument: &clap::Arg) -> bool {
+pub fn is_key(argument: &clap::Arg) -> bool {
     argument.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "KEY"))
 }
 
@@ -208,11 +188,12 @@ pub(super) fn option<'c, 'w>(
 #[derive(Debug, Default, Clone)]
 struct Word {
     text: String,
-    expands: Expands,
+    expands: bool,
+    quote_is_open: bool,
 }
 
 /// The words of the last command on the line, the one that the cursor is in apart.
-fn split(line: &str) -> (Vec<Word>, Word, Quote) {
+fn split(line: &str) -> (Vec<Word>, Word) {
     let mut words = Vec::new();
     let mut word = Word::default();
     let mut begun = false;
@@ -243,15 +224,15 @@ fn split(line: &str) -> (Vec<Word>, Word, Quote) {
             }
             (_, c) => {
                 if matches!(c, '$' | '`') || quote.is_none() && c == '~' && word.text.is_empty() {
-                    word.expands = Expands::Yes;
+                    word.expands = true;
                 }
                 word.text.push(c);
                 begun = true;
             }
         }
     }
-    let quote = if quote.is_some() { Quote::Open } else { Quote::None };
-    (words, word, quote)
+    word.quote_is_open = quote.is_some();
+    (words, word)
 }
 
 #[cfg(test)]
@@ -315,15 +296,15 @@ mod tests {
         assert_eq!(line.variables[0], ("DLOCK_STORE".into(), "file:/a".into()));
         assert_eq!(line.common.prefix, Some("p".into()));
         assert_eq!(line.common.config, Some("a b".into()));
-        assert_eq!(line.expands, Expands::No);
+        assert!(!line.expands);
         assert_eq!(Line::read("dlock status --store file:/a k").common.store, ["file:/a"]);
         for line in
             ["dlock status --store $S ", "dlock status --config ~/x ", "DLOCK_STORE=\"$S\" dlock status "]
         {
-            assert_eq!(Line::read(line).expands, Expands::Yes, "{line}");
+            assert!(Line::read(line).expands, "{line}");
         }
         for line in ["dlock status --store '$S' ", "dlock status '$S' ", "dlock status --store \\$S "] {
-            assert_eq!(Line::read(line).expands, Expands::No, "{line}");
+            assert!(!Line::read(line).expands, "{line}");
         }
     }
 }

@@ -13,6 +13,17 @@ pub struct Named {
     pub keys: Vec<Key>,
 }
 
+/// The keys in the order given, each once.
+pub fn each_once(given: &[Key]) -> Vec<Key> {
+    let mut keys: Vec<Key> = Vec::new();
+    for key in given {
+        if !keys.contains(key) {
+            keys.push(key.clone());
+        }
+    }
+    keys
+}
+
 /// What [`Named`] is called among the arguments.
 pub const NAMED: &str = "named";
 

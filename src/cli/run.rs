@@ -190,19 +190,6 @@ pub struct Run {
     pub hidden: Hidden,
 }
 
-impl Run {
-    /// The keys in the order given, each once.
-    pub fn keys(&self) -> Vec<Key> {
-        let mut keys = Vec::new();
-        for key in &self.key {
-            if !keys.contains(key) {
-                keys.push(key.clone());
-            }
-        }
-        keys
-    }
-}
-
 /// What `run` understands without showing it: habits of other tools.
 #[derive(Debug, Args)]
 pub struct Hidden {

@@ -105,12 +105,10 @@ fn check_run(run: &Run) -> Result<(), String> {
     if run.key.is_empty() {
         return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
     }
-    if waits(run) && hidden.nonblock {
+    if waits(run.wait) && hidden.nonblock {
         return Err("--wait and --nonblock contradict each other; leave one out".into());
     }
-    if waits(run) && run.min_hold.is_some_and(|span| !span.is_zero()) {
-        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
-    }
+    check_min_hold(run.wait, run.min_hold)?;
     match (&run.shell, run.command.is_empty()) {
         (None, true) => Err("run needs a command: dlock run -k KEY -- CMD, or -c STRING".into()),
         (Some(_), false) => Err("-c STRING and a command exclude each other; leave one out".into()),
@@ -118,17 +116,21 @@ fn check_run(run: &Run) -> Result<(), String> {
     }
 }
 
-/// Whether the flags ask to wait.
-fn waits(run: &Run) -> bool {
-    run.wait.is_some_and(|bound| bound != Some(Duration::ZERO))
+/// Whether the flag asks to wait.
+fn waits(wait: Option<Option<Duration>>) -> bool {
+    wait.is_some_and(|bound| bound != Some(Duration::ZERO))
+}
+
+fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) -> Result<(), String> {
+    if waits(wait) && min_hold.is_some_and(|span| !span.is_zero()) {
+        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+    }
+    Ok(())
 }
 
 /// What clap cannot express about `acquire`.
 fn check_acquire(acquire: &Acquire) -> Result<(), String> {
-    let waits = acquire.wait.is_some_and(|bound| bound != Some(Duration::ZERO));
-    if waits && acquire.min_hold.is_some_and(|span| !span.is_zero()) {
-        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
-    }
+    check_min_hold(acquire.wait, acquire.min_hold)?;
     if acquire.busy_exit_code == Some(0) {
         return Err("-E 0 would have the script go on without the lock; give another number".into());
     }
@@ -244,6 +246,7 @@ fn short(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::key::each_once;
     use super::*;
     use crate::lock::Key;
     use clap::CommandFactory;
@@ -393,7 +396,7 @@ mod tests {
         ] {
             let run = run(line);
             assert_eq!(run.command, ["echo", "-n", "--", "-k", "x", "--wiat"], "{line:?}");
-            assert_eq!(run.keys().len(), 1);
+            assert_eq!(each_once(&run.key).len(), 1);
         }
     }
 
@@ -430,7 +433,7 @@ mod tests {
         assert!(run(&["-k", "a", "-s", "--", "x"]).shared);
         assert_eq!(run(&["-k", "a", "-n3", "--", "x"]).slots, Some(Some(3)));
         assert_eq!(run(&["-k", "a", "-n", "1000", "-n", "2", "--", "x"]).slots, Some(Some(2)));
-        let keys = run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).keys();
+        let keys = each_once(&run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).key);
         assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["b", "a"]);
         assert!(run(&["-k", "a", "--nonblock", "--", "x"]).hidden.nonblock);
         assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).hidden.nonblock);

@@ -2,10 +2,10 @@
 //! keeps it but whoever has the token, until the lease ends. Renewing and giving back are commands of their own.
 
 use super::context::{Context, riding_out};
-use super::foreground::{Foreground, Line, News, Signals};
+use super::foreground::{Foreground, Signals};
 use super::held::{By, Held, Holds};
 use super::owner;
-use crate::cli;
+use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -16,10 +16,12 @@ use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
+use crate::output::live::Waiter;
 use crate::output::time::{local, span};
 use crate::output::{self, Kind};
 use crate::shell::word;
 use crate::store::{self, Store};
+use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
@@ -34,7 +36,7 @@ const CLEARING: Duration = Duration::from_millis(250);
 /// `dlock acquire`.
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
-    let keys = flags.keys();
+    let keys = each_once(&flags.key);
     let names = context.names(&keys)?;
     let mode = match (flags.shared, flags.slots) {
         (true, _) => Mode::Shared,
@@ -77,7 +79,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         teller.tell(last.unwrap_or_else(Learned::Refused));
     })?;
     let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let line = Line::new(&context.printer);
+    let line = Waiter::new(&context.printer, since);
     Acquiring { context: &context, flags, ttl, since, asked, request, line }.go(&foreground)
 }
 
@@ -177,26 +179,25 @@ struct Acquiring<'a> {
     since: Moment,
     asked: Asked,
     request: Request,
-    line: Line,
+    line: Waiter,
 }
 
 impl Acquiring<'_> {
     fn go(mut self, foreground: &Foreground<Learned>) -> anyhow::Result<Exit> {
         loop {
-            match self.line.next(foreground)? {
-                News::Signal(signal) => {
+            match foreground.learn(&mut self.line)? {
+                ControlFlow::Break(signal) => {
                     self.line.clear();
                     self.leave(LEAVING);
                     return Ok(Exit::Signal(signal));
                 }
-                News::Learned(Learned::Report(report)) => self.hear(report),
-                News::Learned(Learned::Trouble(error)) => {
+                ControlFlow::Continue(Learned::Report(report)) => self.hear(report),
+                ControlFlow::Continue(Learned::Trouble(error)) => {
                     self.line.announce(&format!("{error}; still waiting, trying again"));
                 }
-                News::Learned(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
-                News::Learned(Learned::Missed(report)) => return self.missed(report),
-                News::Learned(Learned::Refused(error)) => return Err(error.into()),
-                News::Ready | News::Nothing => {}
+                ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
+                ControlFlow::Continue(Learned::Missed(report)) => return self.missed(report),
+                ControlFlow::Continue(Learned::Refused(error)) => return Err(error.into()),
             }
         }
     }
@@ -239,19 +240,14 @@ impl Acquiring<'_> {
     fn hear(&mut self, report: Report) {
         match report {
             Report::Waiting(waiting) => {
-                let (asked, since, heard) = (self.asked.clone(), self.since, Moment::now());
-                self.line.waits(move |room| {
-                    let now = Moment::now();
-                    let waiting = busy::aged(&waiting, now.since(heard));
-                    busy::waiting(&asked, &waiting, now.since(since), room)
-                });
+                self.line.waits(busy::line(self.asked.clone(), waiting, self.since));
             }
             Report::Trouble { error, .. } => {
                 let (origin, keys) = (self.context.settings.store.origin(), listed(&self.asked.keys));
                 self.line.announce(&format!("{error} ({origin}); still waiting for {keys}, trying again"));
             }
             Report::Recovered => {
-                self.line.say(Kind::Note, &format!("{} answers again", self.asked.store));
+                self.line.speak(Kind::Note, &format!("{} answers again", self.asked.store));
             }
             _ => {}
         }
@@ -277,7 +273,7 @@ impl Acquiring<'_> {
         };
         let text = match (self.flags.export, self.flags.json) {
             (true, _) => Ok(acquired.shell()),
-            (false, true) => acquired.json().map_err(|error| Error::Internal(error.to_string())),
+            (false, true) => acquired.json(),
             (false, false) => Ok(acquired.plain()),
         };
         self.line.clear();
@@ -307,7 +303,7 @@ impl Acquiring<'_> {
             _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
-        self.line.say(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
+        self.line.speak(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
     }
 
     fn acquired(&self, until: Moment) {

@@ -2,7 +2,7 @@
 //! anything but keys, and gives up in time, whatever the store does. Where it cannot know, it knows none.
 
 use super::context::Context;
-use crate::cli::complete::{Expands, Line, Partial, Question, Quote, Shell};
+use crate::cli::complete::{Line, Partial, Question, Shell};
 use crate::clock::Moment;
 use crate::config::url::Location;
 use crate::config::{Environment, Settings, VARIABLES};
@@ -40,7 +40,7 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
 
 /// The keys of which the store that the line names has any record.
 fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
-    if line.expands == Expands::Yes {
+    if line.expands {
         return None;
     }
     let mut around = Environment::of_process();
@@ -78,9 +78,9 @@ fn for_bash(key: &str, partial: &Partial, word: &str) -> Option<String> {
     };
     let whole = format!("{}{key}", partial.lead);
     let rest = whole.get(kept..)?;
-    Some(match partial.quote {
-        Quote::Open => rest.to_owned(),
-        Quote::None => rest.chars().fold(String::new(), |mut text, c| {
+    Some(match partial.quote_is_open {
+        true => rest.to_owned(),
+        false => rest.chars().fold(String::new(), |mut text, c| {
             if c.is_ascii() && !c.is_ascii_alphanumeric() && !"-_./:=,+@%^".contains(c) {
                 text.push('\\');
             }

@@ -2,11 +2,12 @@
 //! with what asks dlock itself for keys put in where the structs say that one goes. Which keys there are, and where the
 //! cursor is, is answered in `complete`.
 
+use crate::cli::complete::is_key;
 use crate::cli::{Cli, Completions, Shell};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output;
-use clap::{Arg, CommandFactory};
+use clap::CommandFactory;
 
 /// What bash is to call in place of the generated function. A broken script must not keep a shell from completing, so
 /// whatever goes wrong here leads to the generated one. dlock is looked for in PATH: the word on the line may be
@@ -113,8 +114,4 @@ fn fish(mut text: String) -> String {
         }
     }
     text
-}
-
-fn is_key(argument: &Arg) -> bool {
-    argument.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "KEY"))
 }

@@ -13,7 +13,7 @@ use crate::output::table::Width;
 use crate::output::{self, coloured};
 use crate::store::probe::{Node, Survey};
 use crate::store::{file, redis};
-use judge::{Named, judge};
+use judge::judge;
 use std::os::unix::fs::PermissionsExt;
 
 mod judge;
@@ -24,8 +24,8 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     let by = judge::Settings {
         store: settings.store.to_string(),
         named: match settings.store.source {
-            Source::Default => Named::Nobody,
-            _ => Named::By(settings.store.origin()),
+            Source::Default => None,
+            _ => Some(settings.store.origin()),
         },
         ttl: settings.ttl(flags.ttl)?.get(),
         op_timeout: settings.op_timeout,
@@ -35,7 +35,7 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     };
     let findings = judge(&survey(context)?, &by);
     let report = if flags.json {
-        json(&findings).map_err(|error| Error::Internal(error.to_string()))?
+        json(&findings)?
     } else {
         text(&findings, Width::of_stdout(), Charset::of_environment(), coloured(settings.color))
     };

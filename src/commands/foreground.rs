@@ -10,12 +10,12 @@ use crate::clock::{Moment, Timer};
 use crate::error::Error;
 use crate::job;
 use crate::lease::event_fd::EventFd;
-use crate::output::live::{Room, Waiter};
-use crate::output::{Kind, Printer};
+use crate::output::live::Waiter;
 use crate::sys::{self, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -88,6 +88,17 @@ impl<T: Send + 'static> Foreground<T> {
         self.wait(until, other).map_err(|error| cannot("wait", &error))
     }
 
+    /// What is learned next, while the line about waiting moves on; or the signal that came first.
+    pub fn learn(&self, line: &mut Waiter) -> Result<ControlFlow<i32, T>, Error> {
+        loop {
+            match self.next(line.next(), None)? {
+                News::Signal(signal) => return Ok(ControlFlow::Break(signal)),
+                News::Learned(learned) => return Ok(ControlFlow::Continue(learned)),
+                News::Ready | News::Nothing => line.go_on(),
+            }
+        }
+    }
+
     fn wait(&self, until: Option<Moment>, other: Option<PollFd<'_>>) -> io::Result<News<T>> {
         self.timer.set(until)?;
         let mut fds = vec![
@@ -116,63 +127,6 @@ impl<T: Send + 'static> Foreground<T> {
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-}
-
-/// The line about waiting, and what is said beside it.
-pub struct Line {
-    printer: Printer,
-    live: Waiter,
-    text: Option<Box<dyn Fn(Room) -> String>>,
-}
-
-impl Line {
-    /// None yet; the waiting begins now.
-    pub fn new(printer: &Printer) -> Self {
-        Self { printer: printer.clone(), live: Waiter::new(printer, Moment::now()), text: None }
-    }
-
-    /// What there is to say from now on, whenever it is time.
-    pub fn waits(&mut self, text: impl Fn(Room) -> String + 'static) {
-        self.live.say(&text);
-        self.text = Some(Box::new(text));
-    }
-
-    /// Says a line, and takes the one about waiting away before.
-    pub fn say(&mut self, kind: Kind, text: &str) {
-        self.clear();
-        self.printer.say(kind, text);
-    }
-
-    /// Says that it waits, because of something else than the lock.
-    pub fn announce(&mut self, text: &str) {
-        self.say(Kind::Warning, text);
-        self.live.announce();
-    }
-
-    /// Whether a log says that it waits.
-    pub fn has_announced(&self) -> bool {
-        self.live.has_announced()
-    }
-
-    /// Takes the line away.
-    pub fn clear(&mut self) {
-        self.live.clear();
-    }
-
-    /// The next news, while the line moves on.
-    pub fn next<T: Send + 'static>(&mut self, foreground: &Foreground<T>) -> Result<News<T>, Error> {
-        loop {
-            let until = self.text.as_ref().map(|_| self.live.next());
-            match foreground.next(until, None)? {
-                News::Nothing => {
-                    if let Some(text) = &self.text {
-                        self.live.say(text);
-                    }
-                }
-                news => return Ok(news),
             }
         }
     }

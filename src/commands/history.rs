@@ -3,7 +3,6 @@
 
 use super::context::Context;
 use crate::cli::history::History;
-use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::history::{Look, picture, table};
 use crate::output::table::Width;
@@ -17,7 +16,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let settings = &context.settings;
     let look = Look::of_stdout(settings.color);
     let text = match Width::of_stdout() {
-        _ if flags.json => json::history(&view.log).map_err(|error| Error::Internal(error.to_string()))?,
+        _ if flags.json => json::history(&view.log)?,
         _ if view.log.is_empty() => {
             format!("no run under {} in {} has ended in the last 40 days\n", name.key(), settings.store)
         }

@@ -1,9 +1,8 @@
 //! Who holds what, who waits, for how long? Asks the store and prints; changes nothing.
 
 use super::context::Context;
-use super::wanted::{Wanted, is_damaged, its_locks};
+use super::wanted::{Damaged, Wanted};
 use crate::cli;
-use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -37,7 +36,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
 
 fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Overview) -> Result<String, Error> {
     if flags.json {
-        return json::status(&seen.views).map_err(|error| Error::Internal(error.to_string()));
+        return json::status(&seen.views);
     }
     let (width, colours) = (table::Width::of_stdout(), output::coloured(settings.color));
     Ok(match (wanted.single(), seen.views.as_slice()) {
@@ -66,41 +65,15 @@ struct Overview {
     damaged: Vec<Damaged>,
 }
 
-/// A lock, or a part of the store, that cannot be shown. It hides no other.
-struct Damaged {
-    line: String,
-    /// Whether something is not shown that was asked for: by name, or because everything was.
-    is_asked_for: bool,
-}
-
 impl Looks {
     fn look(&self, store: &mut dyn Store) -> Result<Overview, store::Error> {
-        let named = self.wanted.named().to_vec();
-        let found = self.wanted.found(store, Which::Live)?;
-        let mut seen = Overview { views: Vec::new(), damaged: Vec::new() };
-        for missing in &found.missing {
-            let line = format!("{missing}; {} not shown", its_locks(missing));
-            seen.damaged.push(Damaged { line, is_asked_for: !is_damaged(missing) });
-        }
-        let all = named
-            .into_iter()
-            .map(|name| (name, true))
-            .chain(found.names.into_iter().map(|name| (name, false)));
-        for (name, is_named) in all {
-            match store.inspect(&name, Moment::now().after(self.within)) {
-                Err(error @ store::Error::Garbled(_)) => {
-                    let line = format!("{} is not shown: {error}", name.key());
-                    seen.damaged.push(Damaged { line, is_asked_for: is_named });
-                }
-                // The part of the store that is missing has it.
-                Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
-                Err(error) => return Err(error),
-                Ok(view) if is_named || view.state != State::Free || !view.waiters.is_empty() => {
-                    seen.views.push(view);
-                }
-                Ok(_) => {}
+        let (mut views, mut damaged) = (Vec::new(), Vec::new());
+        let seen = |view: View, is_named| {
+            if is_named || view.state != State::Free || !view.waiters.is_empty() {
+                views.push(view);
             }
-        }
-        Ok(seen)
+        };
+        self.wanted.look(store, (Which::Live, self.within, "shown"), seen, |lack| damaged.push(lack))?;
+        Ok(Overview { views, damaged })
     }
 }

@@ -10,12 +10,11 @@ const MOST: u64 = 4096;
 
 /// Reads the token in a file; `-` is standard input.
 pub fn read(file: &Path) -> Result<Token, Error> {
-    let shown = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
-    let mut text = String::new();
-    let read = if file == Path::new("-") {
-        std::io::stdin().take(MOST).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(file).and_then(|file| file.take(MOST).read_to_string(&mut text))
+    let (mut text, is_stdin) = (String::new(), file == Path::new("-"));
+    let shown = if is_stdin { "standard input".into() } else { file.display().to_string() };
+    let read = match is_stdin {
+        true => std::io::stdin().take(MOST).read_to_string(&mut text),
+        false => std::fs::File::open(file).and_then(|file| file.take(MOST).read_to_string(&mut text)),
     };
     read.map_err(|error| Error::Config(format!("cannot read the token from {shown}: {error}")))?;
     Token::parse(text.trim_end_matches(['\n', '\r']))

@@ -2,7 +2,7 @@
 //! queue.
 
 use super::context::Context;
-use super::foreground::{Foreground, Line, News, Signals, Teller};
+use super::foreground::{Foreground, Signals, Teller};
 use super::held::Holds;
 use crate::cli;
 use crate::clock::Moment;
@@ -14,8 +14,10 @@ use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{Key, Name};
 use crate::output::Kind;
 use crate::output::describe;
+use crate::output::live::Waiter;
 use crate::output::time::span;
 use crate::store::{self, View};
+use std::ops::ControlFlow;
 
 /// What the thread that looks tells.
 enum Learned {
@@ -45,21 +47,16 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
         });
         teller.tell(Learned::Over(over));
     })?;
-    let mut line = Line::new(&context.printer);
+    let mut line = Waiter::new(&context.printer, since);
     let mut last: Option<Box<View>> = None;
     loop {
-        let learned = match line.next(&foreground)? {
-            News::Signal(signal) => return Ok(Exit::Signal(signal)),
-            News::Learned(learned) => learned,
-            News::Ready | News::Nothing => continue,
+        let learned = match foreground.learn(&mut line)? {
+            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
+            ControlFlow::Continue(learned) => learned,
         };
         match learned {
             Learned::NotFree(view) => {
-                let (shown, store, seen) = (view.clone(), settings.store.to_string(), Moment::now());
-                line.waits(move |room| {
-                    let now = Moment::now();
-                    describe::watching(&store, &shown, now.since(seen), now.since(since), room)
-                });
+                line.waits(describe::line(settings.store.to_string(), (*view).clone(), since));
                 last = Some(view);
             }
             Learned::Remark(Remark::Trouble(error), name) => line.announce(&format!(
@@ -68,14 +65,14 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
                 name.key()
             )),
             Learned::Remark(Remark::Recovered, _) => {
-                line.say(Kind::Note, &format!("{} answers again", settings.store));
+                line.speak(Kind::Note, &format!("{} answers again", settings.store));
             }
             Learned::Free(name) => {
                 let (kind, after) = match line.has_announced() {
                     true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
                     false => (Kind::Detail, String::new()),
                 };
-                line.say(kind, &format!("{} in {} is free{after}", name.key(), settings.store));
+                line.speak(kind, &format!("{} in {} is free{after}", name.key(), settings.store));
                 last = None;
             }
             Learned::Over(Ok(None)) => return Ok(Exit::Ok),
@@ -83,7 +80,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
                 let state = last.as_deref().map(describe::state).unwrap_or_default();
                 let over = bound.map(|bound| format!("; the {} of --wait are over", span(bound)));
                 let over = over.unwrap_or_default();
-                line.say(Kind::Note, &format!("{} in {} {state}{over}", name.key(), settings.store));
+                line.speak(Kind::Note, &format!("{} in {} {state}{over}", name.key(), settings.store));
                 return Ok(Exit::Busy(Exit::BUSY));
             }
             Learned::Over(Err(error)) => return Err(error.into()),

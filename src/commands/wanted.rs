@@ -2,10 +2,12 @@
 //! look at locks and change nothing; who takes a lock names it.
 
 use super::context::Context;
+use crate::clock::Moment;
 use crate::error::Error;
 use crate::lock::{Key, Name};
-use crate::store::{self, Found, Store, Which};
+use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// The locks that a command was asked about.
 #[derive(Debug, Clone)]
@@ -62,10 +64,47 @@ impl Wanted {
         found.names.retain(is_meant);
         Ok(found)
     }
+
+    /// Looks at each of the locks, those named first, and says whether it was named. `done` is what is to be done with it
+    /// ("shown").
+    pub fn look(
+        &self,
+        store: &mut dyn Store,
+        (which, within, done): (Which, Duration, &str),
+        mut seen: impl FnMut(View, bool),
+        mut lacks: impl FnMut(Damaged),
+    ) -> Result<(), store::Error> {
+        let found = self.found(store, which)?;
+        for missing in &found.missing {
+            let line = format!("{missing}; {} not {done}", its_locks(missing));
+            lacks(Damaged { line, is_asked_for: !is_damaged(missing) });
+        }
+        let named = self.named.iter().map(|name| (name, true));
+        for (name, is_named) in named.chain(found.names.iter().map(|name| (name, false))) {
+            match store.inspect(name, Moment::now().after(within)) {
+                Ok(view) => seen(view, is_named),
+                Err(error @ store::Error::Garbled(_)) => {
+                    let line = format!("{} is not {done}: {error}", name.key());
+                    lacks(Damaged { line, is_asked_for: is_named });
+                }
+                // The part of the store that is missing has it.
+                Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A lock, or a part of the store, that cannot be looked at. It hides no other.
+pub struct Damaged {
+    pub line: String,
+    /// Whether something is missing that was asked for: by name, or because everything was.
+    pub is_asked_for: bool,
 }
 
 /// Whether it is one damaged record that is missing, not a part of the store.
-pub fn is_damaged(missing: &store::Error) -> bool {
+fn is_damaged(missing: &store::Error) -> bool {
     matches!(missing, store::Error::Garbled(_))
 }
 
@@ -86,31 +125,22 @@ impl Pattern {
 
     /// Whether a key looks like that.
     fn matches(&self, key: &str) -> bool {
-        let (mut pattern, mut rest) = (self.0.chars(), key.chars());
-        // Behind the last star, and what it has not swallowed yet.
-        let mut star = None;
-        loop {
-            let (wanted, found) = (pattern.clone().next(), rest.clone().next());
-            match (wanted, found) {
-                (None, None) => return true,
-                (Some('*'), _) => {
-                    pattern.next();
-                    star = Some((pattern.clone(), rest.clone()));
+        let key: Vec<char> = key.chars().collect();
+        // Which beginnings of the key the pattern matches so far, by their lengths.
+        let mut matched = vec![false; key.len() + 1];
+        matched[0] = true;
+        for wanted in self.0.chars() {
+            if wanted == '*' {
+                let shortest = matched.iter().position(|is_match| *is_match).unwrap_or(matched.len());
+                matched[shortest..].fill(true);
+            } else {
+                for (at, found) in key.iter().enumerate().rev() {
+                    matched[at + 1] = matched[at] && (wanted == '?' || wanted == *found);
                 }
-                (Some(wanted), Some(found)) if wanted == '?' || wanted == found => {
-                    pattern.next();
-                    rest.next();
-                }
-                _ => {
-                    let Some((behind, mut swallows)) = star.take() else { return false };
-                    if swallows.next().is_none() {
-                        return false;
-                    }
-                    (pattern, rest) = (behind.clone(), swallows.clone());
-                    star = Some((behind, swallows));
-                }
+                matched[0] = false;
             }
         }
+        matched[key.len()]
     }
 }
 

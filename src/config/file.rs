@@ -3,10 +3,10 @@
 //! be lost. Which file wins is decided in `config`.
 
 use super::{Set, Source, choice, invalid};
-use crate::cli::{self, Color, LogFormat};
+use crate::cli::{self, Color, LogFormat, duration};
 use crate::error::Error;
 use crate::exit::OnLost;
-use crate::lock::{Replicas, SLOTS_MAX};
+use crate::lock::{Replicas, SLOTS_MAX, Ttl};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,58 +31,39 @@ pub enum Value {
     Slots(u32),
 }
 
-/// What a key wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ValueType {
-    Text,
-    /// Text that may be empty.
-    Prefix,
-    /// Text that `status` shows.
-    Note,
-    Flag,
-    Span,
-    /// A span greater than zero.
-    Timeout,
-    Ttl,
-    /// A span, or true for ever.
-    Wait,
-    Slots,
-    Status,
-    /// A number, or `all`.
-    Replicas,
-    OnLost,
-    LogFormat,
-    Color,
-}
+/// Reads a value as its key wants it. The error reads after the key's name.
+type Read = fn(&DeValue<'_>) -> Result<Value, String>;
 
 /// Every key, and what it wants.
-const KEYS: [(&str, ValueType); 26] = [
-    ("store", ValueType::Text),
-    ("prefix", ValueType::Prefix),
-    ("username", ValueType::Text),
-    ("password", ValueType::Text),
-    ("password-file", ValueType::Text),
-    ("connect-timeout", ValueType::Timeout),
-    ("op-timeout", ValueType::Timeout),
-    ("quiet", ValueType::Flag),
-    ("verbose", ValueType::Flag),
-    ("log-format", ValueType::LogFormat),
-    ("color", ValueType::Color),
-    ("ttl", ValueType::Ttl),
-    ("wait", ValueType::Wait),
-    ("min-hold", ValueType::Span),
-    ("max-lease", ValueType::Timeout),
-    ("max-run", ValueType::Span),
-    ("grace", ValueType::Span),
-    ("on-lost", ValueType::OnLost),
-    ("busy-exit-code", ValueType::Status),
-    ("replicas", ValueType::Replicas),
-    ("reason", ValueType::Note),
-    ("label", ValueType::Note),
-    ("exclusive", ValueType::Flag),
-    ("shared", ValueType::Flag),
-    ("slots", ValueType::Slots),
-    ("tree", ValueType::Flag),
+const KEYS: [(&str, Read); 26] = [
+    ("store", text),
+    // It may be empty.
+    ("prefix", |value| word(value, |_| Ok(()))),
+    ("username", text),
+    ("password", text),
+    ("password-file", text),
+    ("connect-timeout", timeout),
+    ("op-timeout", timeout),
+    ("quiet", flag),
+    ("verbose", flag),
+    ("log-format", |value| word(value, |text| choice::<LogFormat>(text).map(drop))),
+    ("color", |value| word(value, |text| choice::<Color>(text).map(drop))),
+    ("ttl", |value| span(value, |text| Ok(Ttl::new(duration::parse(text)?)?.get()))),
+    // true is for ever.
+    ("wait", |value| flag(value).or_else(|_| span(value, duration::parse))),
+    ("min-hold", |value| span(value, duration::parse)),
+    ("max-lease", timeout),
+    ("max-run", |value| span(value, duration::parse)),
+    ("grace", |value| span(value, duration::parse)),
+    ("on-lost", |value| word(value, |text| choice::<OnLost>(text).map(drop))),
+    ("busy-exit-code", status),
+    ("replicas", replicas),
+    ("reason", note),
+    ("label", note),
+    ("exclusive", flag),
+    ("shared", flag),
+    ("slots", slots),
+    ("tree", flag),
 ];
 
 /// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
@@ -129,11 +110,10 @@ impl File {
         let mut entries = BTreeMap::new();
         for (key, value) in table.get_ref() {
             let source = source(key.span().start);
-            let Some((name, kind)) = KEYS.iter().find(|(name, _)| *name == key.get_ref().as_ref()) else {
+            let Some((name, read)) = KEYS.iter().find(|(name, _)| *name == key.get_ref().as_ref()) else {
                 return Err(invalid(&source, &unknown(key.get_ref(), value.get_ref())));
             };
-            let value =
-                typed(*kind, value.get_ref()).map_err(|why| invalid(&source, &format!("{name} {why}")))?;
+            let value = read(value.get_ref()).map_err(|why| invalid(&source, &format!("{name} {why}")))?;
             entries.insert(*name, Set { value, source });
         }
         Ok(Self { path: path.into(), entries })
@@ -176,65 +156,55 @@ impl File {
     }
 }
 
-/// Reads a value as its key wants it. The error reads after the key's name.
-fn typed(kind: ValueType, value: &DeValue<'_>) -> Result<Value, String> {
-    let word = |check: fn(&str) -> Result<(), String>| match value {
+fn word(value: &DeValue<'_>, check: impl Fn(&str) -> Result<(), String>) -> Result<Value, String> {
+    match value {
         DeValue::String(text) => check(text).map(|()| Value::Text(text.to_string())),
         _ => Err("must be a string".into()),
-    };
-    let span = |read: fn(&str) -> Result<Duration, String>| {
-        let text = match value {
-            DeValue::String(text) => text.to_string(),
-            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
-            DeValue::Float(number) => number.as_str().to_owned(),
-            _ => return Err("must be a duration like \"90s\", or seconds".into()),
-        };
-        read(&text).map(Value::Span).map_err(|why| format!("'{text}': {why}"))
-    };
-    let flag = || match value {
-        DeValue::Boolean(flag) => Ok(Value::Flag(*flag)),
-        _ => Err("must be true or false".into()),
-    };
-    match kind {
-        ValueType::Prefix => word(|_| Ok(())),
-        ValueType::Text => {
-            word(|text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) })
-        }
-        ValueType::Note => {
-            word(|text| cli::note(text).map(|_| ()).map_err(|why| format!("is refused: {why}")))
-        }
-        ValueType::Flag => flag(),
-        ValueType::Span => span(cli::duration::parse),
-        ValueType::Timeout => span(cli::duration::parse_positive),
-        ValueType::Ttl => span(|text| Ok(crate::lock::Ttl::new(cli::duration::parse(text)?)?.get())),
-        ValueType::Wait => match value {
-            DeValue::Boolean(_) => flag(),
-            _ => span(cli::duration::parse),
-        },
-        ValueType::Slots => match value {
-            DeValue::Integer(number) if number.radix() == 10 => cli::slots(number.as_str())
-                .map(Value::Slots)
-                .map_err(|_| format!("must be from 1 to {SLOTS_MAX}")),
-            _ => Err(format!("must be a number from 1 to {SLOTS_MAX}")),
-        },
-        ValueType::Status => match value {
-            DeValue::Integer(number) if number.radix() == 10 => {
-                number.as_str().parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
-            }
-            _ => Err("must be a number from 0 to 255".into()),
-        },
-        ValueType::Replicas => {
-            let text = match value {
-                DeValue::String(text) => text.to_string(),
-                DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
-                _ => return Err("must be a number, or \"all\"".into()),
-            };
-            Replicas::parse(&text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
-        }
-        ValueType::OnLost => word(|text| choice::<OnLost>(text).map(|_| ())),
-        ValueType::LogFormat => word(|text| choice::<LogFormat>(text).map(|_| ())),
-        ValueType::Color => word(|text| choice::<Color>(text).map(|_| ())),
     }
+}
+
+fn text(value: &DeValue<'_>) -> Result<Value, String> {
+    word(value, |text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) })
+}
+
+/// Text that `status` shows.
+fn note(value: &DeValue<'_>) -> Result<Value, String> {
+    word(value, |text| cli::note(text).map(drop).map_err(|why| format!("is refused: {why}")))
+}
+
+fn flag(value: &DeValue<'_>) -> Result<Value, String> {
+    value.as_bool().map(Value::Flag).ok_or_else(|| "must be true or false".into())
+}
+
+/// The digits of a whole number.
+fn number<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
+    value.as_integer().filter(|number| number.radix() == 10).map(|number| number.as_str())
+}
+
+fn span(value: &DeValue<'_>, read: fn(&str) -> Result<Duration, String>) -> Result<Value, String> {
+    let float = || value.as_float().map(|number| number.as_str());
+    let text = value.as_str().or_else(|| number(value)).or_else(float);
+    let text = text.ok_or("must be a duration like \"90s\", or seconds")?;
+    read(text).map(Value::Span).map_err(|why| format!("'{text}': {why}"))
+}
+
+fn timeout(value: &DeValue<'_>) -> Result<Value, String> {
+    span(value, duration::parse_positive)
+}
+
+fn slots(value: &DeValue<'_>) -> Result<Value, String> {
+    let digits = number(value).ok_or_else(|| format!("must be a number from 1 to {SLOTS_MAX}"))?;
+    cli::slots(digits).map(Value::Slots).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
+}
+
+fn status(value: &DeValue<'_>) -> Result<Value, String> {
+    let digits = number(value).ok_or("must be a number from 0 to 255")?;
+    digits.parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
+}
+
+fn replicas(value: &DeValue<'_>) -> Result<Value, String> {
+    let text = value.as_str().or_else(|| number(value)).ok_or("must be a number, or \"all\"")?;
+    Replicas::parse(text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
 }
 
 /// What to say about a key that is not known.

@@ -19,8 +19,9 @@ pub struct Access {
 }
 
 /// Where the password of a store is to be found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PasswordAt {
+    #[default]
     Nowhere,
     /// In this file; absolute.
     File(PathBuf),

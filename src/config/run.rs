@@ -4,7 +4,7 @@
 use super::file::{File, Value};
 use super::url::Location;
 use super::{Settings, Source};
-use crate::cli::{self};
+use crate::cli::{self, key::each_once};
 use crate::error::Error;
 use crate::exit::{Exit, OnLost};
 use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
@@ -67,11 +67,16 @@ impl Settings {
     /// Joins the flags of `run` with the configuration files.
     pub fn run(&self, flags: &cli::Run) -> Result<Run, Error> {
         let file = &self.file;
-        let keys = flags.keys();
+        let keys = each_once(&flags.key);
         if keys.is_empty() {
             return Err(Error::Usage("run needs a key".into()));
         }
         let ttl = self.ttl(flags.ttl)?;
+        let said_by = |key, flag, given| match file.get(key) {
+            _ if given => Source::Flag(flag),
+            Some(set) => set.source.clone(),
+            None => Source::Default,
+        };
         let wait = match flags.wait {
             Some(bound) => Wait::given(bound),
             None if flags.hidden.nonblock => Wait::No,
@@ -84,31 +89,21 @@ impl Settings {
         let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
         if !min_hold.is_zero() && wait != Wait::No {
             // The flags alone were looked at before; so a file has a part in this.
-            let of = |key, flag, given: bool| match file.get(key) {
-                Some(set) if !given => set.source.clone(),
-                _ => Source::Flag(flag),
-            };
             return Err(Error::Config(format!(
                 "min-hold ({}) and wait ({}) do not go together; '-w 0' or '--min-hold 0' sets one aside",
-                of("min-hold", "--min-hold", flags.min_hold.is_some()),
-                of("wait", "--wait", flags.wait.is_some()),
+                said_by("min-hold", "--min-hold", flags.min_hold.is_some()),
+                said_by("wait", "--wait", flags.wait.is_some()),
             )));
         }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
         if let Location::Quorum { .. } = self.store.place {
-            let given =
-                |flag: bool, key| if flag { None } else { Some(file.get(key).map(|set| &set.source)) };
-            for (name, span, set) in [
-                ("ttl", ttl.get(), given(flags.ttl.is_some(), "ttl")),
-                ("min-hold", min_hold, given(flags.min_hold.is_some(), "min-hold")),
+            let longest_by = said_by("max-lease", "--max-lease", flags.max_lease.is_some());
+            for (name, span, by) in [
+                ("ttl", ttl.get(), said_by("ttl", "--ttl", flags.ttl.is_some())),
+                ("min-hold", min_hold, said_by("min-hold", "--min-hold", flags.min_hold.is_some())),
             ] {
                 if span > max_lease {
-                    return Err(too_long(
-                        name,
-                        set,
-                        max_lease,
-                        given(flags.max_lease.is_some(), "max-lease"),
-                    ));
+                    return Err(too_long(name, &by, max_lease, &longest_by));
                 }
             }
         }
@@ -153,27 +148,22 @@ impl Settings {
     }
 }
 
-/// The refusal of a lease that a restarted master could forget while it is held. `None`: given as a flag; `Some(None)`:
-/// the default.
-fn too_long(
-    name: &'static str,
-    set: Option<Option<&Source>>,
-    longest: Duration,
-    longest_set: Option<Option<&Source>>,
-) -> Error {
-    let of = |name, set: Option<Option<&Source>>| match set {
-        None => format!("--{name}"),
-        Some(None) => format!("the default of --{name}"),
-        Some(Some(source)) => format!("{name} ({source})"),
+/// The refusal of a lease that a restarted master could forget while it is held.
+fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> Error {
+    let of = |name, by: &Source| match by {
+        Source::Default => format!("the default of --{name}"),
+        Source::File { .. } => format!("{name} ({by})"),
+        Source::Flag(_) | Source::Variable(_) => format!("--{name}"),
     };
     let text = format!(
         "{} is longer than {} of {}, which must be the same for the whole fleet: a master that restarts is not counted \
          for that long",
-        of(name, set),
-        of("max-lease", longest_set),
+        of(name, by),
+        of("max-lease", longest_by),
         humantime::format_duration(longest),
     );
-    if set.is_none() || longest_set.is_none() { Error::Usage(text) } else { Error::Config(text) }
+    let is_flag = |by| matches!(by, &Source::Flag(_));
+    if is_flag(by) || is_flag(longest_by) { Error::Usage(text) } else { Error::Config(text) }
 }
 
 /// How many may hold the lock together. A flag sets aside whatever the files say.

@@ -29,7 +29,7 @@ pub struct Grant {
 }
 
 /// What a token proves: that it holds every lock asked about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     pub mode: Mode,
     /// Its slot, of a lock with slots.
@@ -141,6 +141,17 @@ pub enum State {
     Cooling,
     /// Taken away by an operator, while the old job may still live.
     Revoked,
+}
+
+impl State {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Free => "free",
+            Self::Cooling => "cooling",
+            Self::Revoked => "revoked",
+        }
+    }
 }
 
 /// A value under the lock's name that dlock did not write.

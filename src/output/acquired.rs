@@ -2,6 +2,7 @@
 //! command. It is the one output that has the secret in it, for it is what was asked for.
 
 use super::json;
+use crate::error::Error;
 use crate::lock::{Fence, Key, Mode, Token};
 use crate::shell::quoted;
 use serde::Serialize;
@@ -41,7 +42,7 @@ impl Acquired {
     }
 
     /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor change.
-    pub fn json(&self) -> serde_json::Result<String> {
+    pub fn json(&self) -> Result<String, Error> {
         #[derive(Serialize)]
         struct Object<'a> {
             keys: Vec<&'a str>,
@@ -54,11 +55,7 @@ impl Acquired {
             lease_ms: u64,
             waited_ms: u64,
         }
-        let (mode, slots) = match self.mode {
-            Mode::Exclusive => ("exclusive", None),
-            Mode::Shared => ("shared", None),
-            Mode::Slots(slots) => ("slots", Some(slots)),
-        };
+        let (mode, slots) = json::mode(self.mode);
         let object = Object {
             keys: self.keys.iter().map(Key::as_str).collect(),
             store: &self.store,

@@ -4,6 +4,7 @@
 use super::columns::width;
 use super::live::Room;
 use super::time::{local, millis, span};
+use crate::clock::Moment;
 use crate::law::{Blocker, Holder, State, Waiting};
 use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
@@ -56,7 +57,7 @@ fn next(tried: Tried) -> &'static str {
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
-pub fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> String {
+fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> String {
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
@@ -102,8 +103,17 @@ pub fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -
     all.find(|line| width(line) <= columns).unwrap_or(last).clone()
 }
 
+/// The line about waiting from now on, for whoever waits since then.
+pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Room) -> String {
+    let heard_at = Moment::now();
+    move |room| {
+        let now = Moment::now();
+        waiting(&asked, &aged(&heard, now.since(heard_at)), now.since(since), room)
+    }
+}
+
 /// The same, `age` later, if nothing has happened meanwhile.
-pub fn aged(waiting: &Waiting, age: Duration) -> Waiting {
+fn aged(waiting: &Waiting, age: Duration) -> Waiting {
     let mut waiting = waiting.clone();
     let blocker = &mut waiting.blocker;
     blocker.left = blocker.left.map(|left| left.saturating_sub(age));
@@ -157,7 +167,7 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
         (State::Held, Some(holder)) => format!(
             "it was just given to {}{}, who waited before ({}){}",
             who(&holder.owner),
-            and_others(blocker, "and"),
+            and_others(blocker.others, "and"),
             what(&holder.owner),
             otherwise(blocker, asked)
         ),
@@ -173,7 +183,7 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
             "an operator took it away{}, whose job may still run{left}",
             holder
                 .as_ref()
-                .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker, "and")))
+                .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker.others, "and")))
                 .unwrap_or_default()
         ),
         (State::Free, Some(holder)) => format!("{} waited before", who(&holder.owner)),
@@ -185,7 +195,7 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
 fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let end = now.saturating_add(millis(holder.lease));
-    let because = holder.owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let because = because(&holder.owner);
     let taken = blocker.others.saturating_add(1);
     let how = match blocker.mode {
         None => "held by".into(),
@@ -202,7 +212,7 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
     let others = match blocker.mode {
         // How many they are has been said.
         Some(Mode::Slots(_)) => String::new(),
-        _ => and_others(blocker, ", and by"),
+        _ => and_others(blocker.others, ", and by"),
     };
     format!(
         "{how} {} since {} ({} ago), running {}{because}, lease good until {} ({} more){others}{}",
@@ -217,9 +227,9 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
 }
 
 /// How many more there are.
-fn and_others(blocker: &Blocker, and: &str) -> String {
+pub fn and_others(others: u64, and: &str) -> String {
     let space = if and.starts_with(',') { "" } else { " " };
-    match blocker.others {
+    match others {
         0 => String::new(),
         1 => format!("{space}{and} one other"),
         others => format!("{space}{and} {others} others"),
@@ -249,6 +259,11 @@ pub fn who(owner: &Owner) -> String {
 }
 
 /// The command, in quotes that show where it ends.
+/// Why it is held, behind the command, if that is known.
+pub fn because(owner: &Owner) -> String {
+    owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default()
+}
+
 fn what(owner: &Owner) -> String {
     format!("'{}'", owner.command)
 }

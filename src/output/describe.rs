@@ -1,10 +1,11 @@
 //! What is seen of a lock by one who does not want it? One clause on its state, for `wait` and `release`; what is in the
 //! way of one who does want it is in `busy`.
 
-use super::busy::who;
+use super::busy::{and_others, because, who};
 use super::columns::width;
 use super::live::Room;
 use super::time::{local, millis, span};
+use crate::clock::Moment;
 use crate::exit::Ended;
 use crate::law::{Holder, LoggedEnd, Outcome, State};
 use crate::lock::By;
@@ -27,19 +28,24 @@ pub fn state(view: &View) -> String {
             None => "is held by something that is not dlock, without an end".into(),
         },
         (State::Held, [holder, others @ ..]) => {
-            let others = match others.len() {
-                0 => String::new(),
-                1 => " and one other".into(),
-                others => format!(" and {others} others"),
-            };
+            let others = and_others(others.len() as u64, "and");
             let (held, lease) = (span(holder.held), span(holder.lease));
             format!("has been held for {held} by {}{others}, lease good for {lease} more", who(&holder.owner))
         }
     }
 }
 
+/// The line about waiting from now on, for whoever looks on since then.
+pub fn line(store: String, view: View, since: Moment) -> impl Fn(Room) -> String {
+    let seen = Moment::now();
+    move |room| {
+        let now = Moment::now();
+        watching(&store, &view, now.since(seen), now.since(since), room)
+    }
+}
+
 /// A line for one who has looked on for `waited`, and saw this `age` ago: all of it, or as much as there is room for.
-pub fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Room) -> String {
+fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Room) -> String {
     let mut view = view.clone();
     view.left = view.left.map(|left| left.saturating_sub(age));
     for holder in &mut view.holders {
@@ -74,7 +80,7 @@ pub fn queued(waiters: usize) -> String {
 pub fn hold(holder: &Holder) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
-    let because = holder.owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let because = because(&holder.owner);
     let asked = match &holder.asked {
         Some(by) => format!(", asked to stop by {}", who(by)),
         None => String::new(),

@@ -5,6 +5,7 @@ use super::columns::{broken, padded, spaces};
 use super::locale::Charset;
 use super::table::Width;
 use super::{Coloured, escaped, json};
+use crate::error::Error;
 use serde::Serialize;
 
 /// One thing that was looked at.
@@ -33,19 +34,12 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    const fn word(self) -> &'static str {
+    /// The word, and its colour.
+    const fn shown(self) -> (&'static str, &'static str) {
         match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Bad => "bad",
-        }
-    }
-
-    const fn colour(self) -> &'static str {
-        match self {
-            Self::Ok => "\x1b[32m",
-            Self::Warn => "\x1b[33m",
-            Self::Bad => "\x1b[31m",
+            Self::Ok => ("ok", "\x1b[32m"),
+            Self::Warn => ("warn", "\x1b[33m"),
+            Self::Bad => ("bad", "\x1b[31m"),
         }
     }
 }
@@ -63,10 +57,9 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
             text.push('\n');
             node = finding.node.as_ref();
         }
-        let word = finding.verdict.word();
-        let (on, off) =
-            if coloured == Coloured::Yes { (finding.verdict.colour(), "\x1b[0m") } else { ("", "") };
-        text.push_str(&format!("{on}{word}{off}{}", spaces("warn".len() + 2 - word.len())));
+        let (word, colour) = finding.verdict.shown();
+        text.push_str(&coloured.paint(word, Some(colour)));
+        text.push_str(&spaces("warn".len() + 2 - word.len()));
         text.push_str(&padded(finding.check, checks + 2));
         let mut sentence = escaped(&finding.found).into_owned();
         if let Some(advice) = &finding.advice {
@@ -87,7 +80,7 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
 }
 
 /// The findings, for programs: an array.
-pub fn json(findings: &[Finding]) -> serde_json::Result<String> {
+pub fn json(findings: &[Finding]) -> Result<String, Error> {
     json::pretty(&findings)
 }
 

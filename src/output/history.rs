@@ -2,8 +2,10 @@
 //! run, with a bar on a time axis that all rows share. All times are the store's own. The axis ends with the newest
 //! end, not now, so that runs of long ago are still told apart.
 
+use super::busy::because;
 use super::columns::{spaces, width};
 use super::locale::Charset;
+use super::table::who;
 use super::time::{self, span};
 use super::{Coloured, escaped};
 use crate::cli::Color;
@@ -40,8 +42,8 @@ pub fn how(end: &LoggedEnd) -> String {
 }
 
 /// The colour of an end.
-fn colour(end: &LoggedEnd) -> Option<&'static str> {
-    match (end.outcome, end.job) {
+pub fn colour(outcome: Outcome, job: Option<Ended>) -> Option<&'static str> {
+    match (outcome, job) {
         (Outcome::Released, Some(Ended::Code(0))) => Some("\x1b[32m"),
         (Outcome::Released, Some(_)) => Some("\x1b[31m"),
         (Outcome::Released, None) => None,
@@ -53,10 +55,7 @@ fn colour(end: &LoggedEnd) -> Option<&'static str> {
 
 /// The text in the colour of an end.
 fn painted(text: &str, end: &LoggedEnd, look: Look) -> String {
-    match colour(end) {
-        Some(on) if look.coloured == Coloured::Yes && !text.is_empty() => format!("{on}{text}\x1b[0m"),
-        _ => text.into(),
-    }
+    look.coloured.paint(text, colour(end.outcome, end.job))
 }
 
 fn held(end: &LoggedEnd) -> String {
@@ -67,16 +66,8 @@ fn waited(end: &LoggedEnd) -> String {
     if end.waited == 0 { "-".into() } else { span(Duration::from_millis(end.waited)) }
 }
 
-fn holder(end: &LoggedEnd) -> String {
-    escaped(&format!("{}@{} {}", end.owner.user, end.owner.host, end.owner.pid)).into_owned()
-}
-
 fn command(end: &LoggedEnd) -> String {
-    let text = match &end.owner.reason {
-        Some(reason) => format!("{} ({reason})", end.owner.command),
-        None => end.owner.command.clone(),
-    };
-    escaped(&text).into_owned()
+    escaped(&format!("{}{}", end.owner.command, because(&end.owner))).into_owned()
 }
 
 /// One column of the picture: what it is called, what stands in it, and how wide it is.
@@ -109,7 +100,7 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
     let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN));
     room = room.saturating_sub(shown.iter().map(|column| column.width + GAP).sum());
     let optional = [
-        (Column::new("HOLDER", log, holder), 8, 30),
+        (Column::new("HOLDER", log, |end| who(&end.owner)), 8, 30),
         (Column::new("WAITED", log, waited), 6, 6),
         (Column::new("COMMAND", log, command), 12, 40),
     ];
@@ -161,11 +152,9 @@ const HEAD: [&str; 8] = ["STARTED", "ENDED", "WAITED", "HELD", "END", "HOLDER", 
 pub fn table(log: &[LoggedEnd], look: Look) -> String {
     let mut rows = vec![HEAD.map(String::from)];
     rows.extend(log.iter().map(|end| {
-        let by =
-            end.by.as_ref().map(|by| escaped(&format!("{}@{} {}", by.user, by.host, by.pid)).into_owned());
-        let by = by.unwrap_or_else(|| "-".into());
+        let by = end.by.as_ref().map_or_else(|| "-".into(), who);
         let (since, ended) = (time::whole(end.since), time::whole(end.ended));
-        [since, ended, waited(end), held(end), how(end), holder(end), by, command(end)]
+        [since, ended, waited(end), held(end), how(end), who(&end.owner), by, command(end)]
     }));
     let mut widths = [0; HEAD.len()];
     for row in &rows {

@@ -3,6 +3,7 @@
 //! the fields; adding one is a minor change, anything else a major one.
 
 use super::time::{millis, utc};
+use crate::error::Error;
 use crate::exit::Ended;
 use crate::law::{Holder, LoggedEnd, Outcome, State};
 use crate::lock::{Fence, Mode, Owner};
@@ -11,23 +12,27 @@ use serde::Serialize;
 use std::fmt::Write as _;
 
 /// What `status --json` prints: an array, also for one key.
-pub fn status(views: &[View]) -> serde_json::Result<String> {
+pub fn status(views: &[View]) -> Result<String, Error> {
     pretty(&views.iter().map(Lock::of).collect::<Vec<_>>())
 }
 
 /// What `history --json` prints: an array, the newest end first.
-pub fn history(log: &[LoggedEnd]) -> serde_json::Result<String> {
+pub fn history(log: &[LoggedEnd]) -> Result<String, Error> {
     pretty(&log.iter().map(LastRun::of).collect::<Vec<_>>())
 }
 
 /// A value as JSON for people to look at, too, safe to show on a terminal.
-pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
-    Ok(tamed(&serde_json::to_string_pretty(value)?) + "\n")
+pub fn pretty(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string_pretty(value).map(|json| tamed(&json) + "\n").map_err(internal)
 }
 
 /// A value as JSON in one line, safe to show on a terminal.
-pub fn line(value: &impl Serialize) -> serde_json::Result<String> {
-    Ok(tamed(&serde_json::to_string(value)?))
+pub fn line(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(value).map(|json| tamed(&json)).map_err(internal)
+}
+
+fn internal(error: serde_json::Error) -> Error {
+    Error::Internal(error.to_string())
 }
 
 /// Escapes what JSON allows and a terminal would act on. Such characters stand in strings only, apart from the line
@@ -46,29 +51,59 @@ fn tamed(json: &str) -> String {
     safe
 }
 
-/// The modes a lock can be held in. The number of slots stands beside it.
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
-enum ModeName {
-    Exclusive,
-    Shared,
-    Slots,
-}
-
-impl From<Mode> for ModeName {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Exclusive => Self::Exclusive,
-            Mode::Shared => Self::Shared,
-            Mode::Slots(_) => Self::Slots,
-        }
+/// A mode as programs read it: its name, and how many slots there are.
+pub fn mode(mode: Mode) -> (&'static str, Option<u32>) {
+    match mode {
+        Mode::Exclusive => ("exclusive", None),
+        Mode::Shared => ("shared", None),
+        Mode::Slots(slots) => ("slots", Some(slots)),
     }
 }
 
-fn slots_of(mode: Mode) -> Option<u32> {
-    match mode {
-        Mode::Slots(slots) => Some(slots),
-        Mode::Exclusive | Mode::Shared => None,
+/// Who it is and what is run; null where nobody knows.
+#[derive(Default, Serialize)]
+pub struct Who<'a> {
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    user: Option<&'a str>,
+    command: Option<&'a str>,
+    reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a Owner> for Who<'a> {
+    fn from(Owner { host, pid, user, command, reason, .. }: &'a Owner) -> Self {
+        let (host, pid, user) = (Some(&**host), Some(*pid), Some(&**user));
+        Self { host, pid, user, command: Some(command), reason: reason.as_deref() }
+    }
+}
+
+#[derive(Serialize)]
+pub struct Person<'a> {
+    host: &'a str,
+    pid: u32,
+    user: &'a str,
+}
+
+impl<'a> From<&'a Owner> for Person<'a> {
+    fn from(Owner { host, pid, user, .. }: &'a Owner) -> Self {
+        Self { host, pid: *pid, user }
+    }
+}
+
+/// How a job ended; null where there was none or nobody knows.
+#[derive(Debug, Default, Serialize)]
+pub struct JobEnd {
+    exit_status: Option<u8>,
+    signal: Option<i32>,
+}
+
+impl From<Option<Ended>> for JobEnd {
+    fn from(job: Option<Ended>) -> Self {
+        match job {
+            Some(Ended::Code(status)) => Self { exit_status: Some(status), signal: None },
+            Some(Ended::Signal(signal)) => Self { exit_status: None, signal: Some(signal) },
+            None => Self::default(),
+        }
     }
 }
 
@@ -76,7 +111,7 @@ fn slots_of(mode: Mode) -> Option<u32> {
 struct Lock<'a> {
     key: &'a str,
     state: State,
-    mode: Option<ModeName>,
+    mode: Option<&'static str>,
     slots: Option<u32>,
     fence: Option<Fence>,
     holders: Vec<Holds<'a>>,
@@ -84,13 +119,10 @@ struct Lock<'a> {
     last_run: Option<LastRun<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Holds<'a> {
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    user: Option<&'a str>,
-    command: Option<&'a str>,
-    reason: Option<&'a str>,
+    #[serde(flatten)]
+    who: Who<'a>,
     slot: Option<u32>,
     fence: Option<Fence>,
     acquired_at: Option<String>,
@@ -101,10 +133,9 @@ struct Holds<'a> {
 
 #[derive(Serialize)]
 struct Waits<'a> {
-    host: &'a str,
-    pid: u32,
-    user: &'a str,
-    mode: ModeName,
+    #[serde(flatten)]
+    who: Person<'a>,
+    mode: &'static str,
     slots: Option<u32>,
     waiting_ms: u64,
 }
@@ -112,49 +143,32 @@ struct Waits<'a> {
 #[derive(Serialize)]
 struct LastRun<'a> {
     outcome: Outcome,
-    host: &'a str,
-    pid: u32,
-    user: &'a str,
-    command: &'a str,
-    reason: Option<&'a str>,
+    #[serde(flatten)]
+    who: Who<'a>,
     fence: Fence,
     acquired_at: String,
     ended_at: String,
     held_ms: u64,
     waited_ms: u64,
-    exit_status: Option<u8>,
-    signal: Option<i32>,
+    #[serde(flatten)]
+    job: JobEnd,
     forced_by: Option<Person<'a>>,
-}
-
-#[derive(Serialize)]
-struct Person<'a> {
-    host: &'a str,
-    pid: u32,
-    user: &'a str,
 }
 
 impl<'a> Lock<'a> {
     fn of(view: &'a View) -> Self {
         let foreign = view.foreign.as_ref().map(|foreign| Holds {
-            host: None,
-            pid: None,
-            user: None,
-            command: None,
-            reason: None,
-            slot: None,
-            fence: None,
-            acquired_at: None,
-            held_ms: None,
             lease_ms: foreign.left.map(millis),
             foreign: true,
+            ..Holds::default()
         });
-        let mode = view.mode.or_else(|| view.waiters.first().map(|waiter| waiter.mode));
+        let wanted = || view.waiters.first().map(|waiter| waiter.mode);
+        let (mode, slots) = view.mode.or_else(wanted).map(mode).unzip();
         Self {
             key: view.name.key(),
             state: view.state,
-            mode: mode.map(ModeName::from),
-            slots: mode.and_then(slots_of),
+            mode,
+            slots: slots.flatten(),
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().map(Waits::of).collect(),
@@ -165,13 +179,8 @@ impl<'a> Lock<'a> {
 
 impl<'a> Holds<'a> {
     fn of(holder: &'a Holder) -> Self {
-        let Owner { host, pid, user, command, reason, .. } = &holder.owner;
         Self {
-            host: Some(host),
-            pid: Some(*pid),
-            user: Some(user),
-            command: Some(command),
-            reason: reason.as_deref(),
+            who: (&holder.owner).into(),
             slot: holder.slot,
             fence: Some(holder.fence),
             acquired_at: Some(utc(holder.since)),
@@ -184,35 +193,23 @@ impl<'a> Holds<'a> {
 
 impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
-        let Owner { host, pid, user, .. } = &waiter.owner;
-        let (mode, slots) = (waiter.mode.into(), slots_of(waiter.mode));
-        Self { host, pid: *pid, user, mode, slots, waiting_ms: millis(waiter.waiting) }
+        let (mode, slots) = mode(waiter.mode);
+        Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting) }
     }
 }
 
 impl<'a> LastRun<'a> {
     fn of(end: &'a LoggedEnd) -> Self {
-        let Owner { host, pid, user, command, reason, .. } = &end.owner;
-        let (exit_status, signal) = match end.job {
-            Some(Ended::Code(status)) => (Some(status), None),
-            Some(Ended::Signal(signal)) => (None, Some(signal)),
-            None => (None, None),
-        };
         Self {
             outcome: end.outcome,
-            host,
-            pid: *pid,
-            user,
-            command,
-            reason: reason.as_deref(),
+            who: (&end.owner).into(),
             fence: end.fence,
             acquired_at: utc(end.since),
             ended_at: utc(end.ended),
             held_ms: end.ended.saturating_sub(end.since),
             waited_ms: end.waited,
-            exit_status,
-            signal,
-            forced_by: end.by.as_ref().map(|by| Person { host: &by.host, pid: by.pid, user: &by.user }),
+            job: end.job.into(),
+            forced_by: end.by.as_ref().map(Person::from),
         }
     }
 }

@@ -42,20 +42,14 @@ pub enum Room {
     Columns(usize),
 }
 
-/// The voice of a waiter.
-#[derive(Debug)]
+/// The voice of a waiter: the line about waiting, and what is said beside it.
 pub struct Waiter {
     printer: Printer,
     place: Medium,
     next: Moment,
-    announced: Announced,
-}
-
-/// Whether a log says that somebody waits, so that it should also say when that is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Announced {
-    No,
-    Yes,
+    /// Whether a log says that somebody waits, so that it should also say when that is over.
+    announced: bool,
+    text: Option<Box<dyn Fn(Room) -> String>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,43 +75,53 @@ impl Waiter {
         } else {
             (Medium::Log, since.after(FIRST))
         };
-        Self { printer: printer.clone(), place, next, announced: Announced::No }
+        Self { printer: printer.clone(), place, next, announced: false, text: None }
     }
 
     /// Whether it has said somewhere, where it stays, that it waits.
     pub fn has_announced(&self) -> bool {
-        self.announced == Announced::Yes
+        self.announced
     }
 
-    /// Somebody else has said so.
-    pub fn announce(&mut self) {
-        if self.place == Medium::Log {
-            self.announced = Announced::Yes;
-        }
+    /// Says that it waits, because of something else than the lock.
+    pub fn announce(&mut self, text: &str) {
+        self.speak(Kind::Warning, text);
+        self.announced |= self.place == Medium::Log;
     }
 
-    /// When there will be something to say again.
-    pub fn next(&self) -> Moment {
-        self.next
+    /// Says a line, and takes the one about waiting away before.
+    pub fn speak(&mut self, kind: Kind, text: &str) {
+        self.clear();
+        self.printer.say(kind, text);
     }
 
-    /// Has the line said again at once, if it stands.
-    pub fn hurry(&mut self) {
+    /// When there will be something to say again; never before there was anything.
+    pub fn next(&self) -> Option<Moment> {
+        self.text.as_ref().map(|_| self.next)
+    }
+
+    /// The terminal has another width: has the line said again at once, if it stands.
+    pub fn resized(&mut self) {
         if let Medium::Line(_) = self.place {
             self.next = Moment::now();
         }
+        self.go_on();
     }
 
-    /// Says it, if it is time; `text` is asked for only then.
-    pub fn say(&mut self, text: impl FnOnce(Room) -> String) {
-        if !self.next.passed() {
-            return;
-        }
+    /// What there is to say from now on, whenever it is time.
+    pub fn waits(&mut self, text: impl Fn(Room) -> String + 'static) {
+        self.text = Some(Box::new(text));
+        self.go_on();
+    }
+
+    /// Says what there is to say, if it is time.
+    pub fn go_on(&mut self) {
+        let Some(text) = self.text.as_ref().filter(|_| self.next.passed()) else { return };
         match self.place {
             Medium::Nowhere => {}
             Medium::Log => {
                 self.printer.say(Kind::Note, &text(Room::Endless));
-                self.announced = Announced::Yes;
+                self.announced = true;
                 self.next = Moment::now().after(THEN);
             }
             Medium::Terminal | Medium::Line(_) => {
@@ -193,6 +197,8 @@ fn fitting(text: &str, columns: usize) -> String {
 mod tests {
     use super::*;
     use crate::config::Verbosity;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
     #[test]
     fn a_line_fits() {
@@ -209,17 +215,19 @@ mod tests {
         let printer = Printer { verbosity: Verbosity::Normal, ..quiet.clone() };
         let now = Moment::now();
         let mut waiter = Waiter::new(&printer, now);
-        waiter.say(|_| unreachable!("too early"));
-        assert_eq!(waiter.next(), now.after(FIRST));
-        let mut spoken = false;
+        waiter.waits(|_| unreachable!("too early"));
+        assert_eq!(waiter.next(), Some(now.after(FIRST)));
+        let spoken = Rc::new(Cell::new(false));
+        let said = spoken.clone();
         let mut waiter = Waiter::new(&printer, now.before(FIRST));
-        waiter.say(|room| {
+        waiter.waits(move |room| {
             assert_eq!(room, Room::Endless);
-            spoken = true;
+            said.set(true);
             "waiting".into()
         });
-        assert!(spoken && waiter.has_announced() && waiter.next() > Moment::now().after(THEN / 2));
+        assert!(spoken.get() && waiter.has_announced());
+        assert!(waiter.next() > Some(Moment::now().after(THEN / 2)));
         let mut silent = Waiter::new(&quiet, now.before(FIRST));
-        silent.say(|_| unreachable!("quiet"));
+        silent.waits(|_| unreachable!("quiet"));
     }
 }

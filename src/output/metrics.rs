@@ -7,6 +7,7 @@ use super::time::millis;
 use crate::law::stat::{BOUNDS, Histogram, Stat};
 use crate::law::{Outcome, State};
 use crate::store::View;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What is told of one lock.
@@ -41,7 +42,8 @@ impl Sample {
 #[derive(Debug, Default)]
 pub struct Exposition {
     most: usize,
-    shown: Vec<Sample>,
+    /// The first by name, by key.
+    shown: BTreeMap<String, Sample>,
     /// The sum; its key says nothing.
     all: Sample,
     keys: u64,
@@ -58,58 +60,61 @@ impl Exposition {
         self.all.holders += sample.holders;
         self.all.waiters += sample.waiters;
         sum(&mut self.all.stat, &sample.stat);
-        if self.shown.len() < self.most {
-            self.shown.push(sample);
+        self.shown.insert(sample.key.clone(), sample);
+        if self.shown.len() > self.most {
+            self.shown.pop_last();
         }
     }
 
     pub fn text(&self) -> String {
-        let mut text = Text { text: String::new(), page: self };
-        text.counter("grants_total", "Times that the lock was granted.", |stat| stat.waited.count());
-        text.counter("busy_total", "Refusals of those that did not wait.", |stat| stat.busy);
-        text.counter("given_up_total", "Waiters that left the queue without the lock.", |stat| stat.given_up);
-        text.family("jobs_total", "counter", "Jobs that ended, by result.", |lock, text, name| {
-            text.sample(name, &lock.with("result", "succeeded"), &lock.stat.succeeded.to_string());
-            text.sample(name, &lock.with("result", "failed"), &lock.stat.failed.to_string());
+        let mut text = String::new();
+        let mut family = |name, kind, help, points: &dyn Fn(&Sample) -> Vec<Point>| {
+            each(&mut text, &format!("dlock_{name}"), kind, help, self.shown.values(), points);
+            let help = format!("{help} All locks together.");
+            each(&mut text, &format!("dlock_all_{name}"), kind, &help, [&self.all], points);
+        };
+        family("grants_total", "counter", "Times that the lock was granted.", &|lock| {
+            count(lock.stat.waited.count())
         });
-        text.family("ends_total", "counter", "Holds that ended, by outcome.", |lock, text, name| {
-            // All of them always, so that an alert needs no absent series.
-            for outcome in Outcome::ALL {
-                let count = lock.stat.ends.get(&outcome).copied().unwrap_or_default();
-                text.sample(name, &lock.with("outcome", outcome.word()), &count.to_string());
-            }
+        family("busy_total", "counter", "Refusals of those that did not wait.", &|lock| {
+            count(lock.stat.busy)
         });
-        text.histogram("wait_seconds", "How long was waited for the grants.", |stat| &stat.waited);
-        text.histogram("hold_seconds", "How long the holds that ended had lasted.", |stat| &stat.held);
-        text.gauge("holders", "Holders now.", |sample| Some(sample.holders.to_string()));
-        text.gauge("queue_length", "Waiters now.", |sample| Some(sample.waiters.to_string()));
-        text.lease();
-        text.family(
-            "last_end_timestamp_seconds",
-            "gauge",
-            "When a hold last ended so, by outcome.",
-            |lock, text, name| {
-                for outcome in Outcome::ALL {
-                    if let Some(at) = lock.stat.last.get(&outcome) {
-                        text.sample(name, &lock.with("outcome", outcome.word()), &seconds(*at));
-                    }
-                }
-            },
-        );
-        text.gauge(
-            "last_success_timestamp_seconds",
-            "When a job last ended by itself with status 0.",
-            |sample| sample.stat.last_success.map(seconds),
-        );
-        text.gauge("last_failure_timestamp_seconds", "When a job last ended otherwise.", |sample| {
-            sample.stat.last_failure.map(seconds)
+        family("given_up_total", "counter", "Waiters that left the queue without the lock.", &|lock| {
+            count(lock.stat.given_up)
         });
-        let hidden = self.keys - self.shown.len() as u64;
-        text.head("dlock_keys", "gauge", "Locks that are counted.");
-        text.sample("dlock_keys", "", &self.keys.to_string());
-        text.head("dlock_keys_not_shown", "gauge", "Locks that are counted in the sum only (--max-keys).");
-        text.sample("dlock_keys_not_shown", "", &hidden.to_string());
-        text.text
+        family("jobs_total", "counter", "Jobs that ended, by result.", &|Sample { stat, .. }| {
+            [("succeeded", stat.succeeded), ("failed", stat.failed)]
+                .map(|(result, count)| ("", Some(("result", result.into())), count.to_string()))
+                .into()
+        });
+        // All of them always, so that an alert needs no absent series.
+        family("ends_total", "counter", "Holds that ended, by outcome.", &|lock| {
+            by_outcome(|outcome| Some(lock.stat.ends.get(&outcome).copied().unwrap_or_default().to_string()))
+        });
+        family("wait_seconds", "histogram", "How long was waited for the grants.", &|lock| {
+            histogram(&lock.stat.waited)
+        });
+        family("hold_seconds", "histogram", "How long the holds that ended had lasted.", &|lock| {
+            histogram(&lock.stat.held)
+        });
+        family("holders", "gauge", "Holders now.", &|lock| count(lock.holders));
+        family("queue_length", "gauge", "Waiters now.", &|lock| count(lock.waiters));
+        family("last_end_timestamp_seconds", "gauge", "When a hold last ended so, by outcome.", &|lock| {
+            by_outcome(|outcome| lock.stat.last.get(&outcome).copied().map(seconds))
+        });
+        let success = "When a job last ended by itself with status 0.";
+        family("last_success_timestamp_seconds", "gauge", success, &|lock| time(lock.stat.last_success));
+        let failure = "When a job last ended otherwise.";
+        family("last_failure_timestamp_seconds", "gauge", failure, &|lock| time(lock.stat.last_failure));
+        // Of no use in sum.
+        let (lease, shown) =
+            ("What is left of the lease; of several holders the longest.", self.shown.values());
+        each(&mut text, "dlock_lease_left_seconds", "gauge", lease, shown, &|lock| time(lock.lease));
+        let (none, hidden) = ([&Sample::default()], self.keys.saturating_sub(self.shown.len() as u64));
+        each(&mut text, "dlock_keys", "gauge", "Locks that are counted.", none, &|_| count(self.keys));
+        let help = "Locks that are counted in the sum only (--max-keys).";
+        each(&mut text, "dlock_keys_not_shown", "gauge", help, none, &|_| count(hidden));
+        text
     }
 }
 
@@ -140,100 +145,54 @@ fn sum(all: &mut Stat, one: &Stat) {
     all.last_failure = all.last_failure.max(one.last_failure);
 }
 
-/// One lock, or the sum, with the labels that name it.
-struct Lock<'a> {
-    stat: &'a Stat,
-    labels: &'a str,
-}
+/// One line of a family: what stands behind its name, the label beside that of the lock, the value.
+type Point = (&'static str, Option<(&'static str, String)>, String);
 
-impl Lock<'_> {
-    fn with(&self, label: &str, value: &str) -> String {
-        let comma = if self.labels.is_empty() { "" } else { "," };
-        format!("{}{comma}{label}=\"{value}\"", self.labels)
-    }
-}
-
-struct Text<'a> {
-    text: String,
-    page: &'a Exposition,
-}
-
-impl Text<'_> {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _infallible = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: &str) {
-        let _infallible = match labels {
-            "" => writeln!(self.text, "{name} {value}"),
-            labels => writeln!(self.text, "{name}{{{labels}}} {value}"),
-        };
-    }
-
-    /// The same for each lock, and for the sum.
-    fn each(
-        &mut self,
-        name: &str,
-        kind: &str,
-        help: &str,
-        mut samples: impl FnMut(&Sample, &str, &mut Self, &str),
-    ) {
-        let page = self.page;
-        let own = format!("dlock_{name}");
-        self.head(&own, kind, help);
-        for sample in &page.shown {
-            samples(sample, &format!("key=\"{}\"", label(&sample.key)), self, &own);
-        }
-        let sum = format!("dlock_all_{name}");
-        self.head(&sum, kind, &format!("{help} All locks together."));
-        samples(&page.all, "", self, &sum);
-    }
-
-    fn family(&mut self, name: &str, kind: &str, help: &str, samples: impl Fn(&Lock<'_>, &mut Self, &str)) {
-        self.each(name, kind, help, |sample, labels, text, name| {
-            samples(&Lock { stat: &sample.stat, labels }, text, name);
-        });
-    }
-
-    fn counter(&mut self, name: &str, help: &str, count: impl Fn(&Stat) -> u64) {
-        self.family(name, "counter", help, |lock, text, name| {
-            text.sample(name, lock.labels, &count(lock.stat).to_string());
-        });
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&Sample) -> Option<String>) {
-        self.each(name, "gauge", help, |sample, labels, text, name| {
-            if let Some(value) = value(sample) {
-                text.sample(name, labels, &value);
-            }
-        });
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, of: impl Fn(&Stat) -> &Histogram) {
-        self.family(name, "histogram", help, |lock, text, name| {
-            let histogram = of(lock.stat);
-            let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(["+Inf".to_owned()]);
-            let mut below = 0_u64;
-            for (bound, count) in bounds.zip(histogram.buckets) {
-                add(&mut below, count);
-                text.sample(&format!("{name}_bucket"), &lock.with("le", &bound), &below.to_string());
-            }
-            text.sample(&format!("{name}_sum"), lock.labels, &seconds(histogram.sum));
-            text.sample(&format!("{name}_count"), lock.labels, &below.to_string());
-        });
-    }
-
-    /// Of no use in sum.
-    fn lease(&mut self) {
-        let page = self.page;
-        let name = "dlock_lease_left_seconds";
-        self.head(name, "gauge", "What is left of the lease; of several holders the longest.");
-        for sample in &page.shown {
-            if let Some(left) = sample.lease {
-                self.sample(name, &format!("key=\"{}\"", label(&sample.key)), &seconds(left));
-            }
+/// The same for each lock. The sum of all has no key.
+fn each<'a>(
+    text: &mut String,
+    name: &str,
+    kind: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = &'a Sample>,
+    points: &dyn Fn(&Sample) -> Vec<Point>,
+) {
+    let _infallible = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for sample in samples {
+        let key = (!sample.key.is_empty()).then(|| ("key", label(&sample.key)));
+        for (suffix, own, value) in points(sample) {
+            let labels = key.iter().chain(&own).map(|(label, value)| format!("{label}=\"{value}\""));
+            let _infallible = match &*labels.collect::<Vec<_>>().join(",") {
+                "" => writeln!(text, "{name}{suffix} {value}"),
+                labels => writeln!(text, "{name}{suffix}{{{labels}}} {value}"),
+            };
         }
     }
+}
+
+fn count(count: u64) -> Vec<Point> {
+    vec![("", None, count.to_string())]
+}
+
+fn time(ms: Option<u64>) -> Vec<Point> {
+    ms.map(|ms| ("", None, seconds(ms))).into_iter().collect()
+}
+
+fn by_outcome(value: impl Fn(Outcome) -> Option<String>) -> Vec<Point> {
+    let point = |outcome: Outcome| Some(("", Some(("outcome", outcome.word().into())), value(outcome)?));
+    Outcome::ALL.into_iter().filter_map(point).collect()
+}
+
+fn histogram(histogram: &Histogram) -> Vec<Point> {
+    let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(["+Inf".to_owned()]);
+    let mut below = 0_u64;
+    let mut points = Vec::new();
+    for (bound, count) in bounds.zip(histogram.buckets) {
+        add(&mut below, count);
+        points.push(("_bucket", Some(("le", bound)), below.to_string()));
+    }
+    points.extend([("_sum", None, seconds(histogram.sum)), ("_count", None, below.to_string())]);
+    points
 }
 
 /// A label's value: what acts on a terminal is escaped, then what the format gives a meaning. A key that has the escape

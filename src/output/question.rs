@@ -1,6 +1,7 @@
 //! How is a person asked? On the terminal, by one line that ends with `[y/N]`; only a yes is a yes.
 
 use super::{escaped, send};
+use crate::error::Error;
 use rustix::stdio::{stderr, stdin};
 use rustix::termios::isatty;
 use std::io;
@@ -20,13 +21,14 @@ pub fn can_be_asked() -> bool {
 }
 
 /// Asks a question that yes or no answers.
-pub fn ask(question: &str) -> io::Result<Answer> {
+pub fn ask(question: &str) -> Result<Answer, Error> {
     if !can_be_asked() {
         return Ok(Answer::Nobody);
     }
     send(&format!("dlock: {} [y/N] ", escaped(question)));
     let mut line = String::new();
-    if io::stdin().read_line(&mut line)? == 0 {
+    let read = io::stdin().read_line(&mut line);
+    if read.map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))? == 0 {
         send("\n");
     }
     let yes = matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes");

@@ -2,7 +2,7 @@
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
 use super::columns::{broken, padded};
-use super::table::{Width, last, paint, state, who};
+use super::table::{Width, colour, last, who};
 use super::time::{local, span};
 use super::{Coloured, escaped};
 use crate::law::{Holder, State};
@@ -23,12 +23,10 @@ pub struct Scope {
 
 impl Scope {
     fn words(&self) -> String {
-        let prefix = if self.prefix.is_empty() {
-            "without a prefix".into()
-        } else {
-            format!("under the prefix {}", self.prefix)
-        };
-        format!("{prefix} in {}", self.store)
+        match &*self.prefix {
+            "" => format!("without a prefix in {}", self.store),
+            prefix => format!("under the prefix {prefix} in {}", self.store),
+        }
     }
 
     /// What there is to say where no lock is to be shown; `patterns` are what was asked for, if anything.
@@ -50,8 +48,8 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
     }
     let mut lines = Lines { text: String::new(), width };
     lines.add(0, "key", view.name.key());
-    let word = state(view.state);
-    let painted = paint(word, coloured).map_or(word.into(), |on| format!("{on}{word}\x1b[0m"));
+    let word = view.state.word();
+    let painted = coloured.paint(word, colour(word));
     lines.text.push_str(&format!("{}{painted}\n", padded("state", LABEL)));
     match view.mode {
         Some(Mode::Slots(slots)) => {
@@ -90,18 +88,8 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
     if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
         lines.add(0, "fence", &fence.to_string());
     }
-    lines.add(
-        0,
-        "store",
-        &format!(
-            "{}, {}",
-            place.store,
-            match place.prefix.as_str() {
-                "" => "without a prefix".into(),
-                prefix => format!("prefix {prefix}"),
-            }
-        ),
-    );
+    let prefix = if place.prefix.is_empty() { "without a " } else { "" };
+    lines.add(0, "store", format!("{}, {prefix}prefix {}", place.store, place.prefix).trim_end());
     lines.text
 }
 

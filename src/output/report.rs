@@ -3,7 +3,8 @@
 //! a major one. There is no time of day in it: the store's clock decides about a lock, and a run that never reached the
 //! store has only this machine's.
 
-use super::json;
+use super::json::{self, JobEnd};
+use crate::error::Error;
 use crate::lock::Fence;
 use serde::Serialize;
 
@@ -16,10 +17,9 @@ pub struct Report<'a> {
     pub status: u8,
     /// Whether the command was started.
     pub started: bool,
-    /// The command's exit status.
-    pub exit_status: Option<u8>,
-    /// The signal that the command died of, or dlock while it waited.
-    pub signal: Option<i32>,
+    /// How the job ended; of a dlock that was interrupted before, the signal.
+    #[serde(flatten)]
+    pub job: JobEnd,
     /// How the lock was lost.
     pub lost: Option<HowLost>,
     /// The first key.
@@ -82,6 +82,6 @@ pub enum HowLost {
 }
 
 /// The report as it is written.
-pub fn text(report: &Report<'_>) -> serde_json::Result<String> {
+pub fn text(report: &Report<'_>) -> Result<String, Error> {
     Ok(json::line(report)? + "\n")
 }

@@ -19,18 +19,10 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 /// Stdout, as a screen. Left when dropped.
 #[derive(Debug, Default)]
 pub struct Screen {
-    page: Shows,
+    /// Whether the terminal shows the page.
+    shown: bool,
     /// How the keyboard was, while it is ours.
     keyboard: Option<Termios>,
-}
-
-/// Which page the terminal shows.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Shows {
-    /// The one it had.
-    #[default]
-    Theirs,
-    Ours,
 }
 
 impl Screen {
@@ -50,20 +42,20 @@ impl Screen {
         if !is_in_front(stdout()) {
             return Ok(());
         }
-        if self.page == Shows::Theirs {
+        if !self.shown {
             self.listen();
         }
         let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
-        let mut text = if self.page == Shows::Theirs { ENTER } else { "" }.to_owned();
-        self.page = Shows::Ours;
+        let mut text = if !self.shown { ENTER } else { "" }.to_owned();
+        self.shown = true;
         text.push_str(&redrawn(&shown(page, if rows == 0 { 24 } else { rows })));
         print(&text)
     }
 
     /// Gives the terminal back as it was. The next [`Screen::draw`] takes it again.
     pub fn leave(&mut self) {
-        if self.page == Shows::Ours {
-            self.page = Shows::Theirs;
+        if self.shown {
+            self.shown = false;
             // Where it cannot be written to any more, there is nothing to give back.
             print(LEAVE).ok();
             if let Some(modes) = self.keyboard.take()

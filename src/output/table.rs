@@ -3,7 +3,8 @@
 //! not fit side by side they stand below each other. A lock's rows say once what they have in common. Into a pipe all
 //! of it goes, and each row says all. What comes from the store is escaped cell by cell. One lock alone is in `record`.
 
-use super::columns::{broken, padded, width};
+use super::busy::because;
+use super::columns::{broken, padded, spaces, width};
 use super::history::how;
 use super::locale::Charset;
 use super::time::{local, span};
@@ -190,12 +191,9 @@ impl Layout {
                 continue;
             }
             let cell = cut(cell, width);
-            let (on, off) = match paint(&cell, coloured) {
-                Some(on) if column == STATE => (on, "\x1b[0m"),
-                _ => ("", ""),
-            };
-            let pad = padded("", width.saturating_sub(self::width(&cell)) + GAP);
-            line.push_str(&format!("{on}{cell}{off}{pad}"));
+            let on = if column == STATE { colour(&cell) } else { None };
+            line.push_str(&coloured.paint(&cell, on));
+            line.push_str(&spaces(width.saturating_sub(self::width(&cell)) + GAP));
         }
         let beside = Some(line).filter(|line| !line.trim().is_empty());
         below(KEY, 0).chain(beside).chain(below(HOLDER, 2 * INDENT)).collect()
@@ -224,23 +222,12 @@ fn cut(cell: &str, room: usize) -> String {
 }
 
 /// The colour of a state.
-pub(super) fn paint(state: &str, coloured: Coloured) -> Option<&'static str> {
-    match (coloured, state) {
-        (Coloured::No, _) => None,
-        (Coloured::Yes, "held") => Some("\x1b[32m"),
-        (Coloured::Yes, "cooling") => Some("\x1b[33m"),
-        (Coloured::Yes, "revoked") => Some("\x1b[31m"),
-        (Coloured::Yes, _) => None,
-    }
-}
-
-/// The word for a state.
-pub(super) fn state(state: State) -> &'static str {
+pub(super) fn colour(state: &str) -> Option<&'static str> {
     match state {
-        State::Held => "held",
-        State::Free => "free",
-        State::Cooling => "cooling",
-        State::Revoked => "revoked",
+        "held" => Some("\x1b[32m"),
+        "cooling" => Some("\x1b[33m"),
+        "revoked" => Some("\x1b[31m"),
+        _ => None,
     }
 }
 
@@ -289,13 +276,11 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command = holder.map_or_else(dash, |holder| match &holder.owner.reason {
-        Some(reason) => format!("{} ({reason})", holder.owner.command),
-        None => holder.owner.command.clone(),
-    });
+    let command =
+        holder.map_or_else(dash, |Holder { owner, .. }| format!("{}{}", owner.command, because(owner)));
     let cells = [
         escaped(view.name.key()).into_owned(),
-        state(view.state).into(),
+        view.state.word().into(),
         mode,
         who,
         since_ago,

@@ -1,8 +1,9 @@
 //! How are times shown? Local time and rounded spans to people, RFC 3339 in UTC and whole milliseconds to programs.
 //! All times come in as milliseconds since 1970; nothing is compared with this machine's clock.
 
-use jiff::Timestamp;
+pub use crate::law::millis;
 use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
 use std::time::Duration;
 
 /// A span as people say it: two units at most.
@@ -21,8 +22,6 @@ pub fn span(span: Duration) -> String {
 
 /// A local time: the time of day, with the date before it where that is not the date of `now`.
 pub fn local(at: u64, now: u64) -> String {
-    let zone = TimeZone::system();
-    let zoned = |at| stamp(at).to_zoned(zone.clone());
     let (at, now) = (zoned(at), zoned(now));
     let form = if at.date() == now.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
     at.strftime(form).to_string()
@@ -30,14 +29,12 @@ pub fn local(at: u64, now: u64) -> String {
 
 /// A local time, with its date.
 pub fn whole(at: u64) -> String {
-    stamp(at).to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string()
+    zoned(at).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// A local time in the fewest characters: the time of day alone where `all` are of the day of `now`, else with month
 /// and day.
 pub fn short(at: u64, all: impl IntoIterator<Item = u64>, now: u64) -> String {
-    let zone = TimeZone::system();
-    let zoned = |at| stamp(at).to_zoned(zone.clone());
     let today = zoned(now).date();
     let form =
         if all.into_iter().all(|at| zoned(at).date() == today) { "%H:%M:%S" } else { "%m-%d %H:%M:%S" };
@@ -66,7 +63,7 @@ impl Unit {
 
 /// The label of a mark on a time axis, in local time.
 pub fn label(at: u64, unit: Unit) -> String {
-    let at = stamp(at).to_zoned(TimeZone::system());
+    let at = zoned(at);
     let form = match unit {
         Unit::Second => "%H:%M:%S",
         Unit::Minute if at.hour() == 0 && at.minute() == 0 => "%m-%d",
@@ -100,12 +97,11 @@ pub fn now() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
-/// A span in whole milliseconds.
-pub fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+/// The end of time where a number from a store is beyond it.
+fn zoned(at: u64) -> Zoned {
+    stamp(at).to_zoned(TimeZone::system())
 }
 
-/// The end of time where a number from a store is beyond it.
 fn stamp(at: u64) -> Timestamp {
     i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok()).unwrap_or(Timestamp::MAX)
 }

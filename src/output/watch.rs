@@ -1,22 +1,21 @@
 //! How is an event told? To people as one line, with local time; to programs as one JSON object on a line. docs/watch.md
 //! explains both.
 
-use super::busy::who;
+use super::busy::{because, who};
+use super::json::{JobEnd, Person, Who};
 use super::time::{local, millis, span, utc};
-use super::{Coloured, escaped, json};
+use super::{Coloured, escaped, history, json};
+use crate::error::Error;
 use crate::exit::Ended;
 use crate::law::Outcome;
-use crate::lock::{Fence, Mode, Owner};
+use crate::lock::{Fence, Mode};
 use crate::store::events::{Event, EventKind};
 use serde::Serialize;
 
 /// The line for people; `now` is the store's clock.
 pub fn line(key: &str, event: &Event, now: u64, colours: Coloured) -> String {
     let word = format!("{:<8}", word(event.kind));
-    let word = match (colours, colour(event)) {
-        (Coloured::Yes, Some(colour)) => format!("\x1b[{colour}m{word}\x1b[0m"),
-        _ => word,
-    };
+    let word = colours.paint(&word, colour(event));
     let (time, told) = (local(event.at, now), told(event));
     format!("{time} {word} {}  {}\n", escaped(key), escaped(&told))
 }
@@ -27,30 +26,16 @@ fn word(kind: EventKind) -> &'static str {
         EventKind::Left => "left",
         EventKind::Busy => "busy",
         EventKind::Granted => "granted",
-        EventKind::Released => Outcome::Released.word(),
-        EventKind::Crashed => Outcome::Crashed.word(),
-        EventKind::Timeout => Outcome::Timeout.word(),
-        EventKind::Stopped => Outcome::Stopped.word(),
-        EventKind::Lost => Outcome::Lost.word(),
-        EventKind::Expired => Outcome::Expired.word(),
-        EventKind::Forced => Outcome::Forced.word(),
+        EventKind::Over(outcome) => outcome.word(),
         EventKind::Ended => "ended",
     }
 }
 
-/// The colours of `history`: how it went decides.
-fn colour(event: &Event) -> Option<u8> {
-    match (event.kind, event.job) {
-        (EventKind::Released, Some(Ended::Code(0))) => Some(32),
-        (EventKind::Released, Some(_)) => Some(31),
-        (EventKind::Timeout, _) => Some(31),
-        (EventKind::Crashed | EventKind::Lost | EventKind::Expired, _) => Some(35),
-        (EventKind::Stopped | EventKind::Forced, _) => Some(33),
-        (EventKind::Granted, _) => Some(1),
-        (
-            EventKind::Waiting | EventKind::Left | EventKind::Busy | EventKind::Released | EventKind::Ended,
-            _,
-        ) => None,
+fn colour(event: &Event) -> Option<&'static str> {
+    match event.kind {
+        EventKind::Granted => Some("\x1b[1m"),
+        EventKind::Over(outcome) => history::colour(outcome, event.job),
+        _ => None,
     }
 }
 
@@ -64,7 +49,7 @@ fn told(event: &Event) -> String {
     }
     let mut parts = Vec::new();
     if let Some(owner) = &event.owner {
-        let because = owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let because = because(owner);
         parts.push(format!("{} '{}'{because}", who(owner), owner.command));
     }
     if let (EventKind::Waiting | EventKind::Granted, Some(mode @ (Mode::Shared | Mode::Slots(_)))) =
@@ -89,15 +74,15 @@ fn told(event: &Event) -> String {
         _ => {}
     }
     match (event.kind, event.job) {
-        (EventKind::Crashed, _) => parts.push("its dlock was killed".into()),
-        (EventKind::Timeout, _) => parts.push("it ran for as long as it may".into()),
-        (EventKind::Lost, None) => parts.push("the lock vanished under it".into()),
-        (EventKind::Expired, None) => parts.push("not given back".into()),
+        (EventKind::Over(Outcome::Crashed), _) => parts.push("its dlock was killed".into()),
+        (EventKind::Over(Outcome::Timeout), _) => parts.push("it ran for as long as it may".into()),
+        (EventKind::Over(Outcome::Lost), None) => parts.push("the lock vanished under it".into()),
+        (EventKind::Over(Outcome::Expired), None) => parts.push("not given back".into()),
         (EventKind::Ended, None) => parts.push("the log does not say how".into()),
         _ => {}
     }
     match (event.kind, &event.by) {
-        (EventKind::Forced, Some(by)) => parts.push(format!("taken away by {}", who(by))),
+        (EventKind::Over(Outcome::Forced), Some(by)) => parts.push(format!("taken away by {}", who(by))),
         (_, Some(by)) => parts.push(format!("asked for by {}", who(by))),
         (_, None) => {}
     }
@@ -109,62 +94,36 @@ struct Object<'a> {
     event: &'static str,
     at: String,
     key: &'a str,
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    user: Option<&'a str>,
-    command: Option<&'a str>,
-    reason: Option<&'a str>,
+    #[serde(flatten)]
+    who: Who<'a>,
     mode: Option<&'static str>,
     slots: Option<u32>,
     slot: Option<u32>,
     fence: Option<Fence>,
     waited_ms: Option<u64>,
     held_ms: Option<u64>,
-    exit_status: Option<u8>,
-    signal: Option<i32>,
+    #[serde(flatten)]
+    job: JobEnd,
     by: Option<Person<'a>>,
     count: u64,
 }
 
-#[derive(Serialize)]
-struct Person<'a> {
-    host: &'a str,
-    pid: u32,
-    user: &'a str,
-}
-
 /// The line for programs.
-pub fn object(key: &str, event: &Event) -> serde_json::Result<String> {
-    let owner = event.owner.as_ref();
-    let (exit_status, signal) = match event.job {
-        Some(Ended::Code(status)) => (Some(status), None),
-        Some(Ended::Signal(signal)) => (None, Some(signal)),
-        None => (None, None),
-    };
-    let (mode, slots) = match event.mode {
-        None => (None, None),
-        Some(Mode::Exclusive) => (Some("exclusive"), None),
-        Some(Mode::Shared) => (Some("shared"), None),
-        Some(Mode::Slots(slots)) => (Some("slots"), Some(slots)),
-    };
+pub fn object(key: &str, event: &Event) -> Result<String, Error> {
+    let (mode, slots) = event.mode.map(json::mode).unzip();
     let line = json::line(&Object {
         event: word(event.kind),
         at: utc(event.at),
         key,
-        host: owner.map(|owner| &*owner.host),
-        pid: owner.map(|owner| owner.pid),
-        user: owner.map(|owner| &*owner.user),
-        command: owner.map(|owner| &*owner.command),
-        reason: owner.and_then(|owner| owner.reason.as_deref()),
+        who: event.owner.as_ref().map(Who::from).unwrap_or_default(),
         mode,
-        slots,
+        slots: slots.flatten(),
         slot: event.slot,
         fence: event.fence,
         waited_ms: event.waited.map(millis),
         held_ms: event.held.map(millis),
-        exit_status,
-        signal,
-        by: event.by.as_ref().map(|Owner { host, pid, user, .. }| Person { host, pid: *pid, user }),
+        job: event.job.into(),
+        by: event.by.as_ref().map(Person::from),
         count: event.count,
     })?;
     Ok(line + "\n")

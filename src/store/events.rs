@@ -20,20 +20,8 @@ pub enum EventKind {
     Busy,
     /// Somebody has the lock, and knows.
     Granted,
-    /// A hold was given back.
-    Released,
-    /// Its dlock was killed; the guard stopped the job and gave the lock back.
-    Crashed,
-    /// The job was stopped because it had run for as long as it may.
-    Timeout,
-    /// The job was stopped because an operator asked for it.
-    Stopped,
-    /// The lock vanished under its holder.
-    Lost,
-    /// A lease ran out, or its holder is dead.
-    Expired,
-    /// An operator took the lock away.
-    Forced,
+    /// A hold is over, and this is how.
+    Over(Outcome),
     /// A hold is over, and the log that would say how no longer reaches back to it.
     Ended,
 }
@@ -171,27 +159,16 @@ fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     let is_news = |end: &&LoggedEnd| {
         logged(old, end.fence).is_none() && (held(old, end.fence).is_some() || is_later(old, end.fence))
     };
-    new.log.iter().filter(is_news).map(|end| {
-        let kind = match end.outcome {
-            Outcome::Released => EventKind::Released,
-            Outcome::Crashed => EventKind::Crashed,
-            Outcome::Timeout => EventKind::Timeout,
-            Outcome::Stopped => EventKind::Stopped,
-            Outcome::Expired => EventKind::Expired,
-            Outcome::Lost => EventKind::Lost,
-            Outcome::Forced => EventKind::Forced,
-        };
-        Event {
-            owner: Some(end.owner.clone()),
-            slot: held(old, end.fence).and_then(|holder| holder.slot),
-            mode: held(old, end.fence).and(old.mode),
-            fence: Some(end.fence),
-            waited: Some(Duration::from_millis(end.waited)),
-            held: Some(Duration::from_millis(end.ended.saturating_sub(end.since))),
-            job: end.job,
-            by: end.by.clone(),
-            ..Event::new(kind, end.ended)
-        }
+    new.log.iter().filter(is_news).map(|end| Event {
+        owner: Some(end.owner.clone()),
+        slot: held(old, end.fence).and_then(|holder| holder.slot),
+        mode: held(old, end.fence).and(old.mode),
+        fence: Some(end.fence),
+        waited: Some(Duration::from_millis(end.waited)),
+        held: Some(Duration::from_millis(end.ended.saturating_sub(end.since))),
+        job: end.job,
+        by: end.by.clone(),
+        ..Event::new(EventKind::Over(end.outcome), end.ended)
     })
 }
 
@@ -209,12 +186,12 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
     old.holders.iter().filter(is_over).map(move |holder| {
         let lease_end = old.now.saturating_add(crate::law::millis(holder.lease));
         let (kind, at) = match new.state {
-            _ if has_forgotten || new.foreign.is_some() => (EventKind::Lost, new.now),
+            _ if has_forgotten || new.foreign.is_some() => (EventKind::Over(Outcome::Lost), new.now),
             // The log has it when the min-hold is over, too.
-            State::Cooling => (EventKind::Expired, lease_end.min(new.now)),
+            State::Cooling => (EventKind::Over(Outcome::Expired), lease_end.min(new.now)),
             _ if is_turned_over => (EventKind::Ended, new.now),
             // A hold under which no job ran leaves no trace.
-            _ => (EventKind::Released, new.now),
+            _ => (EventKind::Over(Outcome::Released), new.now),
         };
         Event {
             owner: Some(holder.owner.clone()),

@@ -72,7 +72,7 @@ pub struct Info {
     /// How many replicas are connected.
     pub replicas: u64,
     /// `min-replicas-to-write`: whether the master stops to take writes when too few replicas are there.
-    pub fenced: Fenced,
+    pub fenced: bool,
 }
 
 /// What a server is to the others.
@@ -95,15 +95,6 @@ pub enum Persistence {
     None,
     /// It has no append-only file; whether it saves it would not say (CONFIG).
     NoLog,
-}
-
-/// Whether a master that is cut off from its replicas stops to take writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fenced {
-    /// It does.
-    Yes,
-    /// It does not.
-    No,
 }
 
 /// What was tried, with throw-away keys, and refused.

@@ -17,7 +17,7 @@
 //! majorities would not add up to one decision.
 
 use super::redis::{RedisStore, Target};
-use super::{Error, Found, Listener, Store, Subscription, View, Which};
+use super::{Error, Found, Listener, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
@@ -25,7 +25,6 @@ use crate::law::{
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use masters::{Answers, Call, Master, Masters, Order};
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
 use std::thread;
 use std::time::Duration;
 use view::{Clock, Firmness, Joined, MasterView};
@@ -115,19 +114,16 @@ impl QuorumStore {
         }
     }
 
-    fn ask(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Answers {
-        let pending = self.masters.send(to, call, order, by);
-        let answers = self.masters.collect(pending, by, STRAGGLERS, |_| true);
+    fn ask(&mut self, to: &[usize], call: &Call, by: Moment, stragglers: Duration) -> Answers {
+        let pending = self.masters.send(to, call, Order::Behind, by);
+        let answers = self.masters.collect(pending, by, stragglers, |_| true);
         self.listen(&answers);
         answers
     }
 
     /// Asks all masters for somebody who is in no hurry.
     fn look(&mut self, call: &Call, by: Moment) -> Answers {
-        let pending = self.masters.send(&self.masters.everybody(), call, Order::Behind, by);
-        let answers = self.masters.collect(pending, by, STRAGGLERS_SEEN, |_| true);
-        self.listen(&answers);
-        answers
+        self.ask(&self.masters.everybody(), call, by, STRAGGLERS_SEEN)
     }
 
     /// Says what is new about a master.
@@ -176,7 +172,7 @@ impl QuorumStore {
             &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.held_us, &cooling, &hold.owner],
         );
         match until {
-            Deadline::Heard(by) => self.ask(missing, &win, Order::Behind, by).count("won"),
+            Deadline::Heard(by) => self.ask(missing, &win, by, STRAGGLERS).count("won"),
             Deadline::Sent(by) => {
                 drop(self.masters.send(missing, &win, Order::Behind, by));
                 0
@@ -204,10 +200,6 @@ enum Deadline {
 
 impl Store for QuorumStore {
     /// The masters hear of a death only by the lease, so there is nothing to share.
-    fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
-        Ok(Vec::new())
-    }
-
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         if let Some(why) = Self::refusal(names, ask.mode) {
             return Err(Error::Unfit(why));
@@ -224,7 +216,7 @@ impl Store for QuorumStore {
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
-        let mut answers = self.ask(&self.masters.everybody(), &renew, Order::Behind, by);
+        let mut answers = self.ask(&self.masters.everybody(), &renew, by, STRAGGLERS);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
@@ -271,16 +263,13 @@ impl Store for QuorumStore {
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
         let ran = end.ran.outcome().map_or("not-run", Outcome::word);
-        let job = match end.job {
-            Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
-            None => String::new(),
-        };
+        let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
         self.leave_as(ran, names, token, &job, by)
     }
 
     /// The holder is told by its next renewal; one master that has it is enough.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
-        let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &owner_to(who)?]);
+        let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &json(who)?]);
         let answers = self.look(&request, by);
         if answers.count("asked") > 0 {
             Ok(Requested::Asked)
@@ -339,7 +328,7 @@ impl Store for QuorumStore {
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let revoke = call(&scripts::REVOKE, name, &[when, &owner_to(&revoke.by)?]);
+        let revoke = call(&scripts::REVOKE, name, &[when, &json(&revoke.by)?]);
         let mut answers = self.look(&revoke, by);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let heard = answers.0.iter().flatten().flatten().count();
@@ -411,12 +400,9 @@ impl Store for QuorumStore {
             if trying { MasterView::FREE } else { joined.seen };
         for (at, seen) in seen {
             if (seen.state, &seen.token) != (state, &token) {
-                let (shown, word) = (&self.masters.targets()[at].shown, word(seen.state));
-                (self.tell)(&format!(
-                    "{}: {shown} says {word}, a majority says {}",
-                    name.key(),
-                    self::word(state)
-                ));
+                let (shown, key) = (&self.masters.targets()[at].shown, name.key());
+                let (one, most) = (seen.state.word(), state.word());
+                (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
             }
         }
         let mode = (state != State::Free && foreign.is_none()).then_some(Mode::Exclusive);
@@ -537,17 +523,4 @@ fn deadline(sent: Moment, ttl: Duration) -> Moment {
 fn call(code: &'static scripts::Script, name: &Name, args: &[&str]) -> Call {
     let keys = scripts::MASTER.keys(name).into();
     Call { code, keys, args: args.iter().map(|arg| (*arg).to_owned()).collect() }
-}
-
-fn owner_to(owner: &Owner) -> Result<String, Error> {
-    serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
-}
-
-const fn word(state: State) -> &'static str {
-    match state {
-        State::Held => "held",
-        State::Free => "free",
-        State::Cooling => "cooling",
-        State::Revoked => "revoked",
-    }
 }

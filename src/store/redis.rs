@@ -4,7 +4,7 @@
 //! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
-use super::{Error, Found, Listener, Store, View, Waiter, Which};
+use super::{Error, Found, Listener, Store, View, Waiter, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::law;
 use crate::law::{
@@ -21,7 +21,6 @@ use reply::garbled;
 use route::{Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use cluster::apart;
@@ -214,10 +213,6 @@ impl RedisStore {
 
 impl Store for RedisStore {
     /// The server hears of a death only by the lease, so there is nothing to share.
-    fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
-        Ok(Vec::new())
-    }
-
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         if let Some(why) = self.caller.route.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.shown)));
@@ -226,7 +221,7 @@ impl Store for RedisStore {
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let number = self.wake_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
-        let (mode, owner) = (mode_to(ask.mode), owner_to(&ask.owner)?);
+        let (mode, owner) = (mode_to(ask.mode), json(&ask.owner)?);
         let args = [ask.token.secret(), &ttl, &min_hold, patience, &number, turn, &mode, &owner];
         let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
         // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
@@ -271,10 +266,7 @@ impl Store for RedisStore {
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
         let ran = end.ran.outcome().map_or("not-run", Outcome::word);
-        let job = match end.job {
-            Some(job) => serde_json::to_string(&job).map_err(|e| Error::Garbled(e.to_string()))?,
-            None => String::new(),
-        };
+        let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
         let (what, mut reply) =
             self.caller.leave(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
         match what.as_str() {
@@ -300,7 +292,7 @@ impl Store for RedisStore {
     }
 
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
-        let args = [&*fence.to_string(), &owner_to(who)?];
+        let args = [&*fence.to_string(), &json(who)?];
         let (what, reply) = self.caller.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "asked" => Ok(Requested::Asked),
@@ -333,7 +325,7 @@ impl Store for RedisStore {
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let args = [when, &owner_to(&revoke.by)?];
+        let args = [when, &json(&revoke.by)?];
         let (what, mut reply) = self.caller.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "free" => Ok(Revoked::Free),
@@ -470,10 +462,6 @@ impl RedisStore {
         self.wake = None;
         self.wake_number += 1;
     }
-}
-
-fn owner_to(owner: &Owner) -> Result<String, Error> {
-    serde_json::to_string(owner).map_err(|e| Error::Garbled(e.to_string()))
 }
 
 fn mode_to(mode: Mode) -> String {

@@ -5,9 +5,7 @@ use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
-use crate::store::probe::{
-    Directory, Disk, Facts, Fenced, Info, Node, Offset, Persistence, Rights, Role, Survey,
-};
+use crate::store::probe::{Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Survey};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,7 +26,7 @@ pub struct Settings {
     /// How messages name the store.
     pub store: String,
     /// Whether somebody named it.
-    pub named: Named,
+    pub named: Option<String>,
     pub ttl: Duration,
     /// The longest that one operation may take.
     pub op_timeout: Duration,
@@ -49,26 +47,13 @@ pub struct File {
     pub mode: u32,
 }
 
-/// Whether somebody named the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
-    /// Somebody did, in this way.
-    By(String),
-    /// It is the built-in default.
-    Nobody,
-}
-
 pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
     let mut findings = of_settings(settings);
     match survey {
         Survey::Servers { nodes, failover } => {
             findings.extend(failover.map(|after| of_failover(after, settings)));
             for node in nodes {
-                let of_node = match &node.facts {
-                    Ok(facts) => of_facts(facts, settings),
-                    Err(error) => vec![unreachable(error)],
-                };
-                findings.extend(of_node.into_iter().map(|finding| of(node, finding)));
+                findings.extend(of_server(node, settings));
             }
         }
         Survey::Masters(nodes) => findings.extend(quorum::of_masters(nodes, settings)),
@@ -77,8 +62,29 @@ pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
     findings
 }
 
-fn of(node: &Node, finding: Finding) -> Finding {
-    Finding { node: Some(node.name.clone()), ..finding }
+/// What is judged alike of one server and of one master of many.
+fn of_node(
+    node: &Node,
+    settings: &Settings,
+    more: impl Fn(&Info) -> Vec<Finding>,
+    without_info: Finding,
+    minds_clock: &str,
+) -> Vec<Finding> {
+    let mut findings = match &node.facts {
+        Err(error) => vec![unreachable(error)],
+        Ok(facts) => {
+            let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
+            match &facts.info {
+                Some(info) => findings.extend(of_info(info).into_iter().chain(more(info))),
+                None => findings.push(without_info),
+            }
+            findings.extend(facts.clock.map(|clock| of_clock(clock, minds_clock)));
+            findings.extend(of_rights(&facts.rights));
+            findings
+        }
+    };
+    findings.iter_mut().for_each(|finding| finding.node = Some(node.name.clone()));
+    findings
 }
 
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
@@ -109,8 +115,8 @@ fn at_least(time: Duration) -> String {
 
 fn of_settings(settings: &Settings) -> Vec<Finding> {
     let mut findings = vec![match &settings.named {
-        Named::By(who) => ok("store", format!("{} ({who})", settings.store)),
-        Named::Nobody => warn(
+        Some(who) => ok("store", format!("{} ({who})", settings.store)),
+        None => warn(
             "store",
             format!("{}, the built-in default: nobody named one", settings.store),
             "name it by --store, DLOCK_STORE or /etc/dlock.toml, for the same default on another machine is another server",
@@ -151,22 +157,14 @@ fn unreachable(error: &Error) -> Finding {
     bad("reachable", error.to_string(), advice)
 }
 
-fn of_facts(facts: &Facts, settings: &Settings) -> Vec<Finding> {
-    let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
-    match &facts.info {
-        Some(info) => {
-            findings.extend(of_info(info));
-            findings.extend([of_persistence(info), of_replicas(info), of_uptime(info, settings)]);
-        }
-        None => findings.push(warn(
-            "info",
-            "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
-            "give it +info (ACL SETUSER), or run this as an administrator's user",
-        )),
-    }
-    findings.extend(facts.clock.map(|clock| of_clock(clock, "fences after a failover")));
-    findings.extend(of_rights(&facts.rights));
-    findings
+fn of_server(node: &Node, settings: &Settings) -> Vec<Finding> {
+    let more = |info: &Info| vec![of_persistence(info), of_replicas(info), of_uptime(info, settings)];
+    let without_info = warn(
+        "info",
+        "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
+        "give it +info (ACL SETUSER), or run this as an administrator's user",
+    );
+    of_node(node, settings, more, without_info, "fences after a failover")
 }
 
 /// The 99th of a hundred, the 50th: by the nearest rank.
@@ -255,9 +253,9 @@ fn of_replicas(info: &Info) -> Finding {
         n => format!("{n} replicas"),
     };
     match (info.replicas, info.fenced) {
-        (0, Fenced::No) => ok("replicas", "none, so there is no failover that could forget a lock"),
-        (_, Fenced::Yes) => ok("replicas", format!("{replicas}, and min-replicas-to-write is set")),
-        (_, Fenced::No) => warn(
+        (0, false) => ok("replicas", "none, so there is no failover that could forget a lock"),
+        (_, true) => ok("replicas", format!("{replicas}, and min-replicas-to-write is set")),
+        (_, false) => warn(
             "replicas",
             format!(
                 "{replicas}, and a master that is cut off from them goes on to grant (min-replicas-to-write 0)"

@@ -6,7 +6,7 @@ use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
 use crate::commands::context::Context;
-use crate::commands::foreground::{Foreground, Line, News, Signals};
+use crate::commands::foreground::{Foreground, Signals};
 use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
@@ -18,9 +18,11 @@ use crate::lock::{By, Mode, Name};
 use crate::output::Kind;
 use crate::output::busy::who;
 use crate::output::describe;
+use crate::output::live::Waiter;
 use crate::output::question::{self, Answer};
 use crate::output::time::span;
 use crate::store::{self, Store, View};
+use std::ops::ControlFlow;
 
 /// `dlock release KEY` of somebody's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
@@ -42,9 +44,7 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
             1 => "ask for it to be stopped and given back?".into(),
             many => format!("ask for all {many} to be stopped and given back?"),
         };
-        let answer = question::ask(&question)
-            .map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))?;
-        match answer {
+        match question::ask(&question)? {
             Answer::Yes => {}
             Answer::No => {
                 printer.say(Kind::Note, &format!("nobody was asked; {place} is held as before"));
@@ -173,12 +173,11 @@ fn wait_for_ends(
         let over = observer.wait_for(&watched, end, First::Counts, all_ended, remark);
         teller.tell(Learned::Over(over));
     })?;
-    let mut line = Line::new(&context.printer);
+    let mut line = Waiter::new(&context.printer, since);
     loop {
-        let learned = match line.next(&foreground)? {
-            News::Signal(signal) => return Ok(Exit::Signal(signal)),
-            News::Learned(learned) => learned,
-            News::Ready | News::Nothing => continue,
+        let learned = match foreground.learn(&mut line)? {
+            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
+            ControlFlow::Continue(learned) => learned,
         };
         match learned {
             Learned::Seen(view) => {
@@ -186,24 +185,20 @@ fn wait_for_ends(
                     let lives = view.holders.iter().any(|other| other.fence == holder.fence);
                     if !lives {
                         let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
-                        line.say(kind, &ended(holder, &view, since));
+                        line.speak(kind, &ended(holder, &view, since));
                     }
                     lives
                 });
                 if !pending.is_empty() {
-                    let (store, seen) = (settings.store.to_string(), Moment::now());
-                    line.waits(move |room| {
-                        let now = Moment::now();
-                        describe::watching(&store, &view, now.since(seen), now.since(since), room)
-                    });
+                    line.waits(describe::line(settings.store.to_string(), *view, since));
                 }
             }
             Learned::Remark(Remark::Trouble(error)) => {
                 let origin = settings.store.origin();
-                line.say(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
+                line.speak(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
             }
             Learned::Remark(Remark::Recovered) => {
-                line.say(Kind::Note, &format!("{} answers again", settings.store));
+                line.speak(Kind::Note, &format!("{} answers again", settings.store));
             }
             Learned::Over(Ok(Some(()))) => return Ok(Exit::Ok),
             Learned::Over(Ok(None)) => {
@@ -215,7 +210,7 @@ fn wait_for_ends(
                     name.key(),
                     settings.store
                 );
-                line.say(Kind::Note, &text);
+                line.speak(Kind::Note, &text);
                 return Ok(Exit::Busy(Exit::BUSY));
             }
             Learned::Over(Err(error)) => return Err(context.with_origin(error).into()),

@@ -49,9 +49,7 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
         When::Safe => "take it away?",
         When::Now => "take it away and grant it to the next at once, although the old job may still run?",
     };
-    match question::ask(question)
-        .map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))?
-    {
+    match question::ask(question)? {
         Answer::Yes => Ok(true),
         Answer::No => {
             printer.say(Kind::Note, &format!("nothing is taken away; {place} is as before"));

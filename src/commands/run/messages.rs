@@ -28,8 +28,6 @@ pub struct Messages<'a> {
     asked: Asked,
     right: Right,
     live: RefCell<Waiter>,
-    /// What was heard of the queue, and when.
-    queue: RefCell<Option<(Waiting, Moment)>>,
     /// What runs under the lock.
     job: Cell<&'static str>,
     since: Moment,
@@ -51,12 +49,11 @@ impl<'a> Messages<'a> {
         let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
         let live = RefCell::new(Waiter::new(&context.printer, since));
         let job = Cell::new("the command");
-        Self { context, asked, right, live, queue: RefCell::default(), job, since }
+        Self { context, asked, right, live, job, since }
     }
 
     fn say(&self, kind: Kind, text: &str) {
-        self.clear();
-        self.context.printer.say(kind, text);
+        self.live.borrow_mut().speak(kind, text);
     }
 
     fn keys(&self) -> String {
@@ -83,7 +80,7 @@ impl<'a> Messages<'a> {
 
     /// When the line about waiting wants to be said again; never before there is a queue.
     pub fn next(&self) -> Option<Moment> {
-        self.queue.borrow().as_ref().map(|_| self.live.borrow().next())
+        self.live.borrow().next()
     }
 
     /// Takes the line about waiting off the terminal.
@@ -93,25 +90,17 @@ impl<'a> Messages<'a> {
 
     /// In the queue; says so when it is time.
     pub fn waiting(&self, waiting: Waiting) {
-        *self.queue.borrow_mut() = Some((waiting, Moment::now()));
-        self.still_waiting();
+        self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
     }
 
     /// Nothing new was heard; says what goes on when it is time.
     pub fn still_waiting(&self) {
-        if let Some((waiting, heard)) = &*self.queue.borrow() {
-            let now = Moment::now();
-            self.live.borrow_mut().say(|room| {
-                let waiting = busy::aged(waiting, now.since(*heard));
-                busy::waiting(&self.asked, &waiting, now.since(self.since), room)
-            });
-        }
+        self.live.borrow_mut().go_on();
     }
 
     /// The terminal has another width.
     pub fn resized(&self) {
-        self.live.borrow_mut().hurry();
-        self.still_waiting();
+        self.live.borrow_mut().resized();
     }
 
     /// Runs under a hold of the job around.
@@ -179,8 +168,8 @@ impl<'a> Messages<'a> {
     pub fn trouble_in_queue(&self, error: &store::Error) {
         let origin = self.context.settings.store.origin();
         let keys = self.keys();
-        self.say(Kind::Warning, &format!("{error} ({origin}); still waiting for {keys}, trying again"));
-        self.live.borrow_mut().announce();
+        let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
+        self.live.borrow_mut().announce(&text);
     }
 
     /// The store is back.

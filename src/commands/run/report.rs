@@ -1,7 +1,7 @@
 //! What became of the run? Collects what `--report` tells, however the run ended. The one place that knows the outcome of
 //! a run. Where the report goes is decided in `report_file`.
 
-use crate::cli;
+use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
 use crate::error;
 use crate::exit::{Ended, Exit};
@@ -36,12 +36,7 @@ impl RunReport {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let outcome = self.outcome(exit);
-        let (exit_status, signal) = match (self.job, exit) {
-            (Some(Ended::Code(status)), _) => (Some(status), None),
-            (Some(Ended::Signal(signal)), _) => (None, Some(signal)),
-            (None, Exit::Signal(signal)) => (None, Some(signal)),
-            (None, _) => (None, None),
-        };
+        let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
         let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
             Loss::Deadline => HowLost::Expired,
             Loss::NotHeld => HowLost::Vanished,
@@ -53,11 +48,10 @@ impl RunReport {
             outcome,
             status: exit.code(),
             started: self.started,
-            exit_status,
-            signal,
+            job: self.job.or(died).into(),
             lost,
             key: flags.key.first().map(ToString::to_string),
-            keys: flags.keys().iter().map(ToString::to_string).collect(),
+            keys: each_once(&flags.key).iter().map(ToString::to_string).collect(),
             store: self.store.as_deref(),
             waited_ms: self.asked.map(|asked| millis(waited_until.since(asked))),
             held_ms: self.granted.map(|(at, _)| millis(now.since(at))),

@@ -5,98 +5,47 @@
 use crate::error::Error;
 use crate::job;
 use crate::law::Proof;
-use crate::lock::{Fence, Mode};
 use crate::store;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::time::Duration;
 
-/// What the store said of each claim, as it goes from one process to the other.
-#[derive(Serialize, Deserialize)]
-enum Answer {
-    Proofs(Vec<Option<Said>>),
-    Failed(ErrorKind, String),
-}
+/// What the store said of each claim.
+type Proofs = Vec<Option<Proof>>;
 
+/// An error, as it goes from one process to the other.
 #[derive(Serialize, Deserialize)]
-struct Said {
-    mode: Mode,
-    slot: Option<u32>,
-    fence: Fence,
-    lease: Duration,
-}
-
-#[derive(Serialize, Deserialize)]
-enum ErrorKind {
-    Unreachable,
-    Misnamed,
-    Unavailable,
-    Unacknowledged,
-    Denied,
-    Unfit,
-    Garbled,
-    Usage,
-    Config,
-    Other,
+enum Failure {
+    Store(store::Error),
+    Usage(String),
+    Config(String),
+    Other(String),
 }
 
 /// Has `ask` called in another process. The outer failure is that this could not be done.
-pub fn in_another_process(
-    ask: impl FnOnce() -> Result<Vec<Option<Proof>>, Error>,
-) -> io::Result<Result<Vec<Option<Proof>>, Error>> {
-    let said = job::apart(|| {
-        let answer = match ask() {
-            Ok(proofs) => Answer::Proofs(proofs.into_iter().map(|proof| proof.map(Said::from)).collect()),
-            Err(error) => failed(error),
-        };
-        serde_json::to_vec(&answer).unwrap_or_default()
-    })?;
-    Ok(match serde_json::from_slice(&said).map_err(io::Error::other)? {
-        Answer::Proofs(proofs) => Ok(proofs.into_iter().map(|said| said.map(Proof::from)).collect()),
-        Answer::Failed(kind, text) => Err(error(&kind, text)),
-    })
+pub fn in_another_process(ask: impl FnOnce() -> Result<Proofs, Error>) -> io::Result<Result<Proofs, Error>> {
+    let said = job::apart(|| serde_json::to_vec(&ask().map_err(Failure::from)).unwrap_or_default())?;
+    let answer: Result<Proofs, Failure> = serde_json::from_slice(&said).map_err(io::Error::other)?;
+    Ok(answer.map_err(Error::from))
 }
 
-impl From<Proof> for Said {
-    fn from(proof: Proof) -> Self {
-        Self { mode: proof.mode, slot: proof.slot, fence: proof.fence, lease: proof.lease }
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Store(error) => Self::Store(error),
+            Error::Usage(text) => Self::Usage(text),
+            Error::Config(text) => Self::Config(text),
+            other => Self::Other(other.to_string()),
+        }
     }
 }
 
-impl From<Said> for Proof {
-    fn from(said: Said) -> Self {
-        Self { mode: said.mode, slot: said.slot, fence: said.fence, lease: said.lease }
-    }
-}
-
-fn failed(error: Error) -> Answer {
-    let text = error.to_string();
-    let kind = match error {
-        Error::Store(store::Error::Unreachable(_)) => ErrorKind::Unreachable,
-        Error::Store(store::Error::Misnamed(_)) => ErrorKind::Misnamed,
-        Error::Store(store::Error::Unavailable(_)) => ErrorKind::Unavailable,
-        Error::Store(store::Error::Unacknowledged(_)) => ErrorKind::Unacknowledged,
-        Error::Store(store::Error::Denied(_)) => ErrorKind::Denied,
-        Error::Store(store::Error::Unfit(_)) => ErrorKind::Unfit,
-        Error::Store(store::Error::Garbled(_)) => ErrorKind::Garbled,
-        Error::Usage(_) => ErrorKind::Usage,
-        Error::Config(_) => ErrorKind::Config,
-        _ => ErrorKind::Other,
-    };
-    Answer::Failed(kind, text)
-}
-
-fn error(kind: &ErrorKind, text: String) -> Error {
-    match kind {
-        ErrorKind::Unreachable => store::Error::Unreachable(text).into(),
-        ErrorKind::Misnamed => store::Error::Misnamed(text).into(),
-        ErrorKind::Unavailable => store::Error::Unavailable(text).into(),
-        ErrorKind::Unacknowledged => store::Error::Unacknowledged(text).into(),
-        ErrorKind::Denied => store::Error::Denied(text).into(),
-        ErrorKind::Unfit => store::Error::Unfit(text).into(),
-        ErrorKind::Garbled => store::Error::Garbled(text).into(),
-        ErrorKind::Usage => Error::Usage(text),
-        ErrorKind::Config => Error::Config(text),
-        ErrorKind::Other => Error::Internal(text),
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Store(error) => Self::Store(error),
+            Failure::Usage(text) => Self::Usage(text),
+            Failure::Config(text) => Self::Config(text),
+            Failure::Other(text) => Self::Internal(text),
+        }
     }
 }

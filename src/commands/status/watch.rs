@@ -88,30 +88,29 @@ impl Page<'_> {
         let (colours, width) = (coloured(settings.color), Width::of_stdout());
         let clock = time::local(*at, time::now());
         let mut page = match &self.failed {
-            None => fitting(&format!("{clock}  {}", settings.store), width, ("", "")),
+            None => fitting(&format!("{clock}  {}", settings.store), width, Coloured::No),
             Some(error) => {
-                let ink = if colours == Coloured::Yes { ("\x1b[31m", "\x1b[0m") } else { ("", "") };
                 let since = span(Moment::now().since(*moment));
-                fitting(&format!("no answer since {clock} ({since}): {error}"), width, ink)
+                fitting(&format!("no answer since {clock} ({since}): {error}"), width, colours)
             }
         };
         page.push('\n');
         page += &if seen.views.is_empty() {
             let patterns: Vec<&str> = self.patterns.iter().map(String::as_str).collect();
-            fitting(place(settings).empty(&patterns).trim_end(), width, ("", ""))
+            fitting(place(settings).empty(&patterns).trim_end(), width, Coloured::No)
         } else {
             table::watched(&seen.views, width, colours)
         };
         for damaged in &seen.damaged {
-            page += &fitting(&damaged.line, width, ("", ""));
+            page += &fitting(&damaged.line, width, Coloured::No);
         }
         screen.draw(&page)
     }
 }
 
 /// The text in lines that fit, between what switches a colour on and off; the screen does not wrap.
-fn fitting(text: &str, width: Width, (on, off): (&str, &str)) -> String {
+fn fitting(text: &str, width: Width, red: Coloured) -> String {
     let columns = if let Width::Columns(columns) = width { columns } else { usize::MAX };
     let text = Charset::of_environment().fitted(&escaped(text), usize::MAX);
-    broken(&text, columns).iter().map(|line| format!("{on}{line}{off}\n")).collect()
+    broken(&text, columns).iter().map(|line| red.paint(line, Some("\x1b[31m")) + "\n").collect()
 }

@@ -213,8 +213,7 @@ impl Look {
         for event in events::advance(&mut watched.view, view) {
             text += &match self.form {
                 Form::Text(colours) => output::watch::line(name.key(), &event, now, colours),
-                Form::Json => output::watch::object(name.key(), &event)
-                    .map_err(|error| Stopped::Output(Error::Internal(error.to_string())))?,
+                Form::Json => output::watch::object(name.key(), &event).map_err(Stopped::Output)?,
             };
         }
         output::print(&text).map_err(Stopped::Output)

@@ -104,11 +104,11 @@ fn a_hold_comes_and_goes() {
     let (free, held) = (view(0, 0), view(20, 10).held(&[10]));
     assert_eq!(told(&free, &held), [(EventKind::Granted, Some(10), 10)]);
     let over = view(60, 10).log(&[(10, 50, Outcome::Released)]);
-    assert_eq!(told(&held, &over), [(EventKind::Released, Some(10), 50)]);
+    assert_eq!(told(&held, &over), [(EventKind::Over(Outcome::Released), Some(10), 50)]);
     for (outcome, kind) in [
-        (Outcome::Expired, EventKind::Expired),
-        (Outcome::Lost, EventKind::Lost),
-        (Outcome::Forced, EventKind::Forced),
+        (Outcome::Expired, EventKind::Over(Outcome::Expired)),
+        (Outcome::Lost, EventKind::Over(Outcome::Lost)),
+        (Outcome::Forced, EventKind::Over(Outcome::Forced)),
     ] {
         assert_eq!(told(&held, &view(60, 10).log(&[(10, 50, outcome)]))[0].0, kind);
     }
@@ -127,11 +127,11 @@ fn holds_between_two_looks_are_told_in_their_order() {
     assert_eq!(
         told(&old, &new),
         [
-            (EventKind::Forced, Some(10), 20),
+            (EventKind::Over(Outcome::Forced), Some(10), 20),
             (EventKind::Granted, Some(20), 20),
-            (EventKind::Released, Some(20), 20),
+            (EventKind::Over(Outcome::Released), Some(20), 20),
             (EventKind::Granted, Some(30), 30),
-            (EventKind::Expired, Some(30), 40),
+            (EventKind::Over(Outcome::Expired), Some(30), 40),
             (EventKind::Granted, Some(40), 40),
         ]
     );
@@ -157,7 +157,7 @@ fn a_grant_is_told_when_its_holder_knows() {
     let waiting = view(20, 10).held(&[10]).waiters(&[(30, 15)]);
     let log = [(10, 30, Outcome::Released)];
     let woken = view(31, 30).held(&[30]).unaware().log(&log);
-    assert_eq!(told(&waiting, &woken), [(EventKind::Released, Some(10), 30)]);
+    assert_eq!(told(&waiting, &woken), [(EventKind::Over(Outcome::Released), Some(10), 30)]);
     let there = view(32, 30).held(&[30]).log(&log);
     assert_eq!(told(&woken, &there), [(EventKind::Granted, Some(30), 30)]);
     assert_eq!(told(&waiting, &there).last(), Some(&(EventKind::Granted, Some(30), 30)));
@@ -195,7 +195,7 @@ fn refusals_are_counted() {
 fn a_revoked_holder_is_told_of_once() {
     let held = view(20, 10).held(&[10]);
     let revoked = view(30, 10).held(&[10]).state(State::Revoked).log(&[(10, 30, Outcome::Forced)]);
-    assert_eq!(told(&held, &revoked), [(EventKind::Forced, Some(10), 30)]);
+    assert_eq!(told(&held, &revoked), [(EventKind::Over(Outcome::Forced), Some(10), 30)]);
     assert_eq!(told(&revoked, &view(40, 10).log(&[(10, 30, Outcome::Forced)])), []);
 }
 
@@ -203,13 +203,13 @@ fn a_revoked_holder_is_told_of_once() {
 fn a_hold_without_a_trace() {
     let held = view(20, 10).held(&[10]);
     // No job ran under it.
-    assert_eq!(told(&held, &view(30, 10)), [(EventKind::Released, Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 10)), [(EventKind::Over(Outcome::Released), Some(10), 30)]);
     // The store was started anew; or failed over to one that is behind.
-    assert_eq!(told(&held, &view(30, 0)), [(EventKind::Lost, Some(10), 30)]);
-    assert_eq!(told(&held, &view(30, 9)), [(EventKind::Lost, Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 0)), [(EventKind::Over(Outcome::Lost), Some(10), 30)]);
+    assert_eq!(told(&held, &view(30, 9)), [(EventKind::Over(Outcome::Lost), Some(10), 30)]);
     // Its lease ran out and its min-hold did not; the log has it when that is over, and then it is no news.
     let cooling = view(2000, 10).state(State::Cooling);
-    assert_eq!(told(&held, &cooling), [(EventKind::Expired, Some(10), 1020)]);
+    assert_eq!(told(&held, &cooling), [(EventKind::Over(Outcome::Expired), Some(10), 1020)]);
     assert_eq!(told(&cooling, &view(9000, 10).log(&[(10, 1020, Outcome::Expired)])), []);
     // More ended since than the log keeps.
     let many: Vec<_> = (100..164).rev().map(|fence| (fence, fence, Outcome::Released)).collect();

@@ -3,11 +3,11 @@
 
 use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, owner_to, scripts};
+use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
 use crate::lock::{Fence, Name, Names};
-use crate::store::Error;
+use crate::store::{Error, json};
 use std::time::Duration;
 
 /// When to try again after nobody got a majority.
@@ -68,7 +68,7 @@ impl QuorumStore {
         // What comes later on this machine gets a greater number.
         let attempt = sent.since_boot().as_micros().to_string();
         let (token, longest) = (ask.token.secret(), self.longest());
-        let owner = owner_to(&ask.owner)?;
+        let owner = json(&ask.owner)?;
         let ttl = law::millis(ask.ttl).to_string();
         let waited = sent.since(began);
         let waited_ms = law::millis(waited).to_string();
@@ -78,7 +78,7 @@ impl QuorumStore {
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.masters.everybody();
-        let mut answers = self.ask(&everybody, &first, Order::Behind, first_by);
+        let mut answers = self.ask(&everybody, &first, first_by, STRAGGLERS);
         if let Some(error) = self.misfit(&answers) {
             self.take_back(name, token, &attempt, &everybody, by);
             return Err(error);
@@ -94,7 +94,7 @@ impl QuorumStore {
             }
             let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
             let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms]);
-            let told = self.ask(&everybody, &second, Order::Behind, by.min(end));
+            let told = self.ask(&everybody, &second, by.min(end), STRAGGLERS);
             if told.count("confirmed") >= majority && !end.passed() {
                 self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));

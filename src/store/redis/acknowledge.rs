@@ -86,9 +86,7 @@ impl Acknowledge {
 fn wait(wanted: u32, by: Moment) -> Cmd {
     let left = by.left();
     let time = (left - left / 4).as_millis().max(1);
-    let mut wait = cmd("WAIT");
-    wait.arg(wanted).arg(u64::try_from(time).unwrap_or(u64::MAX));
-    wait
+    cmd("WAIT").arg(wanted).arg(u64::try_from(time).unwrap_or(u64::MAX)).take()
 }
 
 fn acknowledged(connection: &mut Connection, by: Moment) -> Result<u32, Error> {
@@ -110,11 +108,7 @@ fn acknowledged(connection: &mut Connection, by: Moment) -> Result<u32, Error> {
 fn question(replica_count: ReplicaCount) -> Cmd {
     match replica_count {
         ReplicaCount::Connected | ReplicaCount::Known(_) => cmd("ROLE"),
-        ReplicaCount::Nodes => {
-            let mut nodes = cmd("CLUSTER");
-            nodes.arg("NODES");
-            nodes
-        }
+        ReplicaCount::Nodes => cmd("CLUSTER").arg("NODES").take(),
     }
 }
 

@@ -137,9 +137,7 @@ impl Topology for Nodes {
 
     fn greet(&mut self, connection: &mut Connection, _: Moment) -> Result<(), Error> {
         if self.map.is_empty() {
-            let mut slots = cmd("CLUSTER");
-            slots.arg("SLOTS");
-            connection.preface(slots);
+            connection.preface(cmd("CLUSTER").arg("SLOTS").take());
         }
         Ok(())
     }
@@ -213,10 +211,8 @@ impl Topology for Nodes {
         while self.map.is_empty() {
             let hop = self.guide(by)?;
             let (target, until) = (&hop.target, hop.until);
-            let mut slots = cmd("CLUSTER");
-            slots.arg("SLOTS");
             let said = Connection::dial(target, until).and_then(|mut connection| {
-                connection.send(vec![slots], until)?;
+                connection.send(vec![cmd("CLUSTER").arg("SLOTS").take()], until)?;
                 connection.reply(until)
             });
             match said {

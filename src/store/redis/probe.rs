@@ -9,7 +9,7 @@ use super::connection::Connection;
 use crate::clock::Moment;
 use crate::lock::{Key, Name, Token};
 use crate::store::Error;
-use crate::store::probe::{Facts, Fenced, Info, Node, Offset, Persistence, Rights, Role};
+use crate::store::probe::{Facts, Info, Node, Offset, Persistence, Rights, Role};
 use redis::{Cmd, Value};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,28 +31,22 @@ pub fn probe(target: &Target, prefix: &str) -> Node {
 
 /// How long a master must be silent before these sentinels count it as down, by the first that answers.
 pub fn down_after(sentinels: &[Target], service: &str) -> Option<Duration> {
-    let setting = |sentinel: &Target| {
-        let value = Server::dial(sentinel).ok()?.ask(&["SENTINEL", "MASTER", service]).ok()?;
-        let fields: Vec<String> = redis::from_redis_value(value).ok()?;
-        millis(&fields, "down-after-milliseconds")
-    };
-    sentinels.iter().find_map(setting)
+    setting(sentinels, &["SENTINEL", "MASTER", service], "down-after-milliseconds")
 }
 
 /// How long a master must be silent before its cluster counts it as down, by the first that says.
 pub fn node_timeout(masters: &[Target]) -> Option<Duration> {
-    let setting = |master: &Target| {
-        let value = Server::dial(master).ok()?.ask(&["CONFIG", "GET", "cluster-node-timeout"]).ok()?;
-        let fields: Vec<String> = redis::from_redis_value(value).ok()?;
-        millis(&fields, "cluster-node-timeout")
-    };
-    masters.iter().find_map(setting)
+    setting(masters, &["CONFIG", "GET", "cluster-node-timeout"], "cluster-node-timeout")
 }
 
-/// A span in milliseconds out of a list of names and values.
-fn millis(fields: &[String], name: &str) -> Option<Duration> {
-    let pair = fields.chunks_exact(2).find(|pair| pair[0] == name)?;
-    pair[1].parse().ok().map(Duration::from_millis)
+/// What the first says that says it, in milliseconds.
+fn setting(servers: &[Target], question: &[&str], name: &str) -> Option<Duration> {
+    servers.iter().find_map(|server| {
+        let value = Server::dial(server).ok()?.ask(question).ok()?;
+        let fields: Vec<String> = redis::from_redis_value(value).ok()?;
+        let pair = fields.chunks_exact(2).find(|pair| pair[0] == name)?;
+        pair[1].parse().ok().map(Duration::from_millis)
+    })
 }
 
 fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
@@ -76,11 +70,7 @@ impl Server {
     }
 
     fn ask(&mut self, words: &[&str]) -> Result<Value, Error> {
-        let mut command = Cmd::new();
-        for word in words {
-            command.arg(*word);
-        }
-        self.0.ask(command, Moment::now().after(self.op_timeout()))
+        self.0.ask(Cmd::new().arg(words).take(), Moment::now().after(self.op_timeout()))
     }
 
     /// An answer that the server may refuse to give.
@@ -222,7 +212,7 @@ fn read_info(text: &str, saves: Option<&str>) -> Info {
         },
         replicas: number("connected_slaves"),
         // Redis counts the good ones only where the setting is not 0.
-        fenced: if field("min_slaves_good_slaves").is_empty() { Fenced::No } else { Fenced::Yes },
+        fenced: !field("min_slaves_good_slaves").is_empty(),
     }
 }
 
@@ -253,7 +243,7 @@ mod tests {
             maxmemory_policy:noeviction\r\naof_enabled:0\r\nconnected_slaves:2\r\nmin_slaves_good_slaves:1\r\n";
         let info = read_info(text, Some("3600 1"));
         assert_eq!((info.version.as_str(), info.memory, info.replicas), ("7.0.15", 100, 2));
-        assert_eq!((info.role, info.fenced), (Role::Master, Fenced::Yes));
+        assert!(info.role == Role::Master && info.fenced);
         assert_eq!(info.persistence, Persistence::Snapshots);
         assert_eq!(read_info("role:slave\r\n", None).role, Role::Replica);
         assert_eq!(read_info("aof_enabled:1\r\n", None).persistence, Persistence::Log);

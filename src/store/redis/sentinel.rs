@@ -420,12 +420,7 @@ fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
         Asks::Address => &["GET-MASTER-ADDR-BY-NAME"],
         Asks::Group => &["GET-MASTER-ADDR-BY-NAME", "MASTER"],
     };
-    let question = |what: &&str| {
-        let mut question = cmd("SENTINEL");
-        question.arg(*what).arg(service);
-        question
-    };
-    asked.iter().map(question).collect()
+    asked.iter().map(|what| cmd("SENTINEL").arg(*what).arg(service).take()).collect()
 }
 
 /// The sentinel's answer to [`questions`].

@@ -1,9 +1,7 @@
 //! Do these masters hold locks together? A master is one of many here: it may forget everything when it restarts, for then
 //! it does not count until all leases that it may have forgotten are over. What counts is how many do.
 
-use super::{
-    Settings, bad, of, of_clock, of_info, of_replicas, of_rights, of_round_trips, ok, span, unreachable, warn,
-};
+use super::{Settings, bad, of_node, of_replicas, ok, span, warn};
 use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;
@@ -25,10 +23,10 @@ pub(super) fn of_masters(nodes: &[Node], settings: &Settings) -> Vec<Finding> {
     let mut findings = vec![of_majority(&counts)];
     let mut sound = 0;
     for (node, counts) in nodes.iter().zip(counts) {
-        let of_node = of_master(node, counts, settings);
-        let is_sound = counts == Counts::Yes && of_node.iter().all(|found| found.verdict != Verdict::Bad);
+        let of_master = of_master(node, counts, settings);
+        let is_sound = counts == Counts::Yes && of_master.iter().all(|found| found.verdict != Verdict::Bad);
         sound += usize::from(is_sound);
-        findings.extend(of_node.into_iter().map(|finding| of(node, finding)));
+        findings.extend(of_master);
     }
     // Then what is wrong with the others refuses nobody a lock.
     let worst = if sound > nodes.len() / 2 { Verdict::Warn } else { Verdict::Bad };
@@ -79,26 +77,14 @@ fn of_majority(counts: &[Counts]) -> Finding {
 }
 
 fn of_master(node: &Node, counts: Counts, settings: &Settings) -> Vec<Finding> {
-    let facts = match &node.facts {
-        Ok(facts) => facts,
-        Err(error) => return vec![unreachable(error)],
-    };
-    let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
-    match &facts.info {
-        Some(info) => {
-            findings.extend(of_info(info));
-            findings.extend([of_replicas(info), of_uptime(info, counts, settings)]);
-        }
-        None => findings.push(bad(
-            "info",
-            "this user may not ask for INFO, so nobody knows how long this master has been up: it does not count",
-            "give it +info (ACL SETUSER)",
-        )),
-    }
+    let more = |info: &Info| vec![of_replicas(info), of_uptime(info, counts, settings)];
+    let without_info = bad(
+        "info",
+        "this user may not ask for INFO, so nobody knows how long this master has been up: it does not count",
+        "give it +info (ACL SETUSER)",
+    );
     // A majority knows the last fence, whatever the clocks say.
-    findings.extend(facts.clock.map(|clock| of_clock(clock, "fences where masters forget")));
-    findings.extend(of_rights(&facts.rights));
-    findings
+    of_node(node, settings, more, without_info, "fences where masters forget")
 }
 
 fn of_uptime(info: &Info, counts: Counts, settings: &Settings) -> Finding {

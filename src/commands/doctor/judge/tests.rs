@@ -1,6 +1,7 @@
 //! What is judged how.
 
 use super::*;
+use crate::store::probe::Facts;
 use crate::store::probe::Node;
 
 const fn ms(millis: u64) -> Duration {
@@ -10,7 +11,7 @@ const fn ms(millis: u64) -> Duration {
 fn settings() -> Settings {
     Settings {
         store: "redis://h:6379".into(),
-        named: Named::By("set by --store".into()),
+        named: Some("set by --store".into()),
         ttl: Duration::from_secs(30),
         op_timeout: Duration::from_secs(1),
         max_lease: Duration::from_secs(300),
@@ -28,7 +29,7 @@ fn info() -> Info {
         memory: 0,
         persistence: Persistence::Log,
         replicas: 0,
-        fenced: Fenced::No,
+        fenced: false,
     }
 }
 
@@ -80,7 +81,7 @@ fn what_a_server_says_of_itself() {
         ),
         (Info { uptime: Duration::from_secs(29), ..info() }, &[]),
         (Info { replicas: 1, ..info() }, &[("replicas", Verdict::Warn)]),
-        (Info { replicas: 1, fenced: Fenced::Yes, ..info() }, &[]),
+        (Info { replicas: 1, fenced: true, ..info() }, &[]),
     ];
     for (info, expected) in cases {
         let found = complaints(&survey(Facts { info: Some(info), ..facts() }), &settings());
@@ -142,7 +143,7 @@ fn settings_and_failover() {
     let secret = |mode| file(Sensitivity::Secret, mode);
     let trusted = |mode| file(Sensitivity::Trusted, mode);
     for (settings, expected) in [
-        (Settings { named: Named::Nobody, ..settings() }, &[("store", Verdict::Warn)][..]),
+        (Settings { named: None, ..settings() }, &[("store", Verdict::Warn)][..]),
         (secret(0o100_644), &[("secrets", Verdict::Warn)]),
         (secret(0o100_660), &[("secrets", Verdict::Warn)]),
         (secret(0o100_640), &[]),
