@@ -36,6 +36,8 @@
 //! - generated: man/ and completions/ are what src/cli.rs says
 //! - walls: who may know whom in src
 //! - readme: the documents' examples
+//! - packages: the Debian package, only when asked for
+//! - pictures: what the README shows is what a terminal shows
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
 #![expect(
@@ -71,7 +73,9 @@ mod metrics;
 mod min_hold;
 mod nesting;
 mod oversell;
+mod packages;
 mod passwords;
+mod pictures;
 mod quorum;
 mod readme;
 mod release;

@@ -253,3 +253,22 @@ pub fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{File, KEYS};
+    use std::path::Path;
+
+    /// The file that packages install sets nothing, and has a line for every key, which may be uncommented as it is.
+    #[test]
+    fn the_packaged_file_has_every_setting_as_a_comment() -> Result<(), Box<dyn std::error::Error>> {
+        let text = include_str!("../../packaging/dlock.toml");
+        assert!(File::parse(Path::new("dlock.toml"), text)?.entries.is_empty());
+        let lines = text.lines().filter_map(|line| line.strip_prefix('#'));
+        let settings = lines.filter(|line| !line.is_empty() && !line.starts_with(' ')).collect::<Vec<_>>();
+        let set = File::parse(Path::new("dlock.toml"), &settings.join("\n"))?;
+        let missing = KEYS.iter().filter(|(name, _)| set.get(name).is_none()).collect::<Vec<_>>();
+        assert!(missing.is_empty(), "{missing:?}");
+        Ok(())
+    }
+}

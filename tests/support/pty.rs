@@ -126,6 +126,37 @@ impl Terminal {
         rows
     }
 
+    /// The same with colours: each line as it was before the terminal broke it, as characters with their colours.
+    pub fn coloured_lines(&self) -> Vec<Vec<(String, vt100::Color)>> {
+        let shown = self.screen.lock().expect("no panic here");
+        let screen = shown.emulator.screen();
+        let mut lines: Vec<Vec<_>> = Vec::new();
+        let mut goes_on = false;
+        for row in 0..screen.size().0 {
+            let cells = (0..screen.size().1).filter_map(|column| screen.cell(row, column));
+            let mut cells =
+                cells.map(|cell| (cell.contents().to_owned(), cell.fgcolor())).collect::<Vec<_>>();
+            if !screen.row_wrapped(row) {
+                let end = cells.iter().rposition(|(text, _)| !matches!(text.as_str(), "" | " "));
+                cells.truncate(end.map_or(0, |at| at + 1));
+            }
+            for (text, _) in &mut cells {
+                if text.is_empty() {
+                    text.push(' ');
+                }
+            }
+            match lines.last_mut() {
+                Some(line) if goes_on => line.extend(cells),
+                _ => lines.push(cells),
+            }
+            goes_on = screen.row_wrapped(row);
+        }
+        while lines.last().is_some_and(Vec::is_empty) {
+            lines.pop();
+        }
+        lines
+    }
+
     /// Makes the terminal wider or narrower. What stands on it is cut; some terminals would wrap it.
     pub fn resize(&self, rows: u16, columns: u16) {
         let mut shown = self.screen.lock().expect("no panic here");
