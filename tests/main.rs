@@ -38,6 +38,7 @@
 //! - readme: the documents' examples
 //! - packages: the Debian package, only when asked for
 //! - pictures: what the README shows is what a terminal shows
+//! - upgrade: what released versions wrote
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
 #![expect(
@@ -99,6 +100,7 @@ mod terminal;
 mod tls;
 mod tree;
 mod twin;
+mod upgrade;
 mod wait;
 mod waiting_line;
 mod walls;

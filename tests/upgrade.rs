@@ -1,0 +1,232 @@
+//! May another version of dlock share a store with this one? What released versions wrote is kept in tests/records; it is
+//! put into a server with its times moved to now, and has to be what it was. `PREVIOUS_DLOCK=FILE ./test upgrade` also
+//! has another version's binary take part.
+//!
+//! A file of records is JSON lines: a header with the time of writing (ms since 1970), the token of the lock
+//! `exclusive`, and what `status` and `history` showed; then one line a key: `[name, type, ttl in ms, value]`.
+
+use crate::support::dlock::Dlock;
+use crate::support::world::{Backend, World, on_every_store};
+use redis::cmd;
+use regex_lite::{Captures, Regex};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+on_every_store!(two_versions_exclude_each_other);
+
+const LOCKS: [&str; 7] = ["exclusive", "shared", "slots", "cooling", "revoked", "waited", "idle"];
+
+fn records() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records")
+}
+
+/// What `status` or `history` shows of a lock, without what changes as time passes.
+fn shown(world: &World, command: &str, lock: &str) -> Value {
+    let mut value: Value =
+        serde_json::from_str(&world.dlock([command, "--json", lock]).any_stdout().run().stdout)
+            .expect("JSON");
+    without_times(&mut value);
+    value
+}
+
+fn without_times(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            let passing =
+                ["lease_ms", "held_ms", "waiting_ms", "waiters", "acquired_at", "ended_at", "fence"];
+            fields.retain(|name, _| !passing.contains(&name.as_str()));
+            fields.values_mut().for_each(without_times);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_times),
+        _ => {}
+    }
+}
+
+fn now_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    i64::try_from(now.as_millis()).expect("a time")
+}
+
+/// Writes what this version writes: once, when a version is released whose records are not those of the one before.
+#[test]
+fn this_version_has_records() {
+    let path = records().join(concat!("redis-", env!("CARGO_PKG_VERSION"), ".jsonl"));
+    if path.exists() || std::env::var_os("DLOCK_REGENERATE").is_none() {
+        return;
+    }
+    let world = World::with_redis(&[]);
+    let acquire = |lock: &str, options: &[&str]| {
+        world
+            .dlock(["acquire", "-k", lock, "-t", "24h", "--label", "import"])
+            .args(options)
+            .any_stdout()
+            .run()
+            .stdout
+    };
+    let token = acquire("exclusive", &["--reason", "a reason"]);
+    acquire("shared", &["-s"]);
+    acquire("shared", &["-s"]);
+    acquire("slots", &["-n", "3"]);
+    acquire("slots", &["-n", "3"]);
+    acquire("waited", &[]);
+    let waiter = world.run("waited", &["-w"], "true").any_stderr().spawn();
+    world.wait_for_waiters("waited", 1);
+    world.run("cooling", &["--min-hold", "24h"], "true").run();
+    acquire("revoked", &[]);
+    world.dlock(["release", "revoked", "--force", "-y"]).any_stderr().run();
+    world.run("idle", &[], "true").run();
+    world.run("idle", &[], "exit 3").status(3).run();
+    let looks = LOCKS.map(|lock| [shown(&world, "status", lock), shown(&world, "history", lock)]);
+    let header = json!({"written_ms": now_ms(), "token": token.trim(), "shown": looks});
+    let mut lines = vec![header.to_string()];
+    let mut redis = world.redis().connect();
+    let mut keys: Vec<String> = cmd("KEYS").arg("*").query(&mut redis).expect("KEYS");
+    keys.sort();
+    for key in keys {
+        let kind: String = cmd("TYPE").arg(&key).query(&mut redis).expect("TYPE");
+        let ttl: i64 = cmd("PTTL").arg(&key).query(&mut redis).expect("PTTL");
+        let mut look = match kind.as_str() {
+            "string" => cmd("GET"),
+            "hash" => cmd("HGETALL"),
+            "list" => cmd("LRANGE"),
+            _ => cmd("ZRANGE"),
+        };
+        look.arg(&key);
+        let value: Vec<String> = match kind.as_str() {
+            "string" => vec![look.query(&mut redis).expect("a string")],
+            "hash" => look.query(&mut redis).expect("a hash"),
+            "list" => look.arg(0).arg(-1).query(&mut redis).expect("a list"),
+            "zset" => look.arg(0).arg(-1).arg("WITHSCORES").query(&mut redis).expect("a sorted set"),
+            other => panic!("{key}: {other}"),
+        };
+        lines.push(json!([key, kind, ttl, value]).to_string());
+    }
+    waiter.signal(Signal::TERM);
+    waiter.output();
+    fs::create_dir_all(records()).expect("a directory");
+    fs::write(path, lines.join("\n") + "\n").expect("a file");
+}
+
+/// A world whose Redis has the records of a file, as if they had been written just now; and the file's header.
+fn restored(path: &Path) -> (World, Value) {
+    let text = fs::read_to_string(path).expect("records");
+    let header: Value = serde_json::from_str(text.lines().next().expect("a header")).expect("a header");
+    let written = header["written_ms"].as_i64().expect("when it was written");
+    let moved = now_ms() - written;
+    // A time in the records is one of 40 days around that: in milliseconds, or in microseconds.
+    let number = Regex::new("[0-9]{13,16}").expect("a pattern");
+    let text = number.replace_all(&text, |found: &Captures| {
+        let number: i64 = found[0].parse().expect("a number");
+        let near = |time: i64| (time - written).abs() < 40 * 86_400_000;
+        match number {
+            ms if near(ms) => (ms + moved).to_string(),
+            us if near(us / 1000) => (us + moved * 1000).to_string(),
+            other => other.to_string(),
+        }
+    });
+    let world = World::with_redis(&[]);
+    let mut redis = world.redis().connect();
+    for line in text.lines().skip(1) {
+        let (key, kind, ttl, value): (String, String, i64, Vec<String>) =
+            serde_json::from_str(line).expect("a record");
+        let (command, value) = match kind.as_str() {
+            "string" => ("SET", value),
+            "hash" => ("HSET", value),
+            "list" => ("RPUSH", value),
+            _ => ("ZADD", value.chunks(2).flat_map(|pair| [pair[1].clone(), pair[0].clone()]).collect()),
+        };
+        cmd(command).arg(&key).arg(value).exec(&mut redis).expect(command);
+        cmd("PEXPIRE").arg(&key).arg(ttl).exec(&mut redis).expect("PEXPIRE");
+    }
+    (world, header)
+}
+
+#[test]
+fn what_released_versions_wrote_is_what_it_was() {
+    let files = fs::read_dir(records()).expect("records").flatten().map(|entry| entry.path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "jsonl")).collect::<Vec<_>>();
+    assert!(!files.is_empty());
+    for path in files {
+        let (world, header) = restored(&path);
+        for (lock, looks) in LOCKS.iter().zip(header["shown"].as_array().expect("what was shown")) {
+            assert_shows(&path, &shown(&world, "status", lock), &looks[0]);
+            assert_shows(&path, &shown(&world, "history", lock), &looks[1]);
+        }
+        for (lock, options) in [
+            ("exclusive", &[][..]),
+            ("exclusive", &["-s"]),
+            ("shared", &[]),
+            ("slots", &["-n", "2"]),
+            ("cooling", &[]),
+            ("revoked", &[]),
+            ("waited", &[]),
+        ] {
+            world.run(lock, options, "true").any_stderr().status(75).run();
+        }
+        world.run("shared", &["-s"], "true").run();
+        world.dlock(["run", "-k", "slots", "-n", "3", "-c", "echo $DLOCK_SLOT"]).stdout("2\n").run();
+        let before = world.fence("idle");
+        world.run("idle", &[], "true").run();
+        assert!(world.fence("idle") > before);
+        world.write("token", header["token"].as_str().expect("a token"));
+        for command in ["check", "renew", "release"] {
+            world.dlock([command, "exclusive", "--token-file", "token"]).any_stdout().any_stderr().run();
+        }
+        world.run("exclusive", &[], "true").run();
+    }
+}
+
+/// A later version may show more, and shows all that it showed then.
+#[track_caller]
+fn assert_shows(path: &Path, now: &Value, then: &Value) {
+    match (now, then) {
+        (Value::Object(now), Value::Object(then)) => {
+            for (name, value) in then {
+                assert_shows(path, now.get(name).unwrap_or(&Value::Null), value);
+            }
+        }
+        (Value::Array(now), Value::Array(then)) => {
+            assert_eq!(now.len(), then.len(), "{}: {now:?} {then:?}", path.display());
+            now.iter().zip(then).for_each(|(now, then)| assert_shows(path, now, then));
+        }
+        _ => assert_eq!(now, then, "{}", path.display()),
+    }
+}
+
+/// The binary of another version in place of the one under test.
+fn previous(dlock: Dlock<'_>) -> Dlock<'_> {
+    dlock.under(&["sh", "-c", "shift; exec \"$PREVIOUS_DLOCK\" \"$@\"", "sh"])
+}
+
+fn two_versions_exclude_each_other(backend: Backend) {
+    if std::env::var_os("PREVIOUS_DLOCK").is_none() {
+        eprintln!("skipped: PREVIOUS_DLOCK names no other version");
+        return;
+    }
+    let world = World::new(backend);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    for old_first in [true, false] {
+        let one = |dlock| if old_first { previous(dlock) } else { dlock };
+        let other = |dlock| if old_first { dlock } else { previous(dlock) };
+        let holder = one(world.run("k", &[], job)).spawn();
+        world.wait_for_lines("up", 1);
+        other(world.run("k", &[], "true")).any_stderr().status(75).run();
+        let status = other(world.dlock(["status", "k", "--json"])).any_stdout().run().stdout;
+        assert!(status.contains("\"held\""), "{status}");
+        let waiter = other(world.run("k", &["-w"], "echo waited >> log")).any_stderr().spawn();
+        world.wait_for_waiters("k", 1);
+        let second = one(world.run("k", &["-w"], "echo second >> log")).any_stderr().spawn();
+        world.wait_for_waiters("k", 2);
+        world.write("go", "");
+        holder.finish();
+        waiter.finish();
+        second.finish();
+        assert_eq!(world.log(), ["up", "waited", "second"]);
+        for file in ["go", "log"] {
+            fs::remove_file(world.path(file)).expect("a file");
+        }
+    }
+}
