@@ -41,12 +41,7 @@ pub fn main() -> ExitCode {
             (complete::complete(&question).map_err(Into::into), Printer::early(None))
         }
         Ok(Parsed::Command(command)) => {
-            let printer = Printer::early(Some(command.common()));
-            let printer = match command.key() {
-                Some(key) => printer.about(key.as_str()),
-                None => printer,
-            };
-            (dispatch(&command), printer)
+            (dispatch(&command), Printer::early(Some(command.common())).about(command.key()))
         }
         Err(line) => (Err(Error::Usage(line).into()), Printer::early(None)),
     };
@@ -55,7 +50,8 @@ pub fn main() -> ExitCode {
         error::exit_of(&error)
     });
     if evaluated && exit != Exit::Ok {
-        let _said = output::print(&acquire::refusal(exit));
+        // In place of variables; `set -e` then stops the shell.
+        let _said = output::print(&format!("(exit {})\n", exit.code()));
     }
     if let Exit::Signal(signal) = exit {
         job::die_of(signal);

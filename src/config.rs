@@ -44,7 +44,6 @@ pub const VARIABLES: [&str; 9] = [
 /// What the process was started with, as far as settings depend on it.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// The environment, by name.
     pub variables: BTreeMap<&'static str, OsString>,
     /// The configuration file of the machine.
     pub machine_file: PathBuf,
@@ -52,7 +51,6 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Those of this process.
     pub fn of_process() -> Self {
         let others = ["HOME", "XDG_CONFIG_HOME", "SHELL", "NO_COLOR"];
         let names = VARIABLES.into_iter().chain(others);
@@ -69,7 +67,6 @@ impl Environment {
     }
 }
 
-/// Who set a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A flag, with its dashes.
@@ -119,11 +116,9 @@ pub struct Credentials {
     pub password: Secret,
 }
 
-/// The store that was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
     pub place: Location,
-    /// What to log in with.
     pub credentials: Option<Credentials>,
     /// What to log in to sentinels with; null where they ask for nothing.
     pub sentinel_credentials: Option<Credentials>,
@@ -152,7 +147,6 @@ impl fmt::Display for Store {
     }
 }
 
-/// How much is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     /// Errors and warnings.
@@ -178,15 +172,11 @@ pub struct Settings {
     pub store: Store,
     /// What the names of all locks begin with.
     pub prefix: String,
-    /// How long connecting may take.
     pub connect_timeout: Duration,
     /// How long an answer may take.
     pub op_timeout: Duration,
-    /// How much is said.
     pub verbosity: Verbosity,
-    /// How messages are written.
     pub log_format: LogFormat,
-    /// When to use colours.
     pub color: Color,
     /// What worked and should not be done so: one line each, to be printed once.
     pub warnings: Vec<String>,
@@ -196,7 +186,6 @@ pub struct Settings {
     pub files: Vec<(PathBuf, Sensitivity)>,
     /// The variables that have a password in them: every job inherits them.
     pub exposed: Vec<&'static str>,
-    /// What the configuration files say.
     file: File,
     password_variable: Option<Secret>,
     beside: Beside,
@@ -350,7 +339,6 @@ impl<'a> Layers<'a> {
         Ok(layers)
     }
 
-    /// A variable, if set.
     fn variable(&self, name: &'static str) -> Option<Set<String>> {
         let value = self.variables.get(name)?.clone();
         Some(Set { value, source: Source::Variable(name) })

@@ -26,7 +26,6 @@ impl Key {
         Ok(Self(text.into()))
     }
 
-    /// The key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -93,7 +92,6 @@ impl Name {
 pub struct Names(Vec<Name>);
 
 impl Names {
-    /// The set of these locks.
     pub fn new(first: Name, more: impl IntoIterator<Item = Name>) -> Self {
         let names: BTreeSet<Name> = std::iter::once(first).chain(more).collect();
         Self(names.into_iter().collect())
@@ -316,7 +314,6 @@ pub struct Owner {
     pub command: String,
     #[serde(deserialize_with = "bounded_if_any::<TEXT_MAX, _>")]
     pub reason: Option<String>,
-    /// Who took the hold.
     #[serde(skip_serializing_if = "By::is_usual")]
     pub by: By,
 }

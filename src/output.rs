@@ -5,7 +5,7 @@
 use crate::cli::{Color, Common, LogFormat};
 use crate::config::{Settings, Verbosity};
 use crate::error::Error;
-use crate::lock::shorten;
+use crate::lock::{Key, shorten};
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -13,6 +13,7 @@ use rustix::stdio::{stderr, stdout};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::os::fd::BorrowedFd;
 
 pub mod acquired;
 pub mod busy;
@@ -24,6 +25,7 @@ pub mod json;
 pub mod live;
 pub mod locale;
 pub mod metrics;
+pub mod owner;
 pub mod question;
 pub mod record;
 pub mod report;
@@ -75,10 +77,9 @@ impl Printer {
         }
     }
 
-    /// The same printer, naming this key in every JSON message.
-    pub fn about(mut self, key: &str) -> Self {
-        self.key = Some(key.into());
-        self
+    /// The same printer, naming this key, if there is one, in every JSON message.
+    pub fn about(self, key: Option<&Key>) -> Self {
+        Self { key: key.map(ToString::to_string), ..self }
     }
 
     /// Whether a message of this kind is said.
@@ -155,6 +156,11 @@ fn send(line: &str) {
     }
 }
 
+/// Whether the terminal is this process group's.
+fn is_in_front(terminal: BorrowedFd<'_>) -> bool {
+    rustix::termios::tcgetpgrp(terminal) == Ok(rustix::process::getpgrp())
+}
+
 /// Writes a result to stdout, whole. That nobody reads it any more is no error.
 pub fn print(text: &str) -> Result<(), Error> {
     match deliver(text) {
@@ -183,7 +189,6 @@ pub fn deliver(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether results are coloured.
 pub fn coloured(color: Color) -> Coloured {
     let terminal =
         || rustix::termios::isatty(stdout()) && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
@@ -195,7 +200,6 @@ pub fn coloured(color: Color) -> Coloured {
     }
 }
 
-/// Whether escape sequences are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coloured {
     Yes,

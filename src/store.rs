@@ -92,7 +92,6 @@ pub trait Store: Send {
     fn reset(&mut self);
 }
 
-/// Which locks are looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
     /// Those that somebody holds or waits for, or that are kept; and some of which that was so until now.
@@ -103,7 +102,6 @@ pub enum Which {
     Known,
 }
 
-/// What was found.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The locks, in order of name.
@@ -113,7 +111,6 @@ pub struct Found {
     pub missing: Vec<Error>,
 }
 
-/// Who listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listener {
     /// A holder, for [`Store::request`].

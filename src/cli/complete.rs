@@ -2,6 +2,7 @@
 //! goes where the cursor is, and which store the line names. Nothing is expanded as a shell would: a word that needs
 //! it is not known. Whatever the line is, this only answers; it is never an error.
 
+use super::leading::option;
 use super::{Cli, Common, leading};
 use clap::{ArgAction, CommandFactory};
 use std::ffi::OsString;
@@ -159,29 +160,6 @@ pub fn is_key(argument: &clap::Arg) -> bool {
 fn takes(option: &clap::Arg, word: &str) -> bool {
     let may_be_left_out = option.get_num_args().is_some_and(|number| number.min_values() == 0);
     !(may_be_left_out && word.starts_with('-'))
-}
-
-/// The option that a word names, if it takes a value: with the part of the word that names it, and the value that
-/// stands in the same word.
-pub(super) fn option<'c, 'w>(
-    command: &'c clap::Command,
-    word: &'w str,
-) -> Option<(&'c clap::Arg, &'w str, Option<&'w str>)> {
-    let takes = |argument: &&clap::Arg| matches!(argument.get_action(), ArgAction::Set | ArgAction::Append);
-    if let Some(long) = word.strip_prefix("--") {
-        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
-        let option = command.get_arguments().filter(takes).find(|option| option.get_long() == Some(name))?;
-        let lead = &word[..word.len() - value.map_or(0, str::len)];
-        return Some((option, lead, value));
-    }
-    // Of several letters in one word only the last can take a value: it is the first that does.
-    let letters = word.strip_prefix('-')?;
-    letters.char_indices().find_map(|(at, letter)| {
-        let option =
-            command.get_arguments().filter(takes).find(|option| option.get_short() == Some(letter))?;
-        let (lead, value) = word.split_at(1 + at + letter.len_utf8());
-        Some((option, lead, Some(value).filter(|value| !value.is_empty())))
-    })
 }
 
 /// A word without its quotes.

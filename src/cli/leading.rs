@@ -1,8 +1,8 @@
 //! Where is the command on the line? The options that every command takes may stand before it; the parser wants them
 //! behind. What is not one of them is left where it is, for the parser to say what is wrong.
 
-use super::{Common, complete};
-use clap::{ArgAction, Args as _, Command};
+use super::Common;
+use clap::{Arg, ArgAction, Args as _, Command};
 use std::ffi::OsString;
 
 /// The arguments (the first is the program's name) with the options that stand before the command moved behind it.
@@ -28,7 +28,7 @@ pub fn count<'a>(words: impl Iterator<Item = &'a str>) -> Option<usize> {
         if word.len() < 2 || !word.starts_with('-') || word == "--" {
             return Some(at);
         }
-        match complete::option(&options, word) {
+        match option(&options, word) {
             Some((_, _, Some(_))) => {}
             Some((_, _, None)) => drop(words.next()),
             None if is_flag(&options, word) => {}
@@ -42,8 +42,31 @@ pub fn count<'a>(words: impl Iterator<Item = &'a str>) -> Option<usize> {
 pub fn stranger(arguments: &[OsString]) -> Option<String> {
     let options = Common::augment_args(Command::new(""));
     let words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
-    let is_known = |word: &str| complete::option(&options, word).is_some() || is_flag(&options, word);
+    let is_known = |word: &str| option(&options, word).is_some() || is_flag(&options, word);
     words.filter(|word| word.starts_with('-')).find(|word| !is_known(word)).map(|word| word.into_owned())
+}
+
+/// The option that a word names, if it takes a value: with the part of the word that names it, and the value that
+/// stands in the same word.
+pub(super) fn option<'c, 'w>(
+    command: &'c Command,
+    word: &'w str,
+) -> Option<(&'c Arg, &'w str, Option<&'w str>)> {
+    let takes = |argument: &&Arg| matches!(argument.get_action(), ArgAction::Set | ArgAction::Append);
+    if let Some(long) = word.strip_prefix("--") {
+        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+        let option = command.get_arguments().filter(takes).find(|option| option.get_long() == Some(name))?;
+        let lead = &word[..word.len() - value.map_or(0, str::len)];
+        return Some((option, lead, value));
+    }
+    // Of several letters in one word only the last can take a value: it is the first that does.
+    let letters = word.strip_prefix('-')?;
+    letters.char_indices().find_map(|(at, letter)| {
+        let option =
+            command.get_arguments().filter(takes).find(|option| option.get_short() == Some(letter))?;
+        let (lead, value) = word.split_at(1 + at + letter.len_utf8());
+        Some((option, lead, Some(value).filter(|value| !value.is_empty())))
+    })
 }
 
 /// Whether a word is one or several options without a value.
@@ -53,7 +76,7 @@ fn is_flag(options: &Command, word: &str) -> bool {
     match word.strip_prefix("--") {
         Some(name) => flags.any(|flag| flag.get_long() == Some(name)),
         None => {
-            let known: Vec<_> = flags.filter_map(clap::Arg::get_short).collect();
+            let known: Vec<_> = flags.filter_map(Arg::get_short).collect();
             word.chars().skip(1).all(|letter| known.contains(&letter))
         }
     }

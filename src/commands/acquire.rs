@@ -33,7 +33,6 @@ const LEAVING: Duration = Duration::from_millis(60);
 /// How long one that fails takes at most to give back what it may have got.
 const CLEARING: Duration = Duration::from_millis(250);
 
-/// `dlock acquire`.
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
     let keys = each_once(&flags.key);
@@ -52,7 +51,9 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     context.check_lease_limit("--min-hold", flags.min_hold.unwrap_or_default())?;
     let until = Until::from_now(wanted(flags));
     let since = Moment::now();
-    let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
+    let token = Token::random().map_err(|error| {
+        Error::Internal(format!("the system has no random bytes: {error}; the lock is not acquired"))
+    })?;
     // Before the store is opened, which may start a thread.
     let signals = Signals::take(&job::ENDING)?;
     let settings = &context.settings;
@@ -97,7 +98,6 @@ enum Learned {
     Refused(Error),
 }
 
-/// What that thread does.
 struct Asking {
     context: Context,
     keys: Vec<Key>,
@@ -171,7 +171,6 @@ fn clear_up(store: &mut dyn Store, request: &Request, within: Duration) {
     let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, by);
 }
 
-/// What the main thread knows.
 struct Acquiring<'a> {
     context: &'a Context,
     flags: &'a cli::acquire::Acquire,
@@ -259,6 +258,7 @@ impl Acquiring<'_> {
         let until = sent.after(ask.ttl);
         let (settings, keys) = (&self.context.settings, self.asked.keys.clone());
         let held = Held::new(settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
+        let held = Held { ttl: Some(self.ttl), ..held };
         let acquired = Acquired {
             keys,
             store: self.asked.store.clone(),
@@ -268,7 +268,7 @@ impl Acquiring<'_> {
             token: ask.token.clone(),
             lease: until.left(),
             waited: grant.waited,
-            held: Holds::of_process().with(held.for_ttl(self.ttl)).to_string(),
+            held: Holds::of_process().with(held).to_string(),
             reach: settings.environment(),
         };
         let text = match (self.flags.export, self.flags.json) {
@@ -303,7 +303,7 @@ impl Acquiring<'_> {
             _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
-        self.line.speak(Kind::Note, &busy::not_acquired(&self.asked, blocker, tried));
+        self.line.speak(Kind::Note, &busy::busy(&self.asked, blocker, tried, ""));
     }
 
     fn acquired(&self, until: Moment) {
@@ -332,16 +332,6 @@ impl Acquiring<'_> {
             ),
         );
     }
-}
-
-/// What a shell that evaluates the output of `acquire --export` gets in place of variables: the status as its own, so that
-/// `set -e` stops it.
-pub fn refusal(exit: Exit) -> String {
-    format!("(exit {})\n", exit.code())
-}
-
-fn internal(what: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
-    Error::Internal(format!("{what}: {error}; the lock is not acquired")).into()
 }
 
 fn wanted(flags: &cli::acquire::Acquire) -> Wait {

@@ -12,7 +12,6 @@ use crate::output::Kind;
 use crate::output::busy::listed;
 use crate::output::time::span;
 
-/// `dlock check`.
 pub fn check(context: &Context, flags: &cli::check::Check) -> anyhow::Result<Exit> {
     if let (Some(file), Some(key)) = (&flags.token_file, &flags.key) {
         let token = token_file::read(file)?;

@@ -42,13 +42,11 @@ end
 
 ";
 
-/// `dlock completions SHELL`.
 pub fn completions(wanted: &Completions) -> Result<Exit, Error> {
     output::print(&script(wanted.shell)?)?;
     Ok(Exit::Ok)
 }
 
-/// The script for one shell.
 pub fn script(shell: Shell) -> Result<String, Error> {
     let generator = match shell {
         Shell::Bash => clap_complete::Shell::Bash,

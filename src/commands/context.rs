@@ -32,8 +32,7 @@ impl Context {
         for remark in &settings.remarks {
             printer.say(Kind::Detail, remark);
         }
-        let printer = key.map_or_else(|| printer.clone(), |key| printer.clone().about(key.as_str()));
-        Ok(Self { settings, printer })
+        Ok(Self { settings, printer: printer.about(key) })
     }
 
     /// The same command in another place.

@@ -18,7 +18,6 @@ use std::os::unix::fs::PermissionsExt;
 
 mod judge;
 
-/// `dlock doctor`.
 pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     let settings = &context.settings;
     let by = judge::Settings {

@@ -46,7 +46,6 @@ pub enum News<T> {
     Learned(T),
     /// The descriptor that was given is ready.
     Ready,
-    /// The time has come.
     Nothing,
 }
 

@@ -23,15 +23,12 @@ pub const VARIABLE: &str = "DLOCK_HELD";
 pub struct Held {
     /// The store's URL in its one spelling, without a secret.
     pub store: String,
-    /// How that store is reached.
     pub access: Access,
     /// The prefix of the locks' names.
     pub prefix: String,
     /// The keys, in the order in which they were given, each once; at least one.
     pub keys: Vec<Key>,
-    /// What proves the hold.
     pub token: Token,
-    /// The fence of the grant.
     pub fence: Fence,
     pub by: By,
     /// The lease that whoever renews it asked for, where that is not a dlock which knows.
@@ -75,12 +72,6 @@ impl Held {
             by,
             ttl: None,
         }
-    }
-
-    /// The same, and for how long it is to be renewed.
-    pub fn for_ttl(mut self, ttl: Ttl) -> Self {
-        self.ttl = Some(ttl);
-        self
     }
 
     /// Whether the hold is in the store and under the prefix that the settings name.

@@ -8,7 +8,6 @@ use crate::output::history::{Look, picture, table};
 use crate::output::table::Width;
 use crate::output::{self, json};
 
-/// `dlock history KEY`.
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let name = context.name(&flags.key.0)?;
     let view = context.open()?.inspect(&name, context.deadline());

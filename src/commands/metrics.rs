@@ -8,7 +8,6 @@ use crate::output::metrics::{Exposition, Sample};
 use crate::output::{self, Kind};
 use crate::store::{View, Which};
 
-/// `dlock metrics`.
 pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Result<Exit> {
     // The same series twice is an error of the format.
     let wanted = Wanted::of(context, &each_once(&flags.keys))?;

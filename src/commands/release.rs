@@ -18,7 +18,6 @@ use crate::shell::word;
 mod ask;
 mod force;
 
-/// `dlock release`.
 pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> {
     let key = &flags.key.0;
     if let Some(file) = &flags.token_file {

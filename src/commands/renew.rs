@@ -16,7 +16,6 @@ use crate::output::time::{local, millis, now, span};
 use crate::store;
 use std::time::Duration;
 
-/// `dlock renew`.
 pub fn renew(context: &Context, flags: &cli::renew::Renew) -> anyhow::Result<Exit> {
     if let (Some(file), Some(key)) = (&flags.token_file, &flags.key) {
         let lease = Lease {
@@ -52,7 +51,6 @@ pub fn renew(context: &Context, flags: &cli::renew::Renew) -> anyhow::Result<Exi
     Lease { shown, names, token: held.token.clone(), ttl }.renew(&context, flags)
 }
 
-/// What is to be renewed.
 struct Lease {
     shown: String,
     names: Names,

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 mod watch;
 
-/// `dlock status`.
 pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let view = Looks {

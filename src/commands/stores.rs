@@ -21,7 +21,6 @@ const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
 /// What a command that holds a lock asks of the store.
 #[derive(Clone, Copy)]
 pub struct HoldOn {
-    /// How many replicas acknowledge it.
     pub replicas: Replicas,
     /// The longest lease on independent masters.
     pub max_lease: Duration,

@@ -28,7 +28,6 @@ enum Learned {
     Over(Result<Option<Name>, Error>),
 }
 
-/// `dlock wait`.
 pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> {
     let settings = &context.settings;
     let names = flags.keys.iter().map(|key| context.name(key)).collect::<Result<Vec<_>, _>>()?;

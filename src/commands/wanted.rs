@@ -12,7 +12,8 @@ use std::time::Duration;
 /// The locks that a command was asked about.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    named: Vec<Name>,
+    /// Those named, in the order given.
+    pub named: Vec<Name>,
     /// Those whose keys look like one of these.
     patterns: Vec<Pattern>,
     prefix: String,
@@ -25,11 +26,6 @@ impl Wanted {
         let named = keys.iter().filter(|key| Pattern::of(key).is_none());
         let named = named.map(|key| context.name(key)).collect::<Result<_, _>>()?;
         Ok(Self { named, patterns, prefix: context.settings.prefix.clone() })
-    }
-
-    /// Those named, in the order given.
-    pub fn named(&self) -> &[Name] {
-        &self.named
     }
 
     /// The one lock that is meant, if it is one that was named.

@@ -13,7 +13,6 @@ use rustix::stdio::stdout;
 
 mod look;
 
-/// `dlock watch`.
 pub fn watch(context: &Context, flags: &cli::watch::Watch) -> anyhow::Result<Exit> {
     let wanted = Wanted::of(context, &flags.keys)?;
     let form = if flags.json { Form::Json } else { Form::Text(output::coloured(context.settings.color)) };

@@ -22,12 +22,9 @@ pub enum Value {
     /// Any text, or one of a closed set of words, already checked.
     Text(String),
     Flag(bool),
-    /// A span of time.
     Span(Duration),
     Status(u8),
-    /// A number of replicas.
     Replicas(Replicas),
-    /// A number of slots.
     Slots(u32),
 }
 
@@ -137,7 +134,6 @@ impl File {
         }
     }
 
-    /// A span of time.
     pub fn span(&self, key: &str) -> Option<Duration> {
         match self.get(key)?.value {
             Value::Span(span) => Some(span),

@@ -14,7 +14,6 @@ pub struct Access {
     pub url: String,
     /// The user, if one is named.
     pub username: Option<String>,
-    /// Where the password is.
     pub password: PasswordAt,
 }
 

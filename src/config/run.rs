@@ -17,7 +17,6 @@ pub const MAX_LEASE: Duration = Duration::from_secs(5 * 60);
 /// Whose end the lock is kept for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepFor {
-    /// That of the command.
     Command,
     /// That of every process of the job.
     Tree,
@@ -30,7 +29,6 @@ pub struct Run {
     /// With whom the lock is shared.
     pub mode: Mode,
     pub ttl: Ttl,
-    /// How long to wait.
     pub wait: Wait,
     /// How long the lock is kept at least; zero for not at all.
     pub min_hold: Duration,
@@ -48,7 +46,6 @@ pub struct Run {
     pub busy: u8,
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
-    /// How many replicas must acknowledge.
     pub replicas: Replicas,
     /// `--reason`, if not empty.
     pub reason: Option<String>,

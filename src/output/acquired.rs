@@ -10,7 +10,6 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// A hold that was acquired.
 #[derive(Debug, Clone)]
 pub struct Acquired {
     /// The keys, in the order given; at least one.
@@ -21,9 +20,7 @@ pub struct Acquired {
     pub mode: Mode,
     /// The slot, of a lock with slots.
     pub slot: Option<u32>,
-    /// The fence of the grant.
     pub fence: Fence,
-    /// What proves the hold.
     pub token: Token,
     /// What is left of the lease.
     pub lease: Duration,

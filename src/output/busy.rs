@@ -3,13 +3,13 @@
 
 use super::columns::width;
 use super::live::Room;
+use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::law::{Blocker, Holder, State, Waiting};
 use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
 
-/// What was asked for.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The keys, in the order given; at least one.
@@ -30,30 +30,14 @@ pub enum Tried {
     Waited(Duration),
 }
 
-/// The one line of a run that did not get the lock.
-pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
-    format!("{}; the command did not run; {}", refused(asked, blocker, tried), next(tried))
-}
-
-/// The same where there is no command.
-pub fn not_acquired(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
-    format!("{}; {}", refused(asked, blocker, tried), next(tried))
-}
-
-fn refused(asked: &Asked, blocker: &Blocker, tried: Tried) -> String {
-    let verdict = match tried {
-        Tried::Once | Tried::Inside => "is busy".into(),
-        Tried::Waited(bound) => format!("was busy for the {} of --wait", span(bound)),
+/// The lock is not to be had. `so` says what that means for the command, if there is one.
+pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String {
+    let (verdict, next) = match tried {
+        Tried::Once => ("is busy".into(), "-w waits for it"),
+        Tried::Inside => ("is busy".into(), "this process itself runs under it"),
+        Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
     };
-    format!("{} {verdict}: {}", asked.in_the_way(blocker), reason(blocker, asked.mode))
-}
-
-fn next(tried: Tried) -> &'static str {
-    match tried {
-        Tried::Once => "-w waits for it",
-        Tried::Inside => "this process itself runs under it",
-        Tried::Waited(_) => "try later",
-    }
+    format!("{} {verdict}: {}{so}; {next}", asked.in_the_way(blocker), reason(blocker, asked.mode))
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
@@ -253,17 +237,7 @@ fn otherwise(blocker: &Blocker, asked: Mode) -> String {
     }
 }
 
-/// `user@host (pid 12)`.
-pub fn who(owner: &Owner) -> String {
-    format!("{}@{} (pid {})", owner.user, owner.host, owner.pid)
-}
-
 /// The command, in quotes that show where it ends.
-/// Why it is held, behind the command, if that is known.
-pub fn because(owner: &Owner) -> String {
-    owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default()
-}
-
 fn what(owner: &Owner) -> String {
     format!("'{}'", owner.command)
 }
@@ -272,6 +246,8 @@ fn what(owner: &Owner) -> String {
 mod tests {
     use super::*;
     use crate::lock::Fence;
+
+    const NOT_RUN: &str = "; the command did not run";
 
     fn holder(confirmed: bool) -> Holder {
         Holder {
@@ -322,8 +298,8 @@ mod tests {
         let blocker = blocker(Mode::Exclusive, 0);
         let parts = ["nightly in redis://h:6379 is busy: held by app@web1 (pid 4711)", "12m ago"];
         let more = ["'report --all'", "27s more); the command did not run", "-w"];
-        says(&busy(&asked, &blocker, Tried::Once), &[&parts[..], &more].concat());
-        let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)));
+        says(&busy(&asked, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
+        let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)), NOT_RUN);
         says(&line, &["10s of --wait"]);
         Ok(())
     }
@@ -348,7 +324,7 @@ mod tests {
             (Slots(3), 1, Exclusive, &["2 of its 3 slots held", "; exclusive was asked for"]),
             (Exclusive, 0, Slots(1), &["held exclusive by app@web1", "; 1 slot was asked for"]),
         ] {
-            says(&busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once), parts);
+            says(&busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once, NOT_RUN), parts);
         }
         Ok(())
     }
@@ -358,7 +334,7 @@ mod tests {
         let asked = asked(&["c", "a", "b"], Mode::Exclusive)?;
         let blocker = Blocker { at: 2, ..blocker(Mode::Exclusive, 0) };
         says(
-            &busy(&asked, &blocker, Tried::Once),
+            &busy(&asked, &blocker, Tried::Once, NOT_RUN),
             &["c in redis://h:6379 (wanted together with a and b) is busy"],
         );
         let keys = ["a", "b", "c", "d", "e"].map(Key::new).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -392,7 +368,7 @@ mod tests {
                     let blocker =
                         Blocker { state, holder: holder.clone(), left, ..blocker(Mode::Exclusive, 1) };
                     let asked = asked(&["k"], Mode::Shared)?;
-                    println!("{}", busy(&asked, &blocker, Tried::Once));
+                    println!("{}", busy(&asked, &blocker, Tried::Once, NOT_RUN));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker };
                     for room in [Room::Endless, Room::Columns(40), Room::Columns(1)] {
                         says(&waiting(&asked, &waits, Duration::from_secs(10), room), &["10s", "place 3"]);

@@ -1,9 +1,10 @@
 //! What is seen of a lock by one who does not want it? One clause on its state, for `wait` and `release`; what is in the
 //! way of one who does want it is in `busy`.
 
-use super::busy::{and_others, because, who};
+use super::busy::and_others;
 use super::columns::width;
 use super::live::Room;
+use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::exit::Ended;

@@ -15,14 +15,12 @@ pub struct Finding {
     pub node: Option<String>,
     /// What was looked at, in a word or two.
     pub check: &'static str,
-    /// Whether it is good.
     pub verdict: Verdict,
     pub found: String,
     /// What to do; null where there is nothing.
     pub advice: Option<String>,
 }
 
-/// Whether it is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {

@@ -2,10 +2,9 @@
 //! run, with a bar on a time axis that all rows share. All times are the store's own. The axis ends with the newest
 //! end, not now, so that runs of long ago are still told apart.
 
-use super::busy::because;
 use super::columns::{spaces, width};
 use super::locale::Charset;
-use super::table::who;
+use super::owner::{because, cell};
 use super::time::{self, span};
 use super::{Coloured, escaped};
 use crate::cli::Color;
@@ -16,7 +15,6 @@ use std::time::Duration;
 
 mod axis;
 
-/// How it is drawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     pub coloured: Coloured,
@@ -41,7 +39,6 @@ pub fn how(end: &LoggedEnd) -> String {
     }
 }
 
-/// The colour of an end.
 pub fn colour(outcome: Outcome, job: Option<Ended>) -> Option<&'static str> {
     match (outcome, job) {
         (Outcome::Released, Some(Ended::Code(0))) => Some("\x1b[32m"),
@@ -78,14 +75,13 @@ struct Column {
 }
 
 impl Column {
-    fn new(head: &'static str, log: &[LoggedEnd], cell: impl Fn(&LoggedEnd) -> String) -> Self {
-        let cells: Vec<String> = log.iter().map(cell).collect();
+    fn new(head: &'static str, log: &[LoggedEnd], text: impl Fn(&LoggedEnd) -> String) -> Self {
+        let cells: Vec<String> = log.iter().map(text).collect();
         let width = cells.iter().map(|cell| width(cell)).chain([head.len()]).max().unwrap_or(0);
         Self { head, cells, width }
     }
 }
 
-/// The space between two columns.
 const GAP: usize = 2;
 /// The fewest columns on which an axis says something.
 const AXIS_MIN: usize = 12;
@@ -100,7 +96,7 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
     let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN));
     room = room.saturating_sub(shown.iter().map(|column| column.width + GAP).sum());
     let optional = [
-        (Column::new("HOLDER", log, |end| who(&end.owner)), 8, 30),
+        (Column::new("HOLDER", log, |end| cell(&end.owner)), 8, 30),
         (Column::new("WAITED", log, waited), 6, 6),
         (Column::new("COMMAND", log, command), 12, 40),
     ];
@@ -115,64 +111,49 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
     let axis = Some(columns.saturating_sub(used)).filter(|width| *width >= AXIS_MIN);
     let axis = axis.map(|width| Axis::over(log, width, look.charset));
 
+    drawn(&shown, log, axis.as_ref(), look)
+}
+
+/// The plain table of these ends, the newest first.
+pub fn table(log: &[LoggedEnd], look: Look) -> String {
+    let by = |end: &LoggedEnd| end.by.as_ref().map_or_else(|| "-".into(), cell);
+    let shown = [
+        Column::new("STARTED", log, |end| time::whole(end.since)),
+        Column::new("ENDED", log, |end| time::whole(end.ended)),
+        Column::new("WAITED", log, waited),
+        Column::new("HELD", log, held),
+        Column::new("END", log, how),
+        Column::new("HOLDER", log, |end| cell(&end.owner)),
+        Column::new("ENDED BY", log, by),
+        Column::new("COMMAND", log, command),
+    ];
+    // A pipe gets the text as it is.
+    drawn(&shown, log, None, Look { charset: Charset::Unicode, ..look })
+}
+
+fn drawn(shown: &[Column], log: &[LoggedEnd], axis: Option<&Axis>, look: Look) -> String {
     let mut text = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = String>, bar: String| {
-        let mut line: String = cells.collect();
-        line.push_str(&bar);
+    let mut line = |cells: &mut dyn Iterator<Item = String>, bar: Option<String>| {
+        let line = cells.chain(bar).collect::<String>();
         text.push_str(line.trim_end());
         text.push('\n');
     };
     let pad = |cell: &str, shown: &str, width: usize| {
         format!("{shown}{}", spaces(width.saturating_sub(self::width(cell)) + GAP))
     };
-    line(
-        &mut shown.iter().map(|column| pad(column.head, column.head, column.width)),
-        axis.as_ref().map(|axis| axis.head()).unwrap_or_default(),
-    );
+    line(&mut shown.iter().map(|column| pad(column.head, column.head, column.width)), axis.map(Axis::head));
     for (row, end) in log.iter().enumerate() {
         let mut cells = shown.iter().map(|column| {
-            let cell = column.cells.get(row).map(|cell| look.charset.fitted(cell, column.width));
-            let cell = cell.unwrap_or_default();
+            let cell = look.charset.fitted(&column.cells[row], column.width);
             let painted = if column.head == "END" { painted(&cell, end, look) } else { cell.clone() };
             pad(&cell, &painted, column.width)
         });
-        let bar = axis.as_ref().map(|axis| {
+        let bar = axis.map(|axis| {
             let bar = axis.bar(end);
             let ink = bar.trim_start_matches(' ');
             format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, look))
         });
-        line(&mut cells, bar.unwrap_or_default());
-    }
-    text
-}
-
-const HEAD: [&str; 8] = ["STARTED", "ENDED", "WAITED", "HELD", "END", "HOLDER", "ENDED BY", "COMMAND"];
-
-/// The plain table of these ends, the newest first.
-pub fn table(log: &[LoggedEnd], look: Look) -> String {
-    let mut rows = vec![HEAD.map(String::from)];
-    rows.extend(log.iter().map(|end| {
-        let by = end.by.as_ref().map_or_else(|| "-".into(), who);
-        let (since, ended) = (time::whole(end.since), time::whole(end.ended));
-        [since, ended, waited(end), held(end), how(end), who(&end.owner), by, command(end)]
-    }));
-    let mut widths = [0; HEAD.len()];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = self::width(cell).max(*width);
-        }
-    }
-    let mut text = String::new();
-    for (at, row) in rows.iter().enumerate() {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-            let end = at.checked_sub(1).and_then(|at| log.get(at)).filter(|_| HEAD[column] == "END");
-            let shown = end.map_or_else(|| cell.clone(), |end| painted(cell, end, look));
-            line.push_str(&shown);
-            line.push_str(&spaces(width.saturating_sub(self::width(cell)) + GAP));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
+        line(&mut cells, bar);
     }
     text
 }

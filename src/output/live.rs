@@ -6,11 +6,11 @@
 //! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
 
 use super::columns::{split, width};
-use super::{Kind, Printer, escaped, send};
+use super::{Kind, Printer, escaped, is_in_front, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
 use rustix::stdio::stderr;
-use rustix::termios::{isatty, tcgetpgrp, tcgetwinsize};
+use rustix::termios::{isatty, tcgetwinsize};
 use std::time::Duration;
 
 /// How long a waiter that nobody watches stays silent.
@@ -34,7 +34,6 @@ const USUAL: usize = 80;
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
 
-/// How much may be said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
     /// As much as there is to say.
@@ -126,7 +125,7 @@ impl Waiter {
             }
             Medium::Terminal | Medium::Line(_) => {
                 // In the background the screen is somebody else's, and writing might stop dlock.
-                if in_front() {
+                if is_in_front(stderr()) {
                     let columns = columns();
                     let room = Room::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
                     let line = fitting(&text(room), columns);
@@ -141,7 +140,7 @@ impl Waiter {
     /// Takes the line off the terminal. Before every other message, before CMD starts, and before dlock stops.
     pub fn clear(&mut self) {
         if let Medium::Line(_) = self.place {
-            if in_front() {
+            if is_in_front(stderr()) {
                 send(&self.wipe(columns()));
             }
             self.place = Medium::Terminal;
@@ -164,18 +163,12 @@ impl Drop for Waiter {
     }
 }
 
-/// Whether the terminal is this process group's.
-fn in_front() -> bool {
-    tcgetpgrp(stderr()) == Ok(rustix::process::getpgrp())
-}
-
 /// Wipes this row and those below it that the line may take now. Row by row, and then back to where the cursor was: to
 /// erase the screen from here on would, in the first row, have tmux keep all of it in its history.
 fn wipe_rows(rows: usize) -> String {
     format!("{WIPE}\x1b7{}\x1b8", "\x1b[B\x1b[K".repeat(rows - 1))
 }
 
-/// The width of the terminal.
 fn columns() -> usize {
     match tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col)) {
         0 => USUAL,

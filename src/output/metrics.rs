@@ -22,7 +22,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What a view tells.
     pub fn of(view: &View) -> Self {
         let is_held = view.state == State::Held;
         // The server may have lost who holds it.

@@ -2,7 +2,8 @@
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
 use super::columns::{broken, padded};
-use super::table::{Width, colour, last, who};
+use super::owner::cell;
+use super::table::{Width, colour, last};
 use super::time::{local, span};
 use super::{Coloured, escaped};
 use crate::law::{Holder, State};
@@ -78,12 +79,12 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
         // What goes without saying is not said.
         let is_usual = view.mode.unwrap_or_default() == waiter.mode;
         let mode = if is_usual { String::new() } else { format!(", {}", waiter.mode) };
-        let (who, waiting) = (who(&waiter.owner), span(waiter.waiting));
+        let (who, waiting) = (cell(&waiter.owner), span(waiter.waiting));
         let text = format!("{who}, for {waiting}{mode}: {}", waiter.owner.command);
         lines.add(2, &format!("{}.", at + 1), &text);
     }
     if let Some(end) = view.log.first() {
-        lines.add(0, "last run", &format!("{}, by {}", last(end, view.now), who(&end.owner)));
+        lines.add(0, "last run", &format!("{}, by {}", last(end, view.now), cell(&end.owner)));
     }
     if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
         lines.add(0, "fence", &fence.to_string());
@@ -93,14 +94,13 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
     lines.text
 }
 
-/// All about one holder.
 fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     let slot = holder.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
     let how = match holder.owner.by {
         By::Run => "",
         By::Acquire => ", acquired by a script",
     };
-    lines.add(0, "holder", &format!("{}{slot}{how}", who(&holder.owner)));
+    lines.add(0, "holder", &format!("{}{slot}{how}", cell(&holder.owner)));
     lines.add(2, "since", &format!("{} ({})", local(holder.since, view.now), span(holder.held)));
     lines.add(2, "lease", &format!("{} left", span(holder.lease)));
     lines.add(2, "command", &holder.owner.command);
@@ -109,11 +109,10 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     }
     lines.add(2, "fence", &holder.fence.to_string());
     if let Some(by) = &holder.asked {
-        lines.add(2, "asked", &format!("to stop, by {}", who(by)));
+        lines.add(2, "asked", &format!("to stop, by {}", cell(by)));
     }
 }
 
-/// The lines so far.
 struct Lines {
     text: String,
     width: Width,

@@ -8,19 +8,16 @@ use crate::error::Error;
 use crate::lock::Fence;
 use serde::Serialize;
 
-/// What became of a run.
 #[derive(Debug, Serialize)]
 pub struct Report<'a> {
     /// In one word.
     pub outcome: Outcome,
     /// dlock's exit status, as a shell shows it.
     pub status: u8,
-    /// Whether the command was started.
     pub started: bool,
     /// How the job ended; of a dlock that was interrupted before, the signal.
     #[serde(flatten)]
     pub job: JobEnd,
-    /// How the lock was lost.
     pub lost: Option<HowLost>,
     /// The first key.
     pub key: Option<String>,
@@ -32,7 +29,6 @@ pub struct Report<'a> {
     pub waited_ms: Option<u64>,
     /// From the grant to the release.
     pub held_ms: Option<u64>,
-    /// The fence of the grant.
     pub fence: Option<Fence>,
     pub slot: Option<u32>,
     /// Whether the job around dlock held a key of these already.
@@ -41,7 +37,6 @@ pub struct Report<'a> {
     pub error: Option<String>,
 }
 
-/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -67,7 +62,6 @@ pub enum Outcome {
     Fault,
 }
 
-/// How a lock was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HowLost {

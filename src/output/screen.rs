@@ -2,13 +2,11 @@
 //! was when dlock ends. While it is shown a key is heard at once and not echoed, if the keyboard is that of the terminal;
 //! ^C and ^Z are what they always are. What is on the page, and when it is drawn, is the caller's.
 
-use super::print;
+use super::{is_in_front, print};
 use crate::error::Error;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::stdio::{stdin, stdout};
-use rustix::termios::{
-    LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
-};
+use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use std::os::fd::BorrowedFd;
 
 /// The second screen, without a cursor, and without wrapping what is too long.
@@ -104,11 +102,6 @@ impl Drop for Screen {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// Whether the terminal is this process group's.
-fn is_in_front(terminal: BorrowedFd<'_>) -> bool {
-    tcgetpgrp(terminal) == Ok(rustix::process::getpgrp())
 }
 
 /// These lines over whatever is on the screen. Erased is before writing: behind a line as wide as the terminal the cursor

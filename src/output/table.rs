@@ -3,17 +3,16 @@
 //! not fit side by side they stand below each other. A lock's rows say once what they have in common. Into a pipe all
 //! of it goes, and each row says all. What comes from the store is escaped cell by cell. One lock alone is in `record`.
 
-use super::busy::because;
 use super::columns::{broken, padded, spaces, width};
 use super::history::how;
 use super::locale::Charset;
+use super::owner::{self, because};
 use super::time::{local, span};
 use super::{Coloured, escaped};
 use crate::law::{Holder, LoggedEnd, State};
-use crate::lock::{Mode, Owner};
+use crate::lock::Mode;
 use crate::store::{View, Waiter};
 
-/// The room there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     /// A terminal with this many columns.
@@ -23,7 +22,6 @@ pub enum Width {
 }
 
 impl Width {
-    /// The width of stdout.
     pub fn of_stdout() -> Self {
         match rustix::termios::tcgetwinsize(rustix::stdio::stdout()) {
             Ok(size) if size.ws_col > 0 => Self::Columns(size.ws_col.into()),
@@ -53,7 +51,6 @@ const NOTHING: &str = "-";
 /// What the rows of a lock have in common.
 const COMMON: [usize; 4] = [KEY, STATE, WAITING, LAST_RUN];
 
-/// Between two columns.
 const GAP: usize = 2;
 /// Before what stands below a key.
 const INDENT: usize = 2;
@@ -221,7 +218,6 @@ fn cut(cell: &str, room: usize) -> String {
     if width(cell) <= room { cell.into() } else { Charset::of_environment().fitted(cell, room) }
 }
 
-/// The colour of a state.
 pub(super) fn colour(state: &str) -> Option<&'static str> {
     match state {
         "held" => Some("\x1b[32m"),
@@ -231,12 +227,6 @@ pub(super) fn colour(state: &str) -> Option<&'static str> {
     }
 }
 
-/// `user@host 12`.
-pub(super) fn who(owner: &Owner) -> String {
-    escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned()
-}
-
-/// The rows of a lock.
 fn lock(view: &View, width: Width) -> Vec<Row> {
     let mut rows = vec![row(view, view.holders.first())];
     rows.extend(view.holders.iter().skip(1).map(|holder| row(view, Some(holder))));
@@ -259,7 +249,7 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         (None, _) => dash(),
     };
     let who = match (holder, &view.foreign) {
-        (Some(holder), _) => who(&holder.owner),
+        (Some(holder), _) => owner::cell(&holder.owner),
         (None, Some(foreign)) => escaped(&format!("not dlock ({})", foreign.kind)).into_owned(),
         (None, None) if !view.is_used() => "never used".into(),
         (None, None) => dash(),
@@ -298,7 +288,7 @@ fn waiters(view: &View) -> Vec<Row> {
         let mut row = Row::default();
         row.cells[STATE] = "waits".into();
         row.cells[MODE] = waiter.mode.to_string();
-        row.cells[HOLDER] = who(&waiter.owner);
+        row.cells[HOLDER] = owner::cell(&waiter.owner);
         row.cells[WAITING] = span(waiter.waiting);
         row.cells[COMMAND] = escaped(&waiter.owner.command).into_owned();
         row
@@ -503,7 +493,7 @@ pub(super) mod tests {
                     );
                     for holder in &view.holders {
                         assert!(
-                            squeezed(&table).contains(&squeezed(&who(&holder.owner))),
+                            squeezed(&table).contains(&squeezed(&owner::cell(&holder.owner))),
                             "{columns}\n{table}"
                         );
                     }

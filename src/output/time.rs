@@ -41,34 +41,13 @@ pub fn short(at: u64, all: impl IntoIterator<Item = u64>, now: u64) -> String {
     zoned(at).strftime(form).to_string()
 }
 
-/// How finely the label of a mark on a time axis says the time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Hours, minutes and seconds.
-    Second,
-    /// Hours and minutes; at midnight the date.
-    Minute,
-    Day,
-}
-
-impl Unit {
-    /// The characters that a label takes.
-    pub const fn width(self) -> usize {
-        match self {
-            Self::Second => "00:00:00".len(),
-            Self::Minute | Self::Day => "00:00".len(),
-        }
-    }
-}
-
-/// The label of a mark on a time axis, in local time.
-pub fn label(at: u64, unit: Unit) -> String {
+/// The label of a mark on an axis, the next one being `step` milliseconds away.
+pub fn label(at: u64, step: u64) -> String {
     let at = zoned(at);
-    let form = match unit {
-        Unit::Second => "%H:%M:%S",
-        Unit::Minute if at.hour() == 0 && at.minute() == 0 => "%m-%d",
-        Unit::Minute => "%H:%M",
-        Unit::Day => "%m-%d",
+    let form = match step {
+        ..60_000 => "%H:%M:%S",
+        60_000..86_400_000 if at.hour() != 0 || at.minute() != 0 => "%H:%M",
+        _ => "%m-%d",
     };
     at.strftime(form).to_string()
 }

@@ -1,8 +1,8 @@
 //! How is an event told? To people as one line, with local time; to programs as one JSON object on a line. docs/watch.md
 //! explains both.
 
-use super::busy::{because, who};
 use super::json::{JobEnd, Person, Who};
+use super::owner::{because, who};
 use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, history, json};
 use crate::error::Error;

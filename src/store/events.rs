@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What can happen to a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EventKind {
     /// Somebody stands in the queue.
     Waiting,
@@ -23,29 +23,25 @@ pub enum EventKind {
     /// A hold is over, and this is how.
     Over(Outcome),
     /// A hold is over, and the log that would say how no longer reaches back to it.
+    #[default]
     Ended,
 }
 
 /// One event. What is not known is none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Event {
-    /// What.
     pub kind: EventKind,
     /// When, by the store's clock, in milliseconds since 1970; where only the looks tell, that of the later one.
     pub at: u64,
-    /// Who.
     pub owner: Option<Owner>,
     /// How it wants or has the lock.
     pub mode: Option<Mode>,
     /// Its slot, of a lock with slots.
     pub slot: Option<u32>,
-    /// The fence of the grant.
     pub fence: Option<Fence>,
-    /// How long it has waited.
     pub waited: Option<Duration>,
     /// How long it held the lock.
     pub held: Option<Duration>,
-    /// How the job ended.
     pub job: Option<Ended>,
     /// Who forced the end, or asked for it.
     pub by: Option<Owner>,
@@ -55,19 +51,7 @@ pub struct Event {
 
 impl Event {
     fn new(kind: EventKind, at: u64) -> Self {
-        Self {
-            kind,
-            at,
-            owner: None,
-            mode: None,
-            slot: None,
-            fence: None,
-            waited: None,
-            held: None,
-            job: None,
-            by: None,
-            count: 1,
-        }
+        Self { kind, at, count: 1, ..Self::default() }
     }
 
     /// Of one moment first who comes, then what becomes of the lock, in the order of the grants.
@@ -91,7 +75,7 @@ pub fn unused(name: Name) -> View {
 pub fn before(now: &View, since: u64) -> View {
     let log: Vec<_> = now.log.iter().filter(|end| end.ended < since).cloned().collect();
     let holders: Vec<_> = now.holders.iter().filter(|holder| holder.since < since).cloned().collect();
-    let came_before = |waiter: &&Waiter| now.now.saturating_sub(crate::law::millis(waiter.waiting)) < since;
+    let came_before = |waiter: &&Waiter| self::since(now, waiter) < since;
     let fences = log.iter().map(|end| end.fence).chain(holders.iter().map(|holder| holder.fence));
     View {
         now: since,

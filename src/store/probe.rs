@@ -9,9 +9,7 @@ use std::time::Duration;
 /// What was found out about a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Survey {
-    /// Redis servers.
     Servers {
-        /// Each of them.
         nodes: Vec<Node>,
         /// How long a master must be silent before another server takes its place, as sentinels or a cluster are set
         /// to; null where nothing takes its place, or that is not known.
@@ -19,11 +17,9 @@ pub enum Survey {
     },
     /// Redis servers that do not know of each other, of which a majority holds locks.
     Masters(Vec<Node>),
-    /// A directory.
     Directory(Directory),
 }
 
-/// One server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// How messages name it.
@@ -69,7 +65,6 @@ pub struct Info {
     pub memory: u64,
     /// What a restart leaves.
     pub persistence: Persistence,
-    /// How many replicas are connected.
     pub replicas: u64,
     /// `min-replicas-to-write`: whether the master stops to take writes when too few replicas are there.
     pub fenced: bool,
@@ -91,7 +86,6 @@ pub enum Persistence {
     Log,
     /// What there was when it was last saved.
     Snapshots,
-    /// Nothing.
     None,
     /// It has no append-only file; whether it saves it would not say (CONFIG).
     NoLog,
@@ -111,7 +105,6 @@ pub struct Rights {
 /// A directory of a `file:` store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directory {
-    /// Where it is.
     pub path: PathBuf,
     /// What it is like; null if it does not exist yet.
     pub found: Option<Result<Disk, Error>>,

@@ -140,14 +140,14 @@ impl QuorumStore {
     fn note(&mut self, at: usize, now: Option<String>) {
         match (&now, &self.troubles[at]) {
             (Some(why), None) => (self.tell)(why),
-            (None, Some(_)) => (self.tell)(&format!("{} is back", self.masters.targets()[at].shown)),
+            (None, Some(_)) => (self.tell)(&format!("{} is back", self.masters.targets[at].shown)),
             _ => {}
         }
         self.troubles[at] = now;
     }
 
     fn patience(&self) -> Duration {
-        self.masters.targets().first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
+        self.masters.targets.first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
     }
 
     fn longest(&self) -> String {
@@ -301,22 +301,20 @@ impl Store for QuorumStore {
         }
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let prove = call(&scripts::PROVE, names.first(), &[token.secret(), &self.longest()]);
-        let mut answers = Answers(self.masters.targets().iter().map(|_| None).collect());
-        for (at, target) in self.masters.targets().iter().enumerate() {
+        let mut answers = Answers(self.masters.targets.iter().map(|_| None).collect());
+        for (at, target) in self.masters.targets.iter().enumerate() {
             let share = by.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
             answers.0[at] = Some(Master::new(target.clone()).call(&prove, Moment::now().after(share)));
             if answers.count("held") >= majority {
-                let mut leases = Vec::new();
-                let mut fence = 0;
+                let (mut fence, mut lease) = (0, Duration::MAX);
                 for reply in answers.replies("held") {
                     fence = fence.max(reply.number()?);
-                    leases.push(reply.span()?);
+                    lease = lease.min(reply.span()?);
                 }
                 if fence == 0 {
                     // It is being taken: no master was told yet that a majority has it.
                     return Ok(None);
                 }
-                let lease = leases.into_iter().min().unwrap_or_default();
                 return Ok(Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(fence), lease }));
             }
             if answers.count("not-held") > masters - majority {
@@ -342,22 +340,21 @@ impl Store for QuorumStore {
             });
         }
         let now = answers.now();
-        let (mut seen, mut left, mut whats) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut seen, mut left, mut deleted) = (Vec::new(), Vec::new(), false);
         for at in 0..masters {
             let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
             left.push(answer.rest.span()?);
             // An attempt that has no majority yet is no hold.
-            let clock = Clock::of(answer.rest.now(), now);
+            let clock = Clock::of(answer.rest.now, now);
             let one = MasterView::read(&mut answer.rest, clock)?;
             seen.push(if answer.what == "free" { MasterView::FREE } else { one });
-            whats.push(answer.what.clone());
+            deleted |= answer.what == "foreign-deleted";
         }
         left.sort_unstable();
         // When the last of a majority is free.
         let left = left[majority - 1];
         let MasterView { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
         let holders: Vec<_> = holder.into_iter().collect();
-        let deleted = whats.iter().any(|what| what == "foreign-deleted");
         Ok(match (state, foreign) {
             (_, Some(_)) if deleted => Revoked::ForeignDeleted,
             (_, Some(foreign)) => Revoked::Foreign(foreign),
@@ -379,7 +376,7 @@ impl Store for QuorumStore {
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..self.masters.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
-            let clock = Clock::of(reply.now(), now);
+            let clock = Clock::of(reply.now, now);
             seen.push((at, MasterView::read(&mut reply.nested()?, clock)?));
             fences.extend(reply.fence()?);
             let mut ends = reply.nested()?;
@@ -400,7 +397,7 @@ impl Store for QuorumStore {
             if trying { MasterView::FREE } else { joined.seen };
         for (at, seen) in seen {
             if (seen.state, &seen.token) != (state, &token) {
-                let (shown, key) = (&self.masters.targets()[at].shown, name.key());
+                let (shown, key) = (&self.masters.targets[at].shown, name.key());
                 let (one, most) = (seen.state.word(), state.word());
                 (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
             }
@@ -429,7 +426,7 @@ impl Store for QuorumStore {
                 let mut store = RedisStore::new(target.clone());
                 thread::Builder::new().spawn_scoped(scope, move || store.find(prefix, which))
             };
-            let asked: Vec<_> = self.masters.targets().iter().map(ask).collect();
+            let asked: Vec<_> = self.masters.targets.iter().map(ask).collect();
             let heard = asked.into_iter().map(|list| match list {
                 Ok(list) => list.join().unwrap_or_else(|_| failed("a thread has failed")),
                 Err(error) => failed(&format!("cannot start a thread: {error}")),

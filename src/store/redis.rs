@@ -114,7 +114,7 @@ impl RedisStore {
 
     /// Every server that holds locks, now: one, or each master of a cluster.
     pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
-        self.caller.route.masters(by)
+        self.caller.route.topology.masters(by)
     }
 
     /// The locks on one server. While a lock is held or waited for there is a record of that, and while it is kept, the
@@ -214,7 +214,7 @@ impl RedisStore {
 impl Store for RedisStore {
     /// The server hears of a death only by the lease, so there is nothing to share.
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
-        if let Some(why) = self.caller.route.part(names.as_slice()) {
+        if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.shown)));
         }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
@@ -316,11 +316,11 @@ impl Store for RedisStore {
             Listener::Watcher => "watch",
         };
         // One pop is for lists of one slot.
-        let lists = match self.caller.route.part(names) {
+        let lists = match self.caller.route.topology.part(names) {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
-        Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master(), lists)))
+        Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master.clone(), lists)))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -343,7 +343,7 @@ impl Store for RedisStore {
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let (_, mut reply) = self.caller.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
-        let now = reply.now();
+        let now = reply.now;
         let (state, is_foreign) = reply.state()?;
         let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
         let foreign = is_foreign.then_some(Foreign { kind, left });

@@ -25,7 +25,7 @@ const ATTEMPT: u32 = 16;
 pub struct Settings {
     /// How messages name the store.
     pub store: String,
-    /// Whether somebody named it.
+    /// How somebody named it; none where it is the built-in default.
     pub named: Option<String>,
     pub ttl: Duration,
     /// The longest that one operation may take.
@@ -360,6 +360,10 @@ fn of_directory(directory: &Directory) -> Vec<Finding> {
 
 fn of_disk(disk: &Disk) -> Vec<Finding> {
     let mode = disk.mode;
+    let whose = match mode & 0o020 {
+        0 => "its owner's alone",
+        _ => "shared with its group, whose members can take and delete every lock",
+    };
     let tried = |check, result: &Result<(), String>, good: &str| match result {
         Ok(()) => ok(check, good),
         Err(why) => bad(check, why.clone(), "name a directory on another file system"),
@@ -367,14 +371,7 @@ fn of_disk(disk: &Disk) -> Vec<Finding> {
     vec![
         ok("file system", format!("{}, of this machine", disk.file_system)),
         // One that all may write is refused before this.
-        if mode & 0o020 == 0 {
-            ok("mode", format!("{mode:04o}, its owner's alone"))
-        } else {
-            ok(
-                "mode",
-                format!("{mode:04o}, shared with its group, whose members can take and delete every lock"),
-            )
-        },
+        ok("mode", format!("{mode:04o}, {whose}")),
         tried("file locks", &disk.locks, "a second one is refused"),
         tried("FIFOs", &disk.fifos, "the end of a reader is seen"),
     ]

@@ -16,9 +16,9 @@ use crate::law::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
 use crate::output::Kind;
-use crate::output::busy::who;
 use crate::output::describe;
 use crate::output::live::Waiter;
+use crate::output::owner::who;
 use crate::output::question::{self, Answer};
 use crate::output::time::span;
 use crate::store::{self, Store, View};
@@ -65,7 +65,6 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     wait_for_ends(context, name, flags, observer, pending)
 }
 
-/// What there is to ask.
 enum Found {
     Holders(Vec<Holder>),
     Nobody(String),

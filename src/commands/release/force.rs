@@ -9,14 +9,13 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::lock::{By, Name};
-use crate::output::busy::who;
 use crate::output::describe;
+use crate::output::owner::who;
 use crate::output::question::{self, Answer};
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 use crate::store::View;
 
-/// `dlock release KEY --force`.
 pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let when = if flags.now { When::Now } else { When::Safe };
@@ -62,7 +61,6 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
     }
 }
 
-/// All who held it.
 fn all(holders: &[Holder]) -> String {
     holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
 }

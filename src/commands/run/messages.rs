@@ -9,7 +9,7 @@ use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::job::{NotStarted, Process, StopReason};
-use crate::law::{Blocker, Grant, Left, Ran, Waiting};
+use crate::law::{Blocker, Grant, Left, Proof, Ran, Waiting};
 use crate::lease::Loss;
 use crate::lock::{Key, Mode, Wait};
 use crate::output::Kind;
@@ -22,7 +22,6 @@ use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// What one run says.
 pub struct Messages<'a> {
     context: &'a Context,
     asked: Asked,
@@ -98,26 +97,18 @@ impl<'a> Messages<'a> {
         self.live.borrow_mut().go_on();
     }
 
-    /// The terminal has another width.
     pub fn resized(&self) {
         self.live.borrow_mut().resized();
     }
 
     /// Runs under a hold of the job around.
     pub fn inside(&self, enclosing: &Enclosing) {
-        if self.context.printer.says(Kind::Detail) {
-            let slot = enclosing.proof.slot.map(|slot| format!(", slot {slot}")).unwrap_or_default();
-            let text = format!(
-                "the job around holds {} ({}{slot}, fence {}): running under that",
-                self.place(),
-                enclosing.proof.mode,
-                enclosing.proof.fence
-            );
-            self.say(Kind::Detail, &text);
-        }
+        let Proof { mode, slot, fence, .. } = enclosing.proof;
+        let (place, slot) = (self.place(), slot.map(|slot| format!(", slot {slot}")).unwrap_or_default());
+        let text = format!("the job around holds {place} ({mode}{slot}, fence {fence}): running under that");
+        self.say(Kind::Detail, &text);
     }
 
-    /// The lock is ours.
     pub fn granted(&self, grant: Grant) {
         self.clear();
         let kind = if self.live.borrow().has_announced() { Kind::Note } else { Kind::Detail };
@@ -139,7 +130,7 @@ impl<'a> Messages<'a> {
             Wait::For(bound) => Tried::Waited(bound),
             Wait::No | Wait::Forever => Tried::Once,
         };
-        self.say(Kind::Note, &busy::busy(&self.asked, blocker, tried));
+        self.say(Kind::Note, &busy::busy(&self.asked, blocker, tried, "; the command did not run"));
     }
 
     /// The store failed before the lock was ours.
@@ -172,12 +163,10 @@ impl<'a> Messages<'a> {
         self.live.borrow_mut().announce(&text);
     }
 
-    /// The store is back.
     pub fn recovered(&self) {
         self.say(Kind::Note, &format!("{} answers again", self.asked.store));
     }
 
-    /// The job cannot run.
     pub fn not_started(&self, argv: &[OsString], why: NotStarted) {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let given_back = self.given_back();
@@ -242,7 +231,6 @@ impl<'a> Messages<'a> {
         self.say(Kind::Warning, &text);
     }
 
-    /// The lock is lost.
     pub fn lost(&self, how: Loss, on_lost: OnLost) {
         if how == Loss::Deadline && on_lost == OnLost::Stop {
             // The guard, which stops the command for it, has said so.
@@ -327,9 +315,6 @@ impl<'a> Messages<'a> {
     }
 
     pub fn left(&self, left: Left) {
-        if !self.context.printer.says(Kind::Detail) {
-            return;
-        }
         let lock = self.lock();
         let text = match left {
             Left::Released { cooling } if cooling.is_zero() => format!("gave {lock} back"),

@@ -17,16 +17,12 @@ pub struct RunReport {
     pub store: Option<String>,
     /// When the lock was first asked for.
     pub asked: Option<Moment>,
-    /// When it was granted.
     pub granted: Option<(Moment, Fence)>,
     pub slot: Option<u32>,
     /// Whether a hold of the job around served.
     pub nested: bool,
-    /// Whether the command was started.
     pub started: bool,
-    /// How the command ended.
     pub job: Option<Ended>,
-    /// How the lock was lost.
     pub lost: Option<Loss>,
 }
 

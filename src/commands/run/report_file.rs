@@ -27,7 +27,6 @@ use std::path::{Component, Path, PathBuf};
 /// The kernel follows no more links than this, either.
 const LINKS_MAX: usize = 40;
 
-/// Where the report goes.
 #[derive(Debug)]
 pub struct ReportFile(PathBuf);
 
@@ -97,7 +96,6 @@ impl Spot {
     }
 }
 
-/// A way through directories.
 struct Way {
     /// Where it has come to.
     directory: OwnedFd,

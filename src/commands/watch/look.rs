@@ -56,18 +56,6 @@ struct Watched {
     found: Option<Moment>,
 }
 
-/// Why it does not go on.
-enum Stopped {
-    Store(store::Error),
-    Output(Error),
-}
-
-impl From<store::Error> for Stopped {
-    fn from(error: store::Error) -> Self {
-        Self::Store(error)
-    }
-}
-
 impl Look {
     /// Takes the first look.
     pub(super) fn new(context: Context, wanted: Wanted, form: Form) -> Result<Self, Error> {
@@ -93,7 +81,7 @@ impl Look {
 
     /// What there is to see before anything is told.
     fn begin(&mut self) -> Result<(), store::Error> {
-        let names = if self.wanted.searches() { self.list()? } else { self.wanted.named().to_vec() };
+        let names = if self.wanted.searches() { self.list()? } else { self.wanted.named.clone() };
         self.observer.watch(&names.iter().cloned().collect());
         for name in names {
             if let Some(view) = self.view(&name)? {
@@ -108,9 +96,9 @@ impl Look {
         loop {
             match self.turn() {
                 Ok(()) => {}
-                Err(Stopped::Output(error)) => return Err(error),
-                Err(Stopped::Store(error)) if error.is_transient() => self.ride_out(&error),
-                Err(Stopped::Store(error)) => return Err(self.context.with_origin(error).into()),
+                Err(Error::Store(error)) if error.is_transient() => self.ride_out(&error),
+                Err(Error::Store(error)) => return Err(self.context.with_origin(error).into()),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -136,7 +124,7 @@ impl Look {
 
     fn list(&mut self) -> Result<Vec<Name>, store::Error> {
         let begun = Moment::now();
-        let mut names = self.wanted.named().to_vec();
+        let mut names = self.wanted.named.clone();
         // What was idle for long is not looked at. What was used since the last time is found all the same, and its
         // log tells how.
         let found = self.wanted.found(self.observer.store(), Which::Recent)?;
@@ -174,14 +162,14 @@ impl Look {
     }
 
     /// Looks at what is due, then listens until something else is.
-    fn turn(&mut self) -> Result<(), Stopped> {
+    fn turn(&mut self) -> Result<(), Error> {
         if self.list_at.is_some_and(Moment::passed) {
             self.find()?;
         }
         for name in &self.observer.due() {
             match self.look(name) {
                 // What the part of the store has that is missing. The others are looked at all the same.
-                Err(Stopped::Store(error)) if error.is_transient() && !self.missing.is_empty() => {
+                Err(Error::Store(error)) if error.is_transient() && !self.missing.is_empty() => {
                     self.observer.store().reset();
                     self.observer.postpone(name);
                 }
@@ -193,7 +181,7 @@ impl Look {
         Ok(self.observer.listen(list_at.max(Moment::now().after(LISTEN_AT_LEAST)))?)
     }
 
-    fn look(&mut self, name: &Name) -> Result<(), Stopped> {
+    fn look(&mut self, name: &Name) -> Result<(), Error> {
         let Some(view) = self.view(name)? else { return Ok(()) };
         self.answered();
         let now = view.now;
@@ -213,10 +201,10 @@ impl Look {
         for event in events::advance(&mut watched.view, view) {
             text += &match self.form {
                 Form::Text(colours) => output::watch::line(name.key(), &event, now, colours),
-                Form::Json => output::watch::object(name.key(), &event).map_err(Stopped::Output)?,
+                Form::Json => output::watch::object(name.key(), &event)?,
             };
         }
-        output::print(&text).map_err(Stopped::Output)
+        output::print(&text)
     }
 
     fn ride_out(&mut self, error: &store::Error) {

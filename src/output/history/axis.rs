@@ -3,42 +3,19 @@
 
 use crate::law::LoggedEnd;
 use crate::output::locale::Charset;
-use crate::output::time::{self, Unit};
+use crate::output::time;
 
-/// The distances that marks may have, in milliseconds, and how finely their labels say the time.
-const STEPS: [(u64, Unit); 22] = {
-    const S: u64 = 1000;
-    const M: u64 = 60 * S;
-    const H: u64 = 60 * M;
-    const D: u64 = 24 * H;
-    [
-        (S, Unit::Second),
-        (2 * S, Unit::Second),
-        (5 * S, Unit::Second),
-        (10 * S, Unit::Second),
-        (20 * S, Unit::Second),
-        (30 * S, Unit::Second),
-        (M, Unit::Minute),
-        (2 * M, Unit::Minute),
-        (5 * M, Unit::Minute),
-        (10 * M, Unit::Minute),
-        (20 * M, Unit::Minute),
-        (30 * M, Unit::Minute),
-        (H, Unit::Minute),
-        (2 * H, Unit::Minute),
-        (3 * H, Unit::Minute),
-        (6 * H, Unit::Minute),
-        (12 * H, Unit::Minute),
-        (D, Unit::Day),
-        (2 * D, Unit::Day),
-        (5 * D, Unit::Day),
-        (10 * D, Unit::Day),
-        (20 * D, Unit::Day),
-    ]
-};
+/// The distances that marks may have, in seconds: up to half a minute, half an hour, half a day, and 20 days.
+const STEPS: [u64; 22] = [
+    1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400,
+    172_800, 432_000, 864_000, 1_728_000,
+];
 
 /// The space between two labels at least.
 const APART: u64 = 3;
+
+/// By the ink of the left half and that of the right one.
+const STROKES: [[char; 3]; 3] = [[' ', '╶', '╺'], ['╴', '─', '╼'], ['╸', '╾', '━']];
 
 /// The axis under all ends of a log.
 pub struct Axis {
@@ -92,31 +69,23 @@ impl Axis {
             (_, Ink::None) => ' ',
             (Charset::Ascii, Ink::Thin) => '-',
             (Charset::Ascii, Ink::Thick) => '=',
-            (Charset::Unicode, _) => match (left, right) {
-                (Ink::None, Ink::None) => ' ',
-                (Ink::None, Ink::Thin) => '╶',
-                (Ink::None, Ink::Thick) => '╺',
-                (Ink::Thin, Ink::None) => '╴',
-                (Ink::Thin, Ink::Thin) => '─',
-                (Ink::Thin, Ink::Thick) => '╼',
-                (Ink::Thick, Ink::None) => '╸',
-                (Ink::Thick, Ink::Thin) => '╾',
-                (Ink::Thick, Ink::Thick) => '━',
-            },
+            (Charset::Unicode, _) => STROKES[left as usize][right as usize],
         }
     }
 
     /// The times above the bars: a mark and a label at round local times, as close as there is room for.
     pub fn head(&self) -> String {
-        let room = |unit: Unit| u64::try_from(unit.width()).unwrap_or(0) + 1 + APART;
-        let fits = |(step, unit): &&(u64, Unit)| step * self.width as u64 / self.span >= room(*unit);
-        let Some((step, unit)) = STEPS.iter().find(fits) else { return String::new() };
+        let room = |step| time::label(0, step).len() as u64 + 1 + APART;
+        let fits = |step: &u64| step * self.width as u64 / self.span >= room(*step);
+        let Some(step) = STEPS.map(|seconds| seconds * 1000).into_iter().find(fits) else {
+            return String::new();
+        };
         let mark = if self.charset == Charset::Unicode { '╷' } else { '|' };
         let mut head: Vec<char> = Vec::new();
-        let mut at = time::next_round(self.from, *step);
+        let mut at = time::next_round(self.from, step);
         while at <= self.from.saturating_add(self.span) {
             let place = self.place(at, self.width);
-            let label = time::label(at, *unit);
+            let label = time::label(at, step);
             // After a change of the clocks two marks may come closer than they should.
             let free = head.is_empty() || head.len() + 1 < place;
             if free && place + 1 + label.len() <= self.width {
@@ -126,7 +95,7 @@ impl Axis {
             }
             // A store may tell of any time.
             let Some(next) = at.checked_add(1) else { break };
-            at = time::next_round(next, *step);
+            at = time::next_round(next, step);
         }
         head.into_iter().collect()
     }

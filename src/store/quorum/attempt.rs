@@ -5,7 +5,7 @@ use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::law::{self, Acquired, Ask, Blocker, Grant, Patience, Waiting};
+use crate::law::{self, Acquired, Ask, Grant, Patience, Waiting};
 use crate::lock::{Fence, Name, Names};
 use crate::store::{Error, json};
 use std::time::Duration;
@@ -15,7 +15,6 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from
 /// How long an attempt that failed is waited for to be taken back, at most.
 const TAKE_BACK: Duration = Duration::from_millis(250);
 
-/// What came of one attempt.
 enum Tried {
     Won(Grant),
     Spent,
@@ -50,7 +49,9 @@ impl QuorumStore {
             }
             // Who does not wait still tries again if nobody got a majority: else all might be turned away.
             if joined.firmness == Firmness::Firm || by.left() < next * 2 {
-                return self.turn_away(names, ask, blocker, by);
+                // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
+                let _ = self.leave_as("refused", names, &ask.token, "", by);
+                return Ok(Acquired::Busy(blocker));
             }
             sleep_until(Moment::now().after(next));
         }
@@ -122,7 +123,7 @@ impl QuorumStore {
         for at in 0..self.masters.len() {
             if let Some(reply) = answers.reply(at, "busy") {
                 ahead = ahead.max(reply.number()?);
-                let clock = Clock::of(reply.now(), now);
+                let clock = Clock::of(reply.now, now);
                 seen.push(MasterView::read(reply, clock)?);
             } else if let Some(reply) = answers.reply(at, "behind") {
                 ahead = ahead.max(reply.number()?);
@@ -145,19 +146,6 @@ impl QuorumStore {
         let now = Moment::now();
         let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.patience()));
         self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
-    }
-
-    /// The answer to who does not wait; the token is of no use any more.
-    fn turn_away(
-        &mut self,
-        names: &Names,
-        ask: &Ask,
-        blocker: Blocker,
-        by: Moment,
-    ) -> Result<Acquired, Error> {
-        // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
-        let _ = self.leave_as("refused", names, &ask.token, "", by);
-        Ok(Acquired::Busy(blocker))
     }
 }
 

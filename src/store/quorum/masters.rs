@@ -28,7 +28,6 @@ const STRAGGLERS_SHARE: u32 = 3;
 /// How long who is about to end waits until what gives back is on its way to a master to which it has to connect first.
 const SENT_WITHIN: Duration = Duration::from_millis(500);
 
-/// What one master said.
 pub struct Answer {
     /// The first field of the reply.
     pub what: String,
@@ -40,7 +39,6 @@ pub struct Answer {
     pub rest: Reply,
 }
 
-/// What to send.
 #[derive(Clone)]
 pub struct Call {
     pub code: &'static Script,
@@ -50,7 +48,7 @@ pub struct Call {
 
 /// The masters, in the order of the URL.
 pub struct Masters {
-    targets: Vec<Target>,
+    pub targets: Vec<Target>,
     workers: Vec<Option<Worker>>,
     sent: Vec<Sent>,
 }
@@ -58,7 +56,6 @@ pub struct Masters {
 /// What has gone to a master.
 #[derive(Default)]
 struct Sent {
-    /// Whether anything was asked.
     asked: bool,
     /// Whether anything had been sent, when it was last looked at.
     anything: bool,
@@ -143,22 +140,16 @@ impl Masters {
         Self { targets, workers, sent }
     }
 
-    /// How many there are.
     pub const fn len(&self) -> usize {
         self.targets.len()
     }
 
-    /// More than half of them.
     pub const fn majority(&self) -> usize {
         self.targets.len() / 2 + 1
     }
 
     pub fn everybody(&self) -> Vec<usize> {
         (0..self.len()).collect()
-    }
-
-    pub fn targets(&self) -> &[Target] {
-        &self.targets
     }
 
     /// Sends to these masters; each gives up at `by`.
@@ -307,7 +298,6 @@ impl Answers {
         self.0.get(at)?.as_ref()?.as_ref().ok()
     }
 
-    /// Whether that master said this.
     pub fn says(&self, at: usize, what: &str) -> bool {
         self.get(at).is_some_and(|answer| answer.what == what)
     }
@@ -321,7 +311,7 @@ impl Answers {
 
     /// The time by which all is told that they have said: that of the clock in the middle. Zero if none answered.
     pub fn now(&self) -> u64 {
-        let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.rest.now()).collect();
+        let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.rest.now).collect();
         clocks.sort_unstable();
         clocks.get(clocks.len() / 2).copied().unwrap_or_default()
     }
@@ -363,7 +353,6 @@ enum Heard {
 }
 
 impl Master {
-    /// Not connected yet.
     pub const fn new(target: Target) -> Self {
         Self { target, connection: None, send_source_next: false, known: Vec::new() }
     }

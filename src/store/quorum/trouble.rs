@@ -7,7 +7,7 @@ use crate::store::Error;
 impl QuorumStore {
     /// What makes these masters no quorum at all.
     pub(super) fn misfit(&self, answers: &Answers) -> Option<Error> {
-        let targets = self.masters.targets();
+        let targets = &self.masters.targets;
         if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
             return Some(Error::Unfit(format!(
                 "{} is a replica; {} needs masters that do not depend on each other",

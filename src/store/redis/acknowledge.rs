@@ -78,7 +78,10 @@ impl Acknowledge {
             connection.send(vec![wait(needed, by)], by)?;
             got = acknowledged(connection, by)?;
         }
-        if got < needed { Err(too_few(connection, got, needed)) } else { Ok(()) }
+        let shown = &connection.target().shown;
+        let too_few =
+            || Error::Unacknowledged(format!("{shown}: {got} of {needed} replicas acknowledged in time"));
+        if got < needed { Err(too_few()) } else { Ok(()) }
     }
 }
 
@@ -146,13 +149,6 @@ fn followers(nodes: &str) -> u32 {
     let Some(own) = own.and_then(|node| node.first().copied()) else { return 0 };
     let count = fields().filter(|node| node.get(3) == Some(&own)).count();
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-fn too_few(connection: &Connection, got: u32, needed: u32) -> Error {
-    Error::Unacknowledged(format!(
-        "{}: {got} of {needed} replicas acknowledged in time",
-        connection.target().shown
-    ))
 }
 
 #[cfg(test)]

@@ -177,12 +177,13 @@ impl Caller {
     /// replica that has left already does not hear of it, and another one acknowledges. The sentinel that leads it knows a
     /// tenth of a second before that replica leaves, so it must have been asked shortly before the answer, or after it.
     fn is_about_to_go(&mut self, asked: Moment, answered: Moment, by: Moment) -> bool {
-        if answered.since(asked) > LEAVES_AFTER && !self.route.fails_over() {
+        if answered.since(asked) > LEAVES_AFTER && !self.route.topology.fails_over() {
             let began = Moment::now();
             self.route.ask_beside();
-            return self.route.is_superseded(began.after(ALL_HEARD_OUT).min(by)) || self.route.fails_over();
+            return self.route.is_superseded(began.after(ALL_HEARD_OUT).min(by))
+                || self.route.topology.fails_over();
         }
-        self.route.fails_over()
+        self.route.topology.fails_over()
     }
 
     fn call(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Said, Error> {
@@ -225,7 +226,7 @@ impl Caller {
                 _ => Ok((value, (acknowledged, sent))),
             }
         });
-        if let (Some(connection), Some(ttl)) = (self.route.unanswered(), request.lease) {
+        if let (Some(connection), Some(ttl)) = (self.route.unanswered.take(), request.lease) {
             self.overdue = Some(Overdue::new(connection, sent, ttl));
         }
         let (value, (acknowledged, sent)) = exchanged?;

@@ -16,7 +16,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How often a call follows MOVED or ASK. One is usual, two happen in a failover; more go in a circle.
 const HOPS_MAX: u32 = 5;
 
-/// The nodes of a cluster.
 pub struct Nodes {
     /// How to get into a node; its address is what is looked for.
     template: Target,

@@ -20,7 +20,7 @@ const NUMBERS_END: u64 = 1 << 53;
 pub struct Reply {
     fields: vec::IntoIter<Value>,
     store: String,
-    now: u64,
+    pub now: u64,
 }
 
 impl Reply {
@@ -31,11 +31,6 @@ impl Reply {
         let what = reply.text()?;
         reply.now = reply.number()? / 1000;
         Ok((what, reply))
-    }
-
-    /// The server's clock, in milliseconds since 1970.
-    pub const fn now(&self) -> u64 {
-        self.now
     }
 
     pub fn text(&mut self) -> Result<String, Error> {

@@ -19,10 +19,8 @@ use std::time::Duration;
 /// How long to wait where a server says TRYAGAIN.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whose server is wanted.
 #[derive(Debug, Clone, Copy)]
 pub enum Whom<'a> {
-    /// The master of this lock.
     Lock(&'a Name),
     /// This server, which [`Route::masters`] named.
     Server(&'a Address),
@@ -53,7 +51,6 @@ pub enum Next {
 pub enum ReplicaCount {
     /// The master alone, who knows those that are connected.
     Connected,
-    /// The nodes of its cluster.
     Nodes,
     /// Somebody who has been asked: that many.
     Known(u32),
@@ -111,7 +108,6 @@ pub trait Topology: Send {
         ReplicaCount::Connected
     }
 
-    /// Every master of the topology.
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
     /// Why these locks cannot be taken together here, if they cannot.
@@ -140,12 +136,12 @@ impl LastMaster {
 
 /// The connections, and the way to more of them.
 pub struct Route {
-    topology: Box<dyn Topology>,
+    pub topology: Box<dyn Topology>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
     connections: Vec<Connection>,
     /// The one on which an answer is still to come.
-    unanswered: Option<Connection>,
-    last_master: LastMaster,
+    pub unanswered: Option<Connection>,
+    pub last_master: LastMaster,
     looks_at_replicas: bool,
     connect_timeout: Duration,
     op_timeout: Duration,
@@ -223,11 +219,6 @@ impl Route {
         }
     }
 
-    /// The connection on which the answer is still to come, if [`Connection::keep_for_the_answer`] was said of it.
-    pub const fn unanswered(&mut self) -> Option<Connection> {
-        self.unanswered.take()
-    }
-
     /// Replicas are to acknowledge; see [`Route::replica_count`] and [`Route::fails_over`].
     pub fn look_at_replicas(&mut self) {
         self.looks_at_replicas = true;
@@ -282,11 +273,6 @@ impl Route {
         }
     }
 
-    /// Whether the master is about to be replaced, as [`Route::is_superseded`] has heard.
-    pub fn fails_over(&self) -> bool {
-        self.topology.fails_over()
-    }
-
     /// After that request: whether there is another master, so that it must be made there.
     pub fn is_superseded(&mut self, until: Moment) -> bool {
         let superseded = self.topology.is_superseded(until);
@@ -294,21 +280,6 @@ impl Route {
             self.connections.clear();
         }
         superseded
-    }
-
-    /// Where the master of the lock is, from now on.
-    pub fn last_master(&self) -> LastMaster {
-        self.last_master.clone()
-    }
-
-    /// Every master of the topology.
-    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
-        self.topology.masters(by)
-    }
-
-    /// Why these locks cannot be taken together here, if they cannot.
-    pub fn part(&self, names: &[Name]) -> Option<String> {
-        self.topology.part(names)
     }
 
     /// Forgets every connection, and who was said to be the master.

@@ -49,7 +49,6 @@ struct Found {
     since: Moment,
 }
 
-/// What a sentinel says.
 struct Named {
     address: Address,
     /// What else it knows of it, where it was asked.

@@ -15,7 +15,6 @@ use std::time::Duration;
 /// to listen on, something may have happened as often.
 pub const BACKOFF: Duration = Duration::from_secs(1);
 
-/// A connection that listens.
 pub struct Subscription {
     place: LastMaster,
     /// In the order in which they are popped from, each with its lock.

@@ -7,7 +7,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     Tcp {
@@ -41,7 +40,6 @@ pub struct Target {
     pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
-    /// How long connecting may take.
     pub connect_timeout: Duration,
     /// How long one operation may take.
     pub op_timeout: Duration,

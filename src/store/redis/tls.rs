@@ -27,7 +27,6 @@ const FRESH: Duration = Duration::from_secs(60);
 /// How many of the names in a certificate are repeated.
 const NAMES_SHOWN: usize = 5;
 
-/// Which certificates to use.
 #[derive(Debug, Clone, Default)]
 pub struct Files {
     /// Those to trust in place of the system's.
