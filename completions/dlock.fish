@@ -34,6 +34,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the l
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "check" -d 'Say whether the lock that this process runs under is still held'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "wait" -d 'Wait until locks are free, without taking them'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, ask its holder to stop, or take it away'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Make a run due again that --once-per takes for done'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "watch" -d 'Print what happens to locks, as it happens'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print what was counted of locks, for Prometheus'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether the store is fit to hold locks'
@@ -42,6 +43,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The loc
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Run CMD only if no run under this key that succeeded began within the last DUR; else exit 0' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]' -r
@@ -209,6 +211,22 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The same as KEY' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -295,6 +313,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand wait" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -f -a "(__dlock_keys)"

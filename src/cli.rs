@@ -12,6 +12,7 @@ pub mod check;
 pub mod complete;
 pub mod doctor;
 pub mod duration;
+pub mod forget;
 pub mod history;
 pub mod key;
 mod leading;
@@ -40,7 +41,7 @@ pub use status::Status;
         stops the command before the lease ends if it cannot be renewed.",
     after_long_help = "Examples:\n  \
         # Crontab of every machine; one of them runs the job:\n  \
-        @daily /usr/local/bin/dlock run -q -k report --min-hold 1m -- /opt/report\n\n  \
+        @daily /usr/local/bin/dlock run -q -k rep --once-per 20h -w -- /opt/rep\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\
@@ -90,6 +91,10 @@ pub enum Command {
     /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
     /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
+    /// Make a run due again that --once-per takes for done
+    ///
+    /// The store forgets that a run under the lock has succeeded. Nothing else about the lock changes.
+    Forget(forget::Forget),
     /// Print what happens to locks, as it happens
     ///
     /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
@@ -118,6 +123,10 @@ impl Command {
                 [key] => Some(key),
                 _ => None,
             },
+            Self::Forget(forget) => match &*forget.keys {
+                [key] => Some(key),
+                _ => None,
+            },
             Self::Release(release) => Some(&release.key.0),
             Self::History(history) => Some(&history.key.0),
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
@@ -135,6 +144,7 @@ impl Command {
             Self::Renew(renew) => &renew.common,
             Self::Check(check) => &check.common,
             Self::Wait(wait) => &wait.common,
+            Self::Forget(forget) => &forget.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
             Self::Watch(watch) => &watch.common,

@@ -16,6 +16,7 @@ pub mod completions;
 mod context;
 pub mod doctor;
 mod foreground;
+pub mod forget;
 pub mod held;
 pub mod history;
 pub mod metrics;
@@ -69,6 +70,7 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Renew(flags) => renew::renew(&context()?, flags),
         Command::Check(flags) => check::check(&context()?, flags),
         Command::Wait(flags) => wait::wait(&context()?, flags),
+        Command::Forget(flags) => forget::forget(&context()?, flags),
         Command::History(flags) => history::history(&context()?, flags),
         Command::Doctor(flags) => doctor::doctor(&context()?, flags),
         Command::Release(flags) => release::release(&context()?, flags),

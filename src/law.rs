@@ -28,10 +28,10 @@ mod time;
 pub mod view;
 
 pub use answer::{
-    Acquired, Blocker, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested, Revoked,
-    State, Waiting,
+    Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested,
+    Revoked, State, Success, Waiting,
 };
-pub use operation::{Ask, End, Patience, Ran, Revoke, When};
+pub use operation::{Ask, End, Patience, Ran, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Phase, Record, Spent, Waiter};
 pub use time::{Due, Time, millis};
 
@@ -83,6 +83,14 @@ impl LockTable {
                 return Acquired::Spent;
             }
             let mut work = worklist(names);
+            if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {
+                for name in names {
+                    self.record(name.as_str()).remove_waiter(&ask.token);
+                }
+                self.record(names.as_slice()[done.at].as_str()).stat.done += 1;
+                self.serve(now, work);
+                return Acquired::Done(done);
+            }
             if ask.patience == Patience::Queue {
                 self.hear(now, names, ask);
                 self.park_silent_before(now, names, &ask.token, &mut work);
@@ -213,6 +221,32 @@ impl LockTable {
         }
     }
 
+    /// Makes what is wanted once in a while due again; whether it was done.
+    pub fn forget_success(&mut self, now: Time, name: &Name) -> bool {
+        let record = self.record(name.as_str());
+        record.expire(now);
+        record.forget(now);
+        let was = record.success.take().is_some();
+        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        was
+    }
+
+    /// What was done of what is wanted once in a while; nothing unless it is done at all of the locks.
+    fn done<'n>(&mut self, now: Time, names: impl Iterator<Item = &'n str>, terms: &Terms) -> Option<Done> {
+        let span = terms.once_per?;
+        let mut first: Option<Done> = None;
+        for (at, name) in names.enumerate() {
+            let record = self.record(name);
+            let due = record.done_for(now, span)?;
+            if first.as_ref().is_none_or(|first| due < first.due) {
+                let success = record.success.clone()?;
+                let ago = Duration::from_millis(now.millis().saturating_sub(success.since));
+                first = Some(Done { at, success, ago, due });
+            }
+        }
+        first
+    }
+
     fn record(&mut self, name: &str) -> &mut Record {
         if !self.records.contains_key(name) {
             self.records.insert(name.to_owned(), Record::default());
@@ -271,6 +305,7 @@ impl LockTable {
                 mode: ask.mode,
                 names: names.iter().map(|name| name.as_str().to_owned()).collect(),
                 owner: ask.owner.clone(),
+                terms: ask.terms.clone(),
             };
             let record = self.record(name.as_str());
             record.notice_absence(now);
@@ -343,6 +378,12 @@ impl LockTable {
     /// Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
     fn serve_one(&mut self, now: Time, at: &str, head: &(u64, Token), work: &mut VecDeque<String>) -> bool {
         let Some(waiter) = self.record(at).waiters.get(&head.1).cloned() else { return false };
+        // It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
+        let is_open = self.record(at).is_open();
+        if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
+            self.park(at, head, work);
+            return true;
+        }
         for name in &waiter.names {
             if name != at {
                 self.record(name).expire(now);

@@ -7,7 +7,7 @@
 
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
-use crate::law::{Ask, Blocker, End, Grant, Left, Patience, Renewal, Waiting};
+use crate::law::{Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token, Wait};
 use crate::store::{Error, Listener, Store, Subscription};
 use event_fd::EventFd;
@@ -76,6 +76,8 @@ pub enum Report {
     },
     /// Not obtained, and no place in the queue is left behind.
     Busy(Blocker),
+    /// Not obtained, for what it was wanted for is done. No place in the queue is left behind.
+    Done(Done),
     /// Not obtained, because the store failed. A request may still be on its way; whoever gave up leaves by token.
     Failed(Error),
     /// Granted again and again, and each time the answer came too late to rely on the lease.

@@ -185,6 +185,9 @@ impl Replicas {
 /// The greatest number of slots. A grant looks for the lowest free one among those that are taken.
 pub const SLOTS_MAX: u32 = 1000;
 
+/// How long it is remembered that a run succeeded, and so the longest `--once-per`.
+pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -72,6 +72,9 @@ pub trait Store: Send {
         listener: Listener,
     ) -> Result<Box<dyn Subscription>, Error>;
 
+    /// Makes what is wanted once in a while ([`crate::law::Terms::once_per`]) due again; whether it was done.
+    fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error>;
+
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
 

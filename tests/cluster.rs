@@ -8,7 +8,7 @@ use crate::support::replicated::{connected, is_master};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, Patience, Ran};
+use dlock::law::{Acquired, Ask, End, Patience, Ran, Terms};
 use dlock::lock::{Key, Mode, Name, Owner, Token};
 use dlock::store::Store;
 use dlock::store::redis::{Address, RedisStore, Target};
@@ -347,6 +347,7 @@ fn fill(store: &mut RedisStore, name: &Name) {
         min_hold: Duration::ZERO,
         owner: Owner::default(),
         patience: Patience::Queue,
+        terms: Terms::default(),
     };
     let granted = store.acquire(&names, &ask(&tokens[0]), by()).expect("an answer");
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");

@@ -8,7 +8,7 @@ use crate::support::world::World;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{
-    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, When,
+    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, Terms, When,
 };
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::file::FileStore;
@@ -122,7 +122,7 @@ impl Person {
     fn ask(&self, patience: Patience) -> Ask {
         let owner = Owner { host: "here".into(), ..Owner::default() };
         let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
-        Ask { token, mode, ttl, min_hold, owner, patience }
+        Ask { token, mode, ttl, min_hold, owner, patience, terms: Terms::default() }
     }
 
     fn asks(&mut self, ask: &Ask) -> Acquired {

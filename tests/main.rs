@@ -73,6 +73,7 @@ mod lost_replies;
 mod metrics;
 mod min_hold;
 mod nesting;
+mod once_per;
 mod oversell;
 mod packages;
 mod passwords;

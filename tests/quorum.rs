@@ -11,7 +11,7 @@ use crate::support::proxy::{Fault, Proxy};
 use crate::support::wait::{wait_until, wait_within};
 use dlock::clock::{Moment, sleep_until};
 use dlock::exit::Ended;
-use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested, Revoke, Revoked, When};
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested, Revoke, Revoked, Terms, When};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, Target};
@@ -484,6 +484,7 @@ fn ask(ttl: Duration) -> Ask {
         min_hold: Duration::ZERO,
         owner: Owner::default(),
         patience: Patience::None,
+        terms: Terms::default(),
     }
 }
 

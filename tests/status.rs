@@ -28,7 +28,10 @@ fn a_held_lock_with_waiters(backend: Backend) {
     let waiter = world.run("k", &["-w"], "true").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     let status = world.status("k");
-    assert_fields(&status, &["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run"]);
+    assert_fields(
+        &status,
+        &["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run", "last_success"],
+    );
     assert_eq!(status["key"], "k");
     assert_eq!(status["state"], "held");
     assert_eq!(status["mode"], "exclusive");

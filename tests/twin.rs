@@ -5,7 +5,7 @@
 
 use dlock::clock::Moment;
 use dlock::exit::Ended;
-use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, When};
+use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, Terms, When};
 use dlock::law::{Lock, LockTable, Time};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store;
@@ -38,7 +38,7 @@ struct Want {
 /// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
 #[derive(Debug, Clone)]
 enum Step {
-    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
+    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64> },
     Renew { who: usize, ttl: u64 },
     Leave { who: usize, ran: Ran, job: Option<Ended> },
     Revoke { lock: usize, when: When },
@@ -47,6 +47,7 @@ enum Step {
     Vanish { lock: usize },
     Intrude { lock: usize, ttl: Option<u64> },
     Request { lock: usize },
+    Forget { lock: usize },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -88,14 +89,18 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         2 => prop::sample::select(vec![250u64, 500, 1600, 4000, 4999, 5000, 5001, 30_000]),
         1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001]),
     ];
+    let once_per = prop_oneof![3 => Just(None), 1 => (50..9000u64).prop_map(Some), 1 => Just(Some(60_000))];
     let job = prop_oneof![
         Just(None),
+        Just(Some(Ended::Code(0))),
+        Just(Some(Ended::Code(0))),
         any::<u8>().prop_map(|code| Some(Ended::Code(code))),
         (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
     ];
     let step = prop_oneof![
-        16 => (who.clone(), patience, ttl.clone(), min_hold)
-            .prop_map(|(who, patience, ttl, min_hold)| Step::Acquire { who, patience, ttl, min_hold }),
+        16 => (who.clone(), patience, ttl.clone(), min_hold, once_per).prop_map(
+            |(who, patience, ttl, min_hold, once_per)| Step::Acquire { who, patience, ttl, min_hold, once_per }
+        ),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
         8 => (who.clone(), rans(), job)
             .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
@@ -106,6 +111,7 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         2 => prop_oneof![
             lock.clone().prop_map(|lock| Step::Vanish { lock }),
             lock.clone().prop_map(|lock| Step::Request { lock }),
+            lock.clone().prop_map(|lock| Step::Forget { lock }),
             (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
                 .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
         ],
@@ -267,7 +273,7 @@ impl Twins<'_> {
         self.servers.set_clock(self.now);
         let ms = Duration::from_millis;
         match *step {
-            Step::Acquire { who, patience, ttl, min_hold } => {
+            Step::Acquire { who, patience, ttl, min_hold, once_per } => {
                 let (token, _, names) = self.person(who);
                 // Nor may it wait, so that what it says of how long it waited is nothing.
                 match self.law.clone().renew(self.now, &names, &token, ms(ttl)) {
@@ -277,7 +283,8 @@ impl Twins<'_> {
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
-                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience };
+                let terms = Terms { once_per: once_per.map(ms) };
+                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience, terms };
                 let mut lua = self.store.acquire(&names, &ask, by()).unwrap();
                 match &mut lua {
                     // A quorum's waiter measures that by itself, and by another clock.
@@ -310,6 +317,11 @@ impl Twins<'_> {
                 let fence = holders.last().map_or(Fence(1), |holder| holder.fence);
                 let lua = self.store.request(&name, fence, &owner(97), by()).unwrap();
                 assert_eq!(self.law.request(self.now, &name, fence, &owner(97)), lua, "{step:?}");
+            }
+            Step::Forget { lock } => {
+                let name = self.names[lock].clone();
+                let lua = self.store.forget(&name, by()).unwrap();
+                assert_eq!(self.law.forget_success(self.now, &name), lua, "{step:?}");
             }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Pass(span) => {
@@ -359,7 +371,7 @@ impl Twins<'_> {
         let token = Token::random().unwrap();
         let (ttl, min_hold) = (Duration::from_secs(1), Duration::ZERO);
         let (mode, patience) = (Mode::Exclusive, Patience::None);
-        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience };
+        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience, terms: Terms::default() };
         let others = if self.is_quorum() { 0 } else { LOCKS };
         let names = Names::new(self.names[0].clone(), self.names.iter().take(others).cloned());
         let before = before.into_iter().take(names.as_slice().len());
@@ -391,7 +403,8 @@ fn lua_and_law_answer_alike() {
 /// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
 #[test]
 fn who_is_forgotten_in_the_middle_is_counted_alike() {
-    let queue = |who| Step::Acquire { who, patience: Patience::Queue, ttl: 30_000, min_hold: 0 };
+    let queue =
+        |who| Step::Acquire { who, patience: Patience::Queue, ttl: 30_000, min_hold: 0, once_per: None };
     let renewed = |passed| [Step::Pass(passed), Step::Renew { who: 0, ttl: 30_000 }];
     let mut history = vec![queue(0), queue(1)];
     history.extend(renewed(25_000));

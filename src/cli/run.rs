@@ -2,7 +2,7 @@
 
 use super::{Common, duration, exit_status, note, slots, timeout, ttl};
 use crate::exit::OnLost;
-use crate::lock::{Key, Replicas, Ttl};
+use crate::lock::{Key, ONCE_PER_MOST, Replicas, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 const RUN_AFTER: &str = "\
 Examples:
-  # From cron on every machine; one of them runs the job, the others exit 75:
-  dlock run -q -k nightly-report --min-hold 1m -- /usr/local/bin/report
+  # From cron on every machine; one of them runs the job, the others stand by:
+  dlock run -q -k nightly --once-per 20h -w 4h -- /usr/local/bin/report
 
   # Wait up to ten minutes for the lock; then give up with 75:
   dlock run -k deploy -w 10m -- ./deploy.sh
@@ -46,7 +46,7 @@ for a lock that the job holds: it runs its command at once, under that hold.
 
 EXIT STATUS
   The command's own status if it ran; if it died of a signal, dlock dies of the
-  same. Else:
+  same. 0 also if another run had done it (--once-per). Else:
    64  the command line makes no sense
    69  the store cannot be reached, or refused
    70  a fault of dlock's own
@@ -107,6 +107,16 @@ pub struct Run {
     /// Not together with --wait.
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     pub min_hold: Option<Duration>,
+
+    /// Run CMD only if no run under this key that succeeded began within the last DUR; else exit 0
+    ///
+    /// For a job that is to be done once a tick, whichever machine does it: success is status 0, and the store's clock
+    /// counts, from the moment a run was granted the lock. With --wait one runs and the others stand by: if it succeeds
+    /// they all go home, if it fails or its machine dies, the next one runs. dlock says who did it and when. Of several
+    /// keys each must have been done. Up to 30d; not with --shared or --slots. 'dlock forget KEY' makes the next run due
+    /// at once, and so does a store that lost its memory.
+    #[arg(long, value_name = "DUR", value_parser = once_per, conflicts_with_all = ["shared", "slots"])]
+    pub once_per: Option<Duration>,
 
     /// Stop CMD when it has run this long, and exit 124
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
@@ -188,6 +198,15 @@ pub struct Run {
     /// Other tools' habits.
     #[command(flatten)]
     pub hidden: Hidden,
+}
+
+/// The value of `--once-per`.
+fn once_per(text: &str) -> Result<Duration, String> {
+    let span = duration::parse_positive(text)?;
+    if span > ONCE_PER_MOST {
+        return Err("a success is remembered for 30 days, not longer".into());
+    }
+    Ok(span)
 }
 
 /// What `run` understands without showing it: habits of other tools.

@@ -23,7 +23,7 @@ pub enum Parsed {
 
 /// The commands, for messages.
 const COMMANDS: &str =
-    "run, status, history, watch, metrics, acquire, renew, check, wait, release, doctor, completions";
+    "run, status, history, watch, metrics, acquire, renew, check, wait, release, forget, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -54,6 +54,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                     check_token("check", check.token_file.is_some(), check.key.is_some())?;
                 }
                 Command::Wait(wait) => wait.named.join(&mut wait.keys),
+                Command::Forget(forget) => forget.named.join(&mut forget.keys),
                 Command::Status(status) => status.named.join(&mut status.keys),
                 Command::Watch(watch) => watch.named.join(&mut watch.keys),
                 Command::Metrics(metrics) => metrics.named.join(&mut metrics.keys),
@@ -289,6 +290,11 @@ mod tests {
             &["renew", "--token-file", "f"],
             &["renew", "a", "b"],
             &["check", "a", "b"],
+            &["run", "-k", "a", "--once-per", "31d", "--", "true"],
+            &["run", "-k", "a", "--once-per", "0", "--", "true"],
+            &["run", "-k", "a", "--once-per", "1h", "-s", "--", "true"],
+            &["run", "-k", "a", "--once-per", "1h", "-n3", "--", "true"],
+            &["forget"],
             &["wait"],
             &["wait", "a", "-w"],
             &["wait", "a", "-w", "b"],

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job;
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, Blocker, End, Grant, Ran};
+use crate::law::{Ask, Blocker, End, Grant, Ran, Terms};
 use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
@@ -64,6 +64,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         min_hold: flags.min_hold.unwrap_or_default(),
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
         patience: until.patience(),
+        terms: Terms::default(),
     };
     let request = Request {
         names,

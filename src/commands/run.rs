@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::exit::{Ended, Exit};
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, Left, Ran};
+use crate::law::{Ask, End, Left, Ran, Terms};
 use crate::lease::{self, Lease, Report, Request, Until};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
@@ -89,6 +89,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
         min_hold,
         owner: owner(label, run.reason.clone()),
         patience: until.patience(),
+        terms: Terms { once_per: run.once_per },
     };
     let messages = Messages::new(context, &rest, run.mode, Right::Own);
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
@@ -238,6 +239,10 @@ impl Session<'_> {
                 self.guard.done();
                 Ok(Exit::Busy(self.run.busy))
             }
+            Obtained::Done => {
+                self.guard.done();
+                Ok(Exit::Ok)
+            }
             // The guard still clears up behind what the token may have had.
             Obtained::TakenAway => Ok(Exit::Lost),
             Obtained::Interrupted(signal) => {
@@ -317,6 +322,11 @@ impl Session<'_> {
             Report::Busy(blocker) => {
                 self.messages.busy(&blocker, self.run.wait);
                 return Ok(Some(Obtained::Busy));
+            }
+            Report::Done(done) => {
+                self.report.is_done = true;
+                self.messages.done(&done);
+                return Ok(Some(Obtained::Done));
             }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
@@ -476,6 +486,8 @@ impl Session<'_> {
 enum Obtained {
     Lock,
     Busy,
+    /// Somebody else did what it was wanted for.
+    Done,
     TakenAway,
     Interrupted(i32),
 }

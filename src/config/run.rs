@@ -47,6 +47,8 @@ pub struct Run {
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
     pub replicas: Replicas,
+    /// Within how long before a run that succeeded is enough.
+    pub once_per: Option<Duration>,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
     pub label: Option<String>,
@@ -132,6 +134,7 @@ impl Settings {
             busy: flags.busy_exit_code.unwrap_or(busy),
             argv,
             replicas: flags.replicas.unwrap_or(replicas),
+            once_per: flags.once_per,
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })

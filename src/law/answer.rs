@@ -14,8 +14,33 @@ pub enum Acquired {
     Waiting(Waiting),
     /// The lock is not to be had, and the token has no place in the queue.
     Busy(Blocker),
+    /// What it was wanted for is done ([`super::Terms::once_per`]). The token has no place in the queue.
+    Done(Done),
     /// The token was given back or revoked earlier: the answer to a request that arrives late (I4).
     Spent,
+}
+
+/// Who did what a lock was wanted for, and when the next one may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// Which of the locks asked for it is, counted in order of name: of several the one that is due first.
+    pub at: usize,
+    pub success: Success,
+    /// How long ago that was granted.
+    pub ago: Duration,
+    /// How long until the next one is due.
+    pub due: Duration,
+}
+
+/// A hold whose job ended by itself with status 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Success {
+    pub owner: Owner,
+    /// The fence of the grant.
+    pub fence: Fence,
+    /// When it was granted.
+    pub since: u64,
+    pub ended: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

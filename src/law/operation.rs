@@ -3,6 +3,7 @@
 use super::answer::Outcome;
 use crate::exit::Ended;
 use crate::lock::{Mode, Owner, Token};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// What `acquire` asks for.
@@ -18,6 +19,23 @@ pub struct Ask {
     pub owner: Owner,
     /// Whether to stand in the queue if the lock is not to be had now.
     pub patience: Patience,
+    pub terms: Terms,
+}
+
+/// On which terms a lock is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Terms {
+    /// Only if no hold that was granted within so long ago has succeeded since: once per tick of a timetable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub once_per: Option<Duration>,
+}
+
+impl Terms {
+    /// Whether they ask for nothing special.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Whether to stand in the queue.

@@ -10,13 +10,13 @@
 //! - One whose ticket is forgotten while it stands between others counts as before them until the queue comes to it: to look
 //!   for such in the middle would cost every waiter's heartbeat a look at all of them.
 
-use super::answer::{Left, LoggedEnd, Outcome};
-use super::operation::{Ask, Ran};
+use super::answer::{Left, LoggedEnd, Outcome, Success};
+use super::operation::{Ask, Ran, Terms};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
 use super::{ABSENCE, LOG_KEPT, SILENCE, SPENT_KEPT};
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, Owner, Token};
+use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -42,6 +42,9 @@ pub struct Record {
     pub spent: BTreeMap<Token, Spent>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
+    /// The last hold that succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub success: Option<Success>,
     /// Who is to be woken when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,
@@ -148,6 +151,8 @@ pub struct Waiter {
     /// The full names of all locks that it waits for.
     pub names: Vec<String>,
     pub owner: Owner,
+    #[serde(default, skip_serializing_if = "Terms::is_plain")]
+    pub terms: Terms,
 }
 
 /// When waiters were heard of, and the last time in which none was: see [`super::ABSENCE`]. In whole milliseconds, zero
@@ -273,6 +278,16 @@ impl Record {
         self.spent.retain(|_, spent| !spent.until.is_past(now));
         self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
         self.watchers.retain(|_, until| !until.is_past(now));
+        self.success.take_if(|success| now.millis().saturating_sub(success.since) > millis(ONCE_PER_MOST));
+    }
+
+    /// For how long what is wanted once per `span` is done; nothing if it is due. A success in the future is believed
+    /// for as long as one in the past: clocks are set back by a little, and some begin at zero.
+    pub(super) fn done_for(&self, now: Time, span: Duration) -> Option<Duration> {
+        let success = self.success.as_ref()?;
+        let (now, span) = (now.millis(), millis(span));
+        let until = success.since.saturating_add(span);
+        (now.abs_diff(success.since) < span).then(|| Duration::from_millis(until.saturating_sub(now)))
     }
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
@@ -455,6 +470,13 @@ impl Record {
         let since = hold.since.millis();
         let ended = if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() };
         self.stat.end(since, ended, outcome, job);
+        if outcome == Outcome::Released && job == Some(Ended::Code(0)) {
+            // Of several that hold it together the one that was granted it last.
+            let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
+            self.success.take_if(|last| !is_many || last.since <= since);
+            let (owner, fence) = (hold.owner.clone(), Fence(hold.fence));
+            self.success.get_or_insert(Success { owner, fence, since, ended });
+        }
         self.log.push_front(LoggedEnd {
             outcome,
             owner: hold.owner,

@@ -21,6 +21,8 @@ pub struct Stat {
     pub held: Histogram,
     /// How often somebody who did not wait was refused.
     pub busy: u64,
+    /// How often somebody found done what it wanted the lock for.
+    pub done: u64,
     /// How often a waiter left the queue without the lock.
     pub given_up: u64,
     /// How often a hold ended so.

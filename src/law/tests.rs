@@ -50,7 +50,7 @@ impl Scene {
         self.now = Time(self.now.0 + 1);
         let (ttl, min_hold) = (self.ttl, self.min_hold);
         let owner = Owner { pid: who, ..Owner::default() };
-        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience };
+        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms: Terms::default() };
         self.table.acquire(self.now, &Self::names(locks), &ask)
     }
 

@@ -1,11 +1,11 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::answer::{Blocker, Foreign, Holder, LoggedEnd, State};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
-use super::time::Time;
-use crate::lock::{Fence, Mode, Name, Owner, Token};
+use super::time::{Time, millis};
+use crate::lock::{Fence, Mode, Name, ONCE_PER_MOST, Owner, Token};
 use std::time::Duration;
 
 /// All that is known of one lock, as who looks at it is shown it.
@@ -30,6 +30,8 @@ pub struct View {
     /// The last ends, newest first, at most 64.
     pub log: Vec<LoggedEnd>,
     pub stat: Stat,
+    /// The last hold that succeeded, if it was granted within [`ONCE_PER_MOST`].
+    pub success: Option<Success>,
 }
 
 /// A waiter, as seen from outside.
@@ -82,6 +84,9 @@ impl Record {
             waiters: record.queue.iter().filter_map(heard).collect(),
             log: record.log.into(),
             stat: record.stat,
+            success: record
+                .success
+                .filter(|success| now.millis().saturating_sub(success.since) <= millis(ONCE_PER_MOST)),
         }
     }
 

@@ -56,6 +56,10 @@ impl Obtaining<'_> {
                     self.report(Report::Busy(blocker));
                     return None;
                 }
+                Ok(Acquired::Done(done)) => {
+                    self.report(Report::Done(done));
+                    return None;
+                }
                 Ok(Acquired::Spent) => {
                     self.report(Report::TakenAway);
                     return None;

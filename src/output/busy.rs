@@ -6,7 +6,7 @@ use super::live::Room;
 use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
-use crate::law::{Blocker, Holder, State, Waiting};
+use crate::law::{Blocker, Done, Holder, State, Waiting};
 use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
 
@@ -37,7 +37,22 @@ pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String 
         Tried::Inside => ("is busy".into(), "this process itself runs under it"),
         Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
     };
-    format!("{} {verdict}: {}{so}; {next}", asked.in_the_way(blocker), reason(blocker, asked.mode))
+    format!("{} {verdict}: {}{so}; {next}", asked.at(blocker.at), reason(blocker, asked.mode))
+}
+
+/// The one line of a run whose work somebody else had done.
+pub fn done(asked: &Asked, done: &Done) -> String {
+    let owner = &done.success.owner;
+    let now = done.success.since.saturating_add(millis(done.ago));
+    let (began, ended) = (local(done.success.since, now), local(done.success.ended, now));
+    format!(
+        "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again in {} \
+         (--once-per)",
+        asked.at(done.at),
+        who(owner),
+        what(owner),
+        span(done.due)
+    )
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
@@ -47,11 +62,11 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> St
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
     let whole = format!(
         "waiting{since} for {}, place {place} in the queue: {}",
-        asked.in_the_way(blocker),
+        asked.at(blocker.at),
         reason(blocker, asked.mode)
     );
     let Room::Columns(columns) = room else { return whole };
-    let key = asked.key_of(blocker);
+    let key = asked.key_of(blocker.at);
     let waited = span(Duration::from_secs(waited.as_secs()));
     // What changes comes first, so that it is still seen where the end is cut.
     let shorter = match &blocker.holder {
@@ -109,16 +124,16 @@ fn aged(waiting: &Waiting, age: Duration) -> Waiting {
 }
 
 impl Asked {
-    /// The key that the blocker is about.
-    fn key_of(&self, blocker: &Blocker) -> &Key {
+    /// The key that is so many from the first, in order of name.
+    fn key_of(&self, at: usize) -> &Key {
         let mut in_order: Vec<&Key> = self.keys.iter().collect();
         in_order.sort_unstable();
-        in_order.get(blocker.at).copied().unwrap_or(&self.keys[0])
+        in_order.get(at).copied().unwrap_or(&self.keys[0])
     }
 
-    /// The key in the way, where it is, and what it was wanted together with.
-    fn in_the_way(&self, blocker: &Blocker) -> String {
-        let key = self.key_of(blocker);
+    /// That key, where it is, and what it was wanted together with.
+    fn at(&self, at: usize) -> String {
+        let key = self.key_of(at);
         let others: Vec<Key> = self.keys.iter().filter(|other| *other != key).cloned().collect();
         let together = match others[..] {
             [] => String::new(),

@@ -5,7 +5,7 @@
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::law::{Holder, LoggedEnd, Outcome, State};
+use crate::law::{Holder, LoggedEnd, Outcome, State, Success};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
@@ -117,6 +117,7 @@ struct Lock<'a> {
     holders: Vec<Holds<'a>>,
     waiters: Vec<Waits<'a>>,
     last_run: Option<LastRun<'a>>,
+    last_success: Option<LastSuccess<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -155,6 +156,15 @@ struct LastRun<'a> {
     forced_by: Option<Person<'a>>,
 }
 
+#[derive(Serialize)]
+struct LastSuccess<'a> {
+    #[serde(flatten)]
+    who: Who<'a>,
+    fence: Fence,
+    acquired_at: String,
+    ended_at: String,
+}
+
 impl<'a> Lock<'a> {
     fn of(view: &'a View) -> Self {
         let foreign = view.foreign.as_ref().map(|foreign| Holds {
@@ -173,6 +183,7 @@ impl<'a> Lock<'a> {
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().map(Waits::of).collect(),
             last_run: view.log.first().map(LastRun::of),
+            last_success: view.success.as_ref().map(LastSuccess::of),
         }
     }
 }
@@ -195,6 +206,13 @@ impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
         let (mode, slots) = mode(waiter.mode);
         Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting) }
+    }
+}
+
+impl<'a> LastSuccess<'a> {
+    fn of(success: &'a Success) -> Self {
+        let (acquired_at, ended_at) = (utc(success.since), utc(success.ended));
+        Self { who: (&success.owner).into(), fence: success.fence, acquired_at, ended_at }
     }
 }
 
@@ -225,7 +243,8 @@ mod tests {
         assert!(!text.contains(|c: char| c != '\n' && crate::output::acts(c)));
         let array: serde_json::Value = serde_json::from_str(&text)?;
         for lock in array.as_array().into_iter().flatten() {
-            let fields = ["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run"];
+            let fields =
+                ["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run", "last_success"];
             assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
             for holder in lock["holders"].as_array().into_iter().flatten() {
                 let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];

@@ -78,6 +78,9 @@ impl Exposition {
         family("busy_total", "counter", "Refusals of those that did not wait.", &|lock| {
             count(lock.stat.busy)
         });
+        family("done_total", "counter", "Runs with --once-per that found it done.", &|lock| {
+            count(lock.stat.done)
+        });
         family("given_up_total", "counter", "Waiters that left the queue without the lock.", &|lock| {
             count(lock.stat.given_up)
         });
@@ -130,6 +133,7 @@ fn sum(all: &mut Stat, one: &Stat) {
     spans(&mut all.waited, &one.waited);
     spans(&mut all.held, &one.held);
     add(&mut all.busy, one.busy);
+    add(&mut all.done, one.done);
     add(&mut all.given_up, one.given_up);
     add(&mut all.succeeded, one.succeeded);
     add(&mut all.failed, one.failed);

@@ -86,6 +86,13 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
     if let Some(end) = view.log.first() {
         lines.add(0, "last run", &format!("{}, by {}", last(end, view.now), cell(&end.owner)));
     }
+    if let Some(success) = view.success.as_ref().filter(|success| {
+        // Where it is not the last run itself.
+        view.log.first().is_none_or(|end| end.fence != success.fence)
+    }) {
+        let ago = span(std::time::Duration::from_millis(view.now.saturating_sub(success.since)));
+        lines.add(0, "succeeded", &format!("began {ago} ago, by {}", cell(&success.owner)));
+    }
     if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
         lines.add(0, "fence", &fence.to_string());
     }

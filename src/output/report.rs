@@ -42,6 +42,8 @@ pub struct Report<'a> {
 pub enum Outcome {
     /// The command ran and ended by itself.
     Ran,
+    /// Another run had done it, within `--once-per`.
+    Done,
     /// The lock was not obtained.
     Busy,
     /// The lock was lost, or an operator took it away.

@@ -339,6 +339,7 @@ pub(super) mod tests {
                 waiters: vec![],
                 log: vec![],
                 stat: Stat::default(),
+                success: None,
             })
         };
         let holder = Holder {

@@ -25,6 +25,7 @@ fn word(kind: EventKind) -> &'static str {
         EventKind::Waiting => "waiting",
         EventKind::Left => "left",
         EventKind::Busy => "busy",
+        EventKind::Done => "done",
         EventKind::Granted => "granted",
         EventKind::Over(outcome) => outcome.word(),
         EventKind::Ended => "ended",
@@ -41,11 +42,12 @@ fn colour(event: &Event) -> Option<&'static str> {
 
 /// Who, what it runs, how long, how it ended.
 fn told(event: &Event) -> String {
-    if event.kind == EventKind::Busy {
-        return match event.count {
-            1 => "one that did not wait was refused".into(),
-            count => format!("{count} that did not wait were refused"),
-        };
+    match (event.kind, event.count) {
+        (EventKind::Busy, 1) => return "one that did not wait was refused".into(),
+        (EventKind::Busy, count) => return format!("{count} that did not wait were refused"),
+        (EventKind::Done, 1) => return "one found it done (--once-per)".into(),
+        (EventKind::Done, count) => return format!("{count} found it done (--once-per)"),
+        _ => {}
     }
     let mut parts = Vec::new();
     if let Some(owner) = &event.owner {

@@ -402,8 +402,8 @@ fn named(record: &Record) -> Vec<Token> {
 }
 
 impl<A: Adapter> Store for Engine<A> {
-    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`] or [`Acquired::Spent`]; a
-    /// token that asks again after that has none. A token without a life ends only by its lease, or by silence.
+    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`] or
+    /// [`Acquired::Spent`]; a token that asks again after that has none. A token without a life ends only by its lease, or by silence.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         self.adapter.begin(token)
     }
@@ -460,8 +460,8 @@ impl<A: Adapter> Store for Engine<A> {
                 self.watched = Watched::default();
             }
             // Not that of a revoked holder, whose job may live.
-            Acquired::Busy(_) | Acquired::Spent if !is_named => self.end_life(token),
-            Acquired::Busy(_) | Acquired::Spent => {}
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent if !is_named => self.end_life(token),
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent => {}
         }
         self.adapter.tidy();
         Ok(answer)
@@ -531,6 +531,13 @@ impl<A: Adapter> Store for Engine<A> {
     /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
     fn subscribe(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
         Ok(self.adapter.subscribe(token))
+    }
+
+    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
+        self.adapter.refresh()?;
+        self.transact(&name.clone().into(), None, Look::Heads, deadline, |transaction| {
+            transaction.table.forget_success(transaction.now, name)
+        })
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {

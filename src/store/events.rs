@@ -18,6 +18,8 @@ pub enum EventKind {
     Left,
     /// Somebody who did not wait was refused.
     Busy,
+    /// Somebody found done what it wanted the lock for.
+    Done,
     /// Somebody has the lock, and knows.
     Granted,
     /// A hold is over, and this is how.
@@ -45,7 +47,7 @@ pub struct Event {
     pub job: Option<Ended>,
     /// Who forced the end, or asked for it.
     pub by: Option<Owner>,
-    /// How many were refused; 1 for all other events.
+    /// How many were refused or found it done; 1 for all other events.
     pub count: u64,
 }
 
@@ -59,7 +61,7 @@ impl Event {
         let class = match self.kind {
             EventKind::Waiting => 0,
             EventKind::Left => 2,
-            EventKind::Busy => 3,
+            EventKind::Busy | EventKind::Done => 3,
             _ => 1,
         };
         (self.at, class, self.fence, self.kind != EventKind::Granted)
@@ -116,10 +118,14 @@ fn between(old: &View, new: &View) -> Vec<Event> {
         waited: stood.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
         ..Event::new(EventKind::Left, new.now)
     }));
-    // A counter that is smaller than before counts from its loss on.
-    let refused = new.stat.busy.checked_sub(old.stat.busy).unwrap_or(new.stat.busy);
-    if refused > 0 {
-        events.push(Event { count: refused, ..Event::new(EventKind::Busy, new.now) });
+    for (kind, before, after) in
+        [(EventKind::Busy, old.stat.busy, new.stat.busy), (EventKind::Done, old.stat.done, new.stat.done)]
+    {
+        // A counter that is smaller than before counts from its loss on.
+        let count = after.checked_sub(before).unwrap_or(after);
+        if count > 0 {
+            events.push(Event { count, ..Event::new(kind, new.now) });
+        }
     }
     events.sort_by_key(Event::order);
     events

@@ -324,6 +324,18 @@ impl Store for QuorumStore {
         Err(self.short(&answers))
     }
 
+    /// Every master has to forget: one that remembers is enough for it to be done.
+    fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
+        let answers = self.look(&call(&scripts::FORGET, name, &[]), by);
+        let forgotten = answers.count("forgotten");
+        if forgotten + answers.count("nothing") < self.masters.len() {
+            return Err(self.short(&answers).map(|text| {
+                format!("{text}; a master that did not answer may still remember it: do this again when all are there")
+            }));
+        }
+        Ok(forgotten > 0)
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &json(&revoke.by)?]);
@@ -374,6 +386,7 @@ impl Store for QuorumStore {
         let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
+        let mut successes = Vec::new();
         for at in 0..self.masters.len() {
             let Some(reply) = answers.reply(at, "seen") else { continue };
             let clock = Clock::of(reply.now, now);
@@ -384,6 +397,7 @@ impl Store for QuorumStore {
                 log.extend(ends.logged_end()?.map(|end| clock.of_end(end)));
             }
             stats.push(clock.of_stat(reply.stat()?));
+            successes.extend(reply.last_success()?.map(|success| clock.of_success(success)));
             whys.push((at, reply.text()?, reply.span()?));
         }
         for (at, why, counts_in) in whys {
@@ -415,6 +429,7 @@ impl Store for QuorumStore {
             waiters: Vec::new(),
             log: view::join_logs(log),
             stat: view::join_stats(stats),
+            success: successes.into_iter().max_by_key(|success| success.fence),
         })
     }
 

@@ -222,7 +222,8 @@ impl Store for RedisStore {
         let number = self.wake_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
         let (mode, owner) = (mode_to(ask.mode), json(&ask.owner)?);
-        let args = [ask.token.secret(), &ttl, &min_hold, patience, &number, turn, &mode, &owner];
+        let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
+        let args = [ask.token.secret(), &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per];
         let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
         // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
@@ -240,6 +241,10 @@ impl Store for RedisStore {
                 blocker: reply.blocker(names.as_slice().len())?,
             })),
             "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
+            "done" => {
+                let at = reply.lock(names.as_slice().len())?;
+                Ok(Acquired::Done(reply.done(at)?))
+            }
             "spent" => Ok(Acquired::Spent),
             _ => Err(reply.unknown()),
         }
@@ -323,6 +328,15 @@ impl Store for RedisStore {
         Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master.clone(), lists)))
     }
 
+    fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
+        let (what, reply) = self.caller.run(&script::FORGET, std::slice::from_ref(name), &[], by)?;
+        match what.as_str() {
+            "forgotten" => Ok(true),
+            "nothing" => Ok(false),
+            _ => Err(reply.unknown()),
+        }
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let args = [when, &json(&revoke.by)?];
@@ -363,8 +377,21 @@ impl Store for RedisStore {
             log.extend(ends.logged_end()?);
         }
         log.truncate(law::LOG_KEPT);
-        let stat = reply.stat()?;
-        Ok(View { name: name.clone(), now, state, mode, foreign, holders, left, fence, waiters, log, stat })
+        let (stat, success) = (reply.stat()?, reply.last_success()?);
+        Ok(View {
+            name: name.clone(),
+            now,
+            state,
+            mode,
+            foreign,
+            holders,
+            left,
+            fence,
+            waiters,
+            log,
+            stat,
+            success,
+        })
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {

@@ -59,6 +59,11 @@ impl Masters {
         &self.world
     }
 
+    /// Makes them the store of the directory's own dlock.
+    pub fn use_own_store(&mut self) {
+        self.world.use_store(url(&self.ports()));
+    }
+
     /// One of the masters.
     pub fn at(&self, at: usize) -> &Redis {
         &self.masters[at]

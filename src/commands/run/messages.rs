@@ -9,7 +9,7 @@ use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::job::{NotStarted, Process, StopReason};
-use crate::law::{Blocker, Grant, Left, Proof, Ran, Waiting};
+use crate::law::{Blocker, Done, Grant, Left, Proof, Ran, Waiting};
 use crate::lease::Loss;
 use crate::lock::{Key, Mode, Wait};
 use crate::output::Kind;
@@ -131,6 +131,11 @@ impl<'a> Messages<'a> {
             Wait::No | Wait::Forever => Tried::Once,
         };
         self.say(Kind::Note, &busy::busy(&self.asked, blocker, tried, "; the command did not run"));
+    }
+
+    /// Somebody else did it.
+    pub fn done(&self, done: &Done) {
+        self.say(Kind::Note, &busy::done(&self.asked, done));
     }
 
     /// The store failed before the lock was ours.

@@ -22,6 +22,8 @@ pub struct RunReport {
     /// Whether a hold of the job around served.
     pub nested: bool,
     pub started: bool,
+    /// Whether somebody else had done what the command was for.
+    pub is_done: bool,
     pub job: Option<Ended>,
     pub lost: Option<Loss>,
 }
@@ -60,6 +62,7 @@ impl RunReport {
 
     fn outcome(&self, exit: Exit) -> Outcome {
         match exit {
+            Exit::Ok if self.is_done => Outcome::Done,
             Exit::Signal(_) if !self.started => Outcome::Interrupted,
             Exit::Ok | Exit::Job(_) | Exit::Signal(_) => Outcome::Ran,
             Exit::Busy(_) => Outcome::Busy,

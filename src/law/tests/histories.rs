@@ -5,6 +5,7 @@
 use super::super::*;
 use super::observer::{Asker, Check, Observer};
 use super::{name, token};
+use crate::exit::Ended;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
@@ -15,9 +16,10 @@ const ASKERS: usize = 6;
 enum Step {
     Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
     Renew { who: usize, ttl: u64 },
-    Leave { who: usize, ran: Ran },
+    Leave { who: usize, ran: Ran, job: Option<Ended> },
     Late(usize),
     Revoke { lock: usize, when: When },
+    Forget(usize),
     Bury(usize),
     Reborn(usize),
     Pass(u64),
@@ -25,8 +27,8 @@ enum Step {
     Intrude { lock: usize, ttl: Option<u64> },
 }
 
-/// Which locks an asker wants, as bits, and how.
-type Wish = (usize, Mode);
+/// Which locks an asker wants, as bits, how, and once in how many ms.
+type Wish = (usize, Mode, Option<u64>);
 
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let mode = prop_oneof![
@@ -35,10 +37,11 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
         3 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
     ];
+    let once_per = prop_oneof![2 => Just(None), 1 => (500..8000u64).prop_map(Some), 1 => Just(Some(60_000))];
     // Histories in which one mode rules meet its rules more often than mixed ones.
-    let mixed = prop::collection::vec((1..8usize, mode.clone()), ASKERS);
-    let same = (prop::collection::vec(1..8usize, ASKERS), mode)
-        .prop_map(|(bits, mode)| bits.into_iter().map(|bits| (bits, mode)).collect());
+    let mixed = prop::collection::vec((1..8usize, mode.clone(), once_per.clone()), ASKERS);
+    let same = (prop::collection::vec((1..8usize, once_per), ASKERS), mode)
+        .prop_map(|(some, mode)| some.into_iter().map(|(bits, once)| (bits, mode, once)).collect());
     prop_oneof![2 => mixed, 1 => same]
 }
 
@@ -54,13 +57,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => prop::sample::select(vec![250_000u64, 500_000, 1_600_000, 3_999_000, 4_000_000, 5_000_000, 5_001_000]),
         1 => prop::sample::select(vec![30_000_000u64, 59_999_000, 60_000_000, 60_001_000, 600_001_000]),
     ];
+    let job = prop_oneof![1 => Just(None), 2 => Just(Some(Ended::Code(0))), 1 => Just(Some(Ended::Code(1)))];
     let when = prop_oneof![2 => Just(When::Safe), 1 => Just(When::Now)];
     let step = prop_oneof![
         24 => (who.clone(), patience, ttl.clone(), min_hold)
             .prop_map(|(who, patience, ttl, min_hold)| Step::Acquire { who, patience, ttl, min_hold }),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
-        8 => (who.clone(), prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::No)])
-            .prop_map(|(who, ran)| Step::Leave { who, ran }),
+        8 => (who.clone(), prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::No)], job)
+            .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
+        1 => lock.clone().prop_map(Step::Forget),
         1 => who.clone().prop_map(Step::Late),
         2 => (lock.clone(), when).prop_map(|(lock, when)| Step::Revoke { lock, when }),
         1 => who.clone().prop_map(Step::Bury),
@@ -90,11 +95,14 @@ fn names_of(bits: usize) -> Names {
 
 impl World {
     fn new(wishes: &[Wish]) -> Self {
-        let asker = |(id, (bits, mode)): (u32, &Wish)| Asker {
+        let asker = |(id, (bits, mode, once_per)): (u32, &Wish)| Asker {
             id,
             token: token(id),
             names: names_of(*bits),
             mode: *mode,
+            terms: Terms {
+                once_per: once_per.filter(|_| *mode == Mode::Exclusive).map(Duration::from_millis),
+            },
         };
         Self {
             table: LockTable::default(),
@@ -115,6 +123,7 @@ impl World {
             min_hold: Duration::from_millis(min_hold),
             owner,
             patience,
+            terms: asker.terms.clone(),
         }
     }
 
@@ -161,9 +170,9 @@ impl World {
         Ok(answer)
     }
 
-    fn leave(&mut self, asker: &Asker, ran: Ran) -> Check {
+    fn leave(&mut self, asker: &Asker, ran: Ran, job: Option<Ended>) -> Check {
         let now = self.now;
-        let end = End { ran, job: None };
+        let end = End { ran, job };
         let (answer, again) =
             self.run(&asker.names, |table| table.leave(now, &asker.names, &asker.token, &end))?;
         let same = matches!(
@@ -173,7 +182,7 @@ impl World {
                 | (Left::NotHeld, Left::NotHeld)
         );
         prop_assert!(same, "left: {:?}, and again: {:?}", answer, again);
-        self.observer.left(now, asker, ran, answer)
+        self.observer.left(now, asker, &end, answer)
     }
 
     fn reborn(&mut self, who: usize) {
@@ -210,9 +219,9 @@ impl World {
                     self.observer.renewed(now, &asker, ttl, answer)?;
                 }
             }
-            Step::Leave { who, ran } => {
+            Step::Leave { who, ran, job } => {
                 let asker = self.askers[who].clone();
-                self.leave(&asker, ran)?;
+                self.leave(&asker, ran, job)?;
                 self.former[who] = Some(asker);
                 self.reborn(who);
             }
@@ -222,7 +231,7 @@ impl World {
                 {
                     let ask = Self::ask(&asker, Patience::Queue, 30_000, 0);
                     prop_assert_eq!(self.acquire(&asker, &ask)?, Acquired::Spent);
-                    self.leave(&asker, Ran::Yes)?;
+                    self.leave(&asker, Ran::Yes, None)?;
                 }
             }
             Step::Revoke { lock, when } => {
@@ -231,6 +240,11 @@ impl World {
                 let (answer, _) =
                     self.run(&lock.clone().into(), |table| table.revoke(now, &lock, &revoke))?;
                 self.observer.revoked(now, lock.as_str(), when, &answer)?;
+            }
+            Step::Forget(lock) => {
+                let lock = name(LOCKS[lock]);
+                let (answer, _) = self.run(&lock.clone().into(), |table| table.forget_success(now, &lock))?;
+                self.observer.forgotten(lock.as_str(), answer)?;
             }
             Step::Bury(who) => {
                 let asker = self.askers[who].clone();
@@ -280,7 +294,7 @@ impl World {
                 Acquired::Waiting(waiting) => {
                     due.push((Time(self.now.0 + millis(waiting.next) * 1000), asker))
                 }
-                Acquired::Granted(_) | Acquired::Spent => {}
+                Acquired::Granted(_) | Acquired::Done(_) | Acquired::Spent => {}
                 Acquired::Busy(busy) => prop_assert!(false, "a waiter was told busy: {:?}", busy),
             }
         }
@@ -295,10 +309,16 @@ impl World {
             serde_json::from_str(&written).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(&read, &self.table.records, "a record survives the file");
         self.now = Time(self.now.0 + 1000 * (1 + millis(SPENT_KEPT)));
-        let last = Asker { id: 99, token: token(99), names: names_of(7), mode: Mode::Exclusive };
+        let last = Asker {
+            id: 99,
+            token: token(99),
+            names: names_of(7),
+            mode: Mode::Exclusive,
+            terms: Terms::default(),
+        };
         let granted = self.acquire(&last, &Self::ask(&last, Patience::None, 500, 0))?;
         prop_assert!(matches!(granted, Acquired::Granted(_)));
-        self.leave(&last, Ran::Yes)?;
+        self.leave(&last, Ran::Yes, None)?;
         for record in self.table.records.values() {
             prop_assert!(record.holds.is_empty() && record.queue.is_empty() && record.waiters.is_empty());
             prop_assert!(

@@ -4,6 +4,7 @@
 
 use super::super::*;
 use super::{View, name};
+use crate::exit::Ended;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -60,6 +61,7 @@ pub(super) struct Asker {
     pub(super) token: Token,
     pub(super) names: Names,
     pub(super) mode: Mode,
+    pub(super) terms: Terms,
 }
 
 impl Asker {
@@ -83,6 +85,8 @@ pub(super) struct Observer {
     spent: BTreeMap<u32, u64>,
     foreign: BTreeMap<String, Option<u64>>,
     arrivals: u64,
+    /// When the last hold of each lock was granted that succeeded, in ms.
+    successes: BTreeMap<String, u64>,
     /// Who was told of its grant in this step: its place counts until the step is judged.
     served: Vec<u32>,
 }
@@ -138,7 +142,16 @@ impl Observer {
                 answer
             );
         }
+        let done = self.is_done(now.millis(), asker);
+        if !held && !spent && !self.is_called(asker) {
+            prop_assert_eq!(done, matches!(answer, Acquired::Done(_)), "is it done: {:?}", answer);
+        }
         match answer {
+            Acquired::Done(_) => {
+                prop_assert!(done && !held);
+                self.places.remove(&asker.id);
+                Ok(())
+            }
             Acquired::Granted(grant) => self.granted(now, asker, ask, *grant, held),
             Acquired::Waiting(waiting) => {
                 let alone = self.is_alone(now, asker);
@@ -194,6 +207,19 @@ impl Observer {
         Ok(())
     }
 
+    /// Whether what it wants the locks for was done, at this time in ms.
+    fn is_done(&self, now: u64, asker: &Asker) -> bool {
+        let recent = |since: &u64, span| now.saturating_sub(*since) < millis(span);
+        let done =
+            |name: &Name, span| self.successes.get(name.as_str()).is_some_and(|since| recent(since, span));
+        asker.terms.once_per.is_some_and(|span| asker.names.iter().all(|name| done(name, span)))
+    }
+
+    pub(super) fn forgotten(&mut self, lock: &str, was: bool) -> Check {
+        prop_assert_eq!(was, self.successes.remove(lock).is_some(), "whether {} was done", lock);
+        Ok(())
+    }
+
     fn is_alone(&self, now: Time, asker: &Asker) -> bool {
         let waits = |(id, place): (&u32, &Place)| {
             // One that was silent for longer may have been given a new silence, after a time in which nobody was heard.
@@ -235,7 +261,8 @@ impl Observer {
         Ok(())
     }
 
-    pub(super) fn left(&mut self, now: Time, asker: &Asker, ran: Ran, answer: Left) -> Check {
+    pub(super) fn left(&mut self, now: Time, asker: &Asker, end: &End, answer: Left) -> Check {
+        let ran = end.ran;
         let live = |belief: &Belief| !belief.over && belief.due() > now.millis();
         let had: Vec<Belief> =
             self.mine(asker).into_iter().flatten().filter(|belief| live(belief)).cloned().collect();
@@ -248,6 +275,19 @@ impl Observer {
             let kept =
                 had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
             prop_assert_eq!(millis(cooling), kept.saturating_sub(now.millis()));
+        }
+        if (ran, end.job) == (Ran::Yes, Some(Ended::Code(0))) {
+            for name in &asker.names {
+                let at = (name.as_str().to_owned(), asker.id);
+                let Some(belief) = self.beliefs.get(&at).filter(|belief| live(belief) && !belief.revoked)
+                else {
+                    continue;
+                };
+                // The fence is the time of the grant.
+                let since = belief.fence / 1000;
+                let last = self.successes.entry(at.0).or_default();
+                *last = if asker.mode == Mode::Exclusive { since } else { since.max(*last) };
+            }
         }
         for belief in self.mine_mut(asker.id).filter(|belief| live(belief)) {
             belief.over = true;
@@ -377,6 +417,14 @@ impl Observer {
             }
             *last = highest;
         }
+        // Whoever's work is done is taken out of the queue, and comes back to its place if it asks when that is no more so.
+        let is_done = |id: &u32| self.askers.get(id).is_some_and(|asker| self.is_done(now.millis(), asker));
+        let home: Vec<u32> = self.places.keys().filter(|id| is_done(id)).copied().collect();
+        for id in home {
+            if let Some(place) = self.places.get_mut(&id) {
+                place.certain = false;
+            }
+        }
         for (fence, id, slot) in fresh {
             self.is_fair(now, &seen, fence, id, slot)?;
         }
@@ -412,6 +460,7 @@ impl Observer {
         slot: Option<u32>,
     ) -> Check {
         let Some(asker) = self.askers.get(&id) else { return Ok(()) };
+        prop_assert!(!self.is_done(fence / 1000, asker), "{} was granted what is done", id);
         let has = |lock: &str, id: u32| {
             seen.get(&lock.to_owned())
                 .is_some_and(|seen| seen.holders.iter().any(|holder| holder.owner.pid == id))

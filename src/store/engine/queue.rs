@@ -3,7 +3,7 @@
 //! of each at the ready. What the law made of those that it was shown is told as [`Changes`].
 
 use super::Tracked;
-use crate::law::{Due, Record, Time, Waiter};
+use crate::law::{Due, Record, Terms, Time, Waiter};
 use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -64,6 +64,8 @@ pub struct Note {
     token: Token,
     names: Vec<String>,
     owner: Owner,
+    #[serde(default, skip_serializing_if = "Terms::is_plain")]
+    terms: Terms,
     #[serde(rename = "alive")]
     tracked: Option<Tracked>,
 }
@@ -153,6 +155,11 @@ impl Queue {
         self.waiting.iter().position(|waiting| waiting.is(token))
     }
 
+    /// Whether the token stood in the queue when this was read.
+    pub fn is_queued(&self, token: &Token) -> bool {
+        self.find(token).is_some_and(|at| self.waiting[at].is_queued())
+    }
+
     /// Shows a waiter of the lock `name` to the law. `heard` adds what it has said itself since. Answers the locks that it
     /// waits for.
     pub fn show(
@@ -167,7 +174,7 @@ impl Queue {
         let Some(waiting) = self.waiting.get_mut(at).filter(|waiting| !waiting.is_shown()) else {
             return Ok(Vec::new());
         };
-        let Note { token, names, owner, tracked } = note;
+        let Note { token, names, owner, terms, tracked } = note;
         if !waiting.is(&token) {
             return Err("a waiter has the note of another");
         }
@@ -182,6 +189,7 @@ impl Queue {
             mode: waiting.mode,
             names,
             owner,
+            terms,
         };
         #[cfg(test)]
         SHOWN.set(SHOWN.get() + 1);
@@ -242,6 +250,7 @@ impl Queue {
             if let Some((old, shown)) = known.and_then(|old| Some((old, old.shown.as_deref()?))) {
                 let has_same_note = shown.waiter.names == waiter.names
                     && shown.waiter.owner == waiter.owner
+                    && shown.waiter.terms == waiter.terms
                     && shown.tracked == tracked;
                 if has_same_note && shown.waiter == *waiter && old.place == place {
                     continue;
@@ -255,8 +264,8 @@ impl Queue {
                     continue;
                 }
             }
-            let Waiter { names, owner, .. } = waiter.clone();
-            changes.news.push((new, Some(Note { token: token.clone(), names, owner, tracked })));
+            let Waiter { names, owner, terms, .. } = waiter.clone();
+            changes.news.push((new, Some(Note { token: token.clone(), names, owner, terms, tracked })));
         }
         let shown = self.waiting.iter().filter(|waiting| waiting.is_shown());
         let waits = |token: Token| record.waiters.contains_key(&token);

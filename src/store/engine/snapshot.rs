@@ -13,7 +13,7 @@ pub struct Snapshot {
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// Only where somebody watches.
-    all: Option<(Vec<Token>, u64, u64)>,
+    all: Option<(Vec<Token>, [u64; 3])>,
 }
 
 /// Whether an operator asked a holder to end.
@@ -59,10 +59,10 @@ pub fn asked(hold: &Hold) -> Asked {
     if hold.asked.is_some() { Asked::Yes } else { Asked::No }
 }
 
-/// The queue, the refusals, and the grants that were heard of.
-fn everything(record: &Record) -> (Vec<Token>, u64, u64) {
+/// The queue, who was refused or found it done, and the grants that were heard of.
+fn everything(record: &Record) -> (Vec<Token>, [u64; 3]) {
     let queue = record.queue.iter().map(|(_, token)| token.clone()).collect();
-    (queue, record.stat.busy, record.stat.waited.count())
+    (queue, [record.stat.busy, record.stat.done, record.stat.waited.count()])
 }
 
 /// Those who hold it or lost it to an operator. What a min-hold keeps has no life.

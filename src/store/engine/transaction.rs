@@ -32,7 +32,7 @@ use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked};
 use crate::clock::Moment;
-use crate::law::{Hold, Lock, LockTable, Phase, Record, Time, millis};
+use crate::law::{Hold, Lock, LockTable, Phase, Record, Time, Waiter, millis};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
 use std::collections::BTreeSet;
@@ -393,6 +393,15 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             let is_seen = !record.watchers.is_empty() && opened.before.is_seen(record);
             let watchers = is_seen.then_some(&record.watchers).into_iter().flatten();
             others.extend(told.chain(watchers.map(|(token, _)| token.clone())));
+            // Those for whom it is done stand in the queue no more, and are told when they ask.
+            let went = |(token, waiter): &(&Token, &Waiter)| {
+                let stands = record.queue.contains(&(waiter.ticket, (*token).clone()));
+                waiter.terms.once_per.is_some()
+                    && !stands
+                    && !record.holds.contains_key(*token)
+                    && opened.entry.queue().is_queued(token)
+            };
+            others.extend(record.waiters.iter().filter(went).map(|(token, _)| token.clone()));
             let before = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > before && matches!(record.lock, Lock::Exclusive { .. });

@@ -221,6 +221,9 @@ impl RecordFile {
         if !record.waiters.is_empty() || !record.queue.is_empty() {
             return Err("waiters stand in the record itself");
         }
+        if let Some(success) = &record.success {
+            most(success.since.max(success.ended).max(success.fence.0))?;
+        }
         for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
             most(until.0)?;
         }
@@ -365,6 +368,9 @@ impl RecordFile {
         [heard, from, back, back_before].into_iter().for_each(due);
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
+        }
+        for since in record.success.iter_mut().map(|success| &mut success.since) {
+            *since = since.saturating_add(shift / 1000);
         }
         record.watchers.values_mut().for_each(due);
         queue::lift(&mut self.queue, shift);

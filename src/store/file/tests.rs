@@ -5,7 +5,8 @@ use super::sweep::SWEEP_EVERY;
 use super::*;
 use crate::exit::Ended;
 use crate::law::{
-    Acquired, Ask, End, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked, State, When,
+    Acquired, Ask, End, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked, State, Terms,
+    When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
 use crate::store::engine::queue::SHOWN;
@@ -153,6 +154,7 @@ impl Process {
             min_hold: Duration::ZERO,
             owner,
             patience,
+            terms: Terms::default(),
         }
     }
 
@@ -883,7 +885,7 @@ fn play(events: &[Event]) -> Result<()> {
                         holder = Some((*who, before + TTL - Duration::from_millis(1)));
                     }
                     // It ends, and with it what it had: a revoked holder is busy too.
-                    Acquired::Spent | Acquired::Busy(_) => {
+                    Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) => {
                         processes[*who] = fresh(ahead)?;
                         holder = holder.filter(|(holder, _)| holder != who);
                     }

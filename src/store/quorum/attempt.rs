@@ -5,7 +5,7 @@ use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::law::{self, Acquired, Ask, Grant, Patience, Waiting};
+use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Waiting};
 use crate::lock::{Fence, Name, Names};
 use crate::store::{Error, json};
 use std::time::Duration;
@@ -18,6 +18,7 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 enum Tried {
     Won(Grant),
     Spent,
+    Done(Done),
     Blocked {
         joined: Box<Joined>,
         /// How many have waited longer.
@@ -32,6 +33,7 @@ impl QuorumStore {
         loop {
             let (joined, ahead) = match self.attempt(name, ask, by)? {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
+                Tried::Done(done) => return Ok(Acquired::Done(done)),
                 Tried::Spent => return Ok(Acquired::Spent),
                 Tried::Blocked { joined, ahead } => (joined, ahead),
             };
@@ -73,9 +75,13 @@ impl QuorumStore {
         let ttl = law::millis(ask.ttl).to_string();
         let waited = sent.since(began);
         let waited_ms = law::millis(waited).to_string();
+        let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
-        let first =
-            call(&scripts::ACQUIRE, name, &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience]);
+        let first = call(
+            &scripts::ACQUIRE,
+            name,
+            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per],
+        );
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.masters.everybody();
@@ -83,6 +89,12 @@ impl QuorumStore {
         if let Some(error) = self.misfit(&answers) {
             self.take_back(name, token, &attempt, &everybody, by);
             return Err(error);
+        }
+        // One that remembers is enough: a majority that was told shares a master with every other majority.
+        if let Some(reply) = answers.replies("done").next() {
+            let done = reply.done(0)?;
+            self.take_back(name, token, &attempt, &everybody, by);
+            return Ok(Tried::Done(done));
         }
         if answers.count("spent") > 0 {
             return Ok(Tried::Spent);

@@ -18,6 +18,7 @@ pub static WIN_BACK: Script = LazyLock::new(|| code(include_str!("scripts/win_ba
 pub static LEAVE: Script = LazyLock::new(|| turns(include_str!("scripts/leave.lua")));
 pub static PROVE: Script = LazyLock::new(|| code(include_str!("scripts/prove.lua")));
 pub static REQUEST: Script = LazyLock::new(|| code(include_str!("scripts/request.lua")));
+pub static FORGET: Script = LazyLock::new(|| code(include_str!("scripts/forget.lua")));
 pub static REVOKE: Script = LazyLock::new(|| code(include_str!("scripts/revoke.lua")));
 pub static INSPECT: Script =
     LazyLock::new(|| Code::new(&MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]));

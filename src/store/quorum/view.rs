@@ -2,7 +2,7 @@
 //! refused and for who looks. Asks nobody.
 
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State};
+use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State, Success};
 use crate::lock::{Fence, Mode};
 use crate::store::Error;
 use crate::store::redis::reply::Reply;
@@ -74,6 +74,13 @@ impl Clock {
         self.set(&mut end.since);
         self.set(&mut end.ended);
         end
+    }
+
+    /// The same for the times of a success.
+    pub fn of_success(self, mut success: Success) -> Success {
+        self.set(&mut success.since);
+        self.set(&mut success.ended);
+        success
     }
 
     /// The same for the times among the totals.
@@ -203,6 +210,7 @@ pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
         }
         for (all, one) in [
             (&mut joined.busy, stat.busy),
+            (&mut joined.done, stat.done),
             (&mut joined.given_up, stat.given_up),
             (&mut joined.succeeded, stat.succeeded),
             (&mut joined.failed, stat.failed),

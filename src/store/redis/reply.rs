@@ -4,7 +4,7 @@
 
 use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Holder, LoggedEnd, Outcome, State};
+use crate::law::{Blocker, Done, Holder, LoggedEnd, Outcome, State, Success};
 use crate::lock::{Fence, Mode, Owner, SLOTS_MAX};
 use crate::store::Error;
 use redis::Value;
@@ -141,10 +141,15 @@ impl Reply {
         }
     }
 
+    /// The next field as one of so many locks.
+    pub fn lock(&mut self, locks: usize) -> Result<usize, Error> {
+        let at = usize::try_from(self.number()?).ok().filter(|at| *at < locks);
+        at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))
+    }
+
     /// The next twelve fields: what is in the way, at one of `locks` locks.
     pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
-        let at = usize::try_from(self.number()?).ok().filter(|at| *at < locks);
-        let at = at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))?;
+        let at = self.lock(locks)?;
         let (state, is_foreign) = self.state()?;
         let (mode, left) = (self.mode()?, self.span_if_any()?);
         let (owner, fence) = (self.text()?, self.text()?);
@@ -194,6 +199,25 @@ impl Reply {
         Ok(stat)
     }
 
+    /// The next four fields: a hold that succeeded.
+    fn success(&mut self) -> Result<Success, Error> {
+        let (owner, fence) = (self.owner()?, Fence(self.number()?));
+        Ok(Success { owner, fence, since: self.number()?, ended: self.number()? })
+    }
+
+    /// The next field as a hold that succeeded, if there was one.
+    pub fn last_success(&mut self) -> Result<Option<Success>, Error> {
+        let mut nested = self.nested()?;
+        if nested.is_empty() { Ok(None) } else { nested.success().map(Some) }
+    }
+
+    /// The next five fields: what was done, at one of `locks` locks.
+    pub fn done(&mut self, at: usize) -> Result<Done, Error> {
+        let (success, due) = (self.success()?, self.span()?);
+        let ago = Duration::from_millis(self.now.saturating_sub(success.since));
+        Ok(Done { at, success, ago, due })
+    }
+
     /// The error for an answer that no script gives.
     pub fn unknown(&self) -> Error {
         garbled(&self.store, "an answer that is not known")
@@ -224,6 +248,7 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
     match kind {
         "waited" => span(&mut stat.waited, which, total),
         "held" => span(&mut stat.held, which, total),
+        "done" => add(&mut stat.done, total),
         "busy" => add(&mut stat.busy, total),
         "given-up" => add(&mut stat.given_up, total),
         "succeeded" => add(&mut stat.succeeded, total),

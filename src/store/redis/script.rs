@@ -4,7 +4,7 @@
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
-use crate::lock::{Name, SLOTS_MAX};
+use crate::lock::{Name, ONCE_PER_MOST, SLOTS_MAX};
 use redis::{Cmd, Script, ServerError, Value, cmd};
 use std::sync::LazyLock;
 
@@ -23,6 +23,7 @@ pub struct Code {
 pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/acquire.lua")));
 pub static RENEW: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/renew.lua")));
 pub static LEAVE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/leave.lua")));
+pub static FORGET: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/forget.lua")));
 pub static REVOKE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/revoke.lua")));
 pub static REQUEST: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/request.lua")));
 pub static PROVE: LazyLock<Code> =
@@ -72,6 +73,7 @@ impl Code {
             ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
             ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
             ("LOG_KEPT", law::LOG_KEPT as u64),
+            ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
             ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
             ("PARTS", layout.kinds.len() as u64 + 1),
         ];

@@ -326,7 +326,7 @@ impl World<'_> {
                     }
                     self.believe(who, grant.slot, before)?;
                 }
-                Acquired::Spent | Acquired::Busy(_) => self.end(who)?,
+                Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) => self.end(who)?,
                 Acquired::Waiting(_) => self.beliefs[who] = None,
             },
             Deed::Renew => {

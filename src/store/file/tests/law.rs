@@ -18,11 +18,12 @@ struct Want {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64 },
+    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64> },
     Renew { who: usize, ttl: u64 },
     Leave { who: usize, ran: Ran },
     Revoke { key: usize, when: When },
     Request { key: usize },
+    Forget { key: usize },
     Pass(u64),
 }
 
@@ -41,16 +42,19 @@ fn event() -> impl Strategy<Value = Event> {
     let ttl = prop_oneof![500..6000u64, Just(30_000u64)];
     let min_hold = prop_oneof![4 => Just(0u64), 1 => 1..8000u64];
     let patience = prop_oneof![7 => Just(Patience::Queue), 1 => Just(Patience::None)];
+    let once_per = prop_oneof![2 => Just(None), 1 => (50..3000u64).prop_map(Some)];
     let span = prop_oneof![6 => 1..100u64, 2 => 100..1000u64];
     let ran = prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::Cut(Outcome::Timeout)), 1 => Just(Ran::No)];
     let when = prop_oneof![Just(When::Safe), Just(When::Now)];
     prop_oneof![
-        24 => (who.clone(), patience, ttl.clone(), min_hold)
-            .prop_map(|(who, patience, ttl, min_hold)| Event::Acquire { who, patience, ttl, min_hold }),
+        24 => (who.clone(), patience, ttl.clone(), min_hold, once_per).prop_map(
+            |(who, patience, ttl, min_hold, once_per)| Event::Acquire { who, patience, ttl, min_hold, once_per }
+        ),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Event::Renew { who, ttl }),
         6 => (who, ran).prop_map(|(who, ran)| Event::Leave { who, ran }),
         1 => (key.clone(), when).prop_map(|(key, when)| Event::Revoke { key, when }),
-        1 => key.prop_map(|key| Event::Request { key }),
+        1 => key.clone().prop_map(|key| Event::Request { key }),
+        1 => key.prop_map(|key| Event::Forget { key }),
         8 => span.prop_map(Event::Pass),
     ]
 }
@@ -117,15 +121,16 @@ impl<'a> Sides<'a> {
         let now = self.now();
         let ms = Duration::from_millis;
         match *event {
-            Event::Acquire { who, patience, ttl, min_hold } => {
+            Event::Acquire { who, patience, ttl, min_hold, once_per } => {
                 let process = &mut self.people[who];
                 let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
-                let ask = Ask { ttl: ms(ttl), min_hold: ms(min_hold), owner, ..process.ask(patience) };
+                let terms = Terms { once_per: once_per.map(ms) };
+                let ask = Ask { ttl: ms(ttl), min_hold: ms(min_hold), owner, terms, ..process.ask(patience) };
                 let answer = process.store.acquire(&process.names, &ask, by())?;
                 let law = self.law.acquire(now, &process.names, &ask);
                 ensure!(without_leases(&answer) == without_leases(&law), "{answer:?}, {law:?}");
                 // Its process ends then.
-                if matches!(answer, Acquired::Busy(_) | Acquired::Spent) {
+                if matches!(answer, Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent) {
                     let _ = self.law.leave(now, &process.names, &process.token, &ended());
                     process.leave()?;
                     self.people[who] = self.reborn(who)?;
@@ -138,11 +143,16 @@ impl<'a> Sides<'a> {
                 ensure!(answer == law, "{answer:?}, {law:?}");
             }
             Event::Leave { who, ran } => {
-                let (process, end) = (&mut self.people[who], End { ran, job: None });
+                let (process, end) = (&mut self.people[who], End { ran, job: Some(Ended::Code(0)) });
                 let answer = process.store.leave(&process.names, &process.token, &end, by())?;
                 let law = self.law.leave(now, &process.names, &process.token, &end);
                 ensure!(answer == law, "{answer:?}, {law:?}");
                 self.people[who] = self.reborn(who)?;
+            }
+            Event::Forget { key } => {
+                let name = named(KEYS[key])?;
+                let (answer, law) = (self.store()?.forget(&name, by())?, self.law.forget_success(now, &name));
+                ensure!(answer == law, "{answer:?}, {law:?}");
             }
             Event::Revoke { key, when } => {
                 let (name, revoke) = (named(KEYS[key])?, Revoke { when, by: Owner::default() });
@@ -222,7 +232,7 @@ fn a_holders_lease_is_no_sign_of_a_waiter() -> Result<()> {
     let place = Place::new()?;
     let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
     let mut sides = Sides::new(&place, &wants)?;
-    let ask = |who, patience| Event::Acquire { who, patience, ttl: 500, min_hold: 0 };
+    let ask = |who, patience| Event::Acquire { who, patience, ttl: 500, min_hold: 0, once_per: None };
     sides.play(&ask(0, Patience::Queue))?;
     sides.play(&ask(1, Patience::Queue))?;
     sides.play(&Event::Leave { who: 0, ran: Ran::Yes })?;

@@ -1,7 +1,9 @@
 -- acquire.lua: phase one. Takes this master for the token if nobody has it, or extends the lease it has.
--- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue').
+-- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue'), once
+-- per ms (0: always).
 -- Replies: {'granted', …, candidate} · {'busy', …, ahead, whose, blocker…} · {'behind', …, ahead}: it is free, and others
---          have waited longer · {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
+--          have waited longer · {'done', …, owner, fence, since ms, ended ms, due ms} ·
+--          {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
 -- Why atomic: between seeing the lock free and taking it nobody may come in between.
 -- The candidate is not remembered as a fence yet: only what a quorum agrees on is one (confirm.lua).
 
@@ -13,6 +15,12 @@ if why then return why end
 expire(lock)
 local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free'
 if not is_mine then
+  local was = done({ lock }, tonumber(ARGV[8]))
+  if was then
+    tally(lock, { done = 1 })
+    forget_turn(lock, token)
+    return answer('done', told(was))
+  end
   local others, refused
   ahead, others, refused = askers(lock, token, waited)
   local is_turn = ahead == 0 or refused and refused + FREE_FOR < ms

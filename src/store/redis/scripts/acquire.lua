@@ -1,13 +1,13 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: Book::acquire).
 -- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
---       mode ('exclusive', 'shared', 'slots/<n>'), owner; last, as of all scripts, what the locks' names begin with.
+--       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always); last, as of all scripts, what the locks' names begin with.
 -- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
---          {'busy', now us, at, blocker…} · {'spent', now us}. `at`: which of the locks it is, from 0.
+--          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms} · {'spent', now us}. `at`: which of the locks it is, from 0.
 -- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
 -- and of several locks one has all or none.
 
-local token, ttl, min_hold, patience, connection, mode, owner =
-  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8]
+local token, ttl, min_hold, patience, connection, mode, owner, once_per =
+  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8], tonumber(ARGV[9])
 
 -- A first acquire may be refused by a server that is out of memory: no job runs yet.
 if ARGV[6] ~= 'first' then write_first() end
@@ -35,7 +35,7 @@ local function hear(locks)
     write_absence(lock, ms)
     local key = waiter_key(lock, token)
     redis.call('HSET', key, 'ticket', ticket, 'since', since, 'silent', int(ms + SILENCE), 'mode', mode,
-      'names', names, 'owner', owner, 'wake', connection)
+      'names', names, 'owner', owner, 'wake', connection, 'once-per', int(once_per))
     redis.call('PEXPIRE', key, TICKET_KEPT)
     redis.call('ZADD', lock.QUEUE, ticket, token)
     redis.call('PEXPIRE', lock.QUEUE, TICKET_KEPT)
@@ -96,6 +96,23 @@ end
 
 local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
 
+-- Whoever finds done what it wants the locks for goes home.
+local function go_home(locks)
+  local was, news = done(locks, once_per), {}
+  if not was then return nil end
+  for _, lock in ipairs(locks) do
+    if redis.call('ZRANK', lock.QUEUE, token) == 0 then news[#news + 1] = lock end
+    redis.call('ZREM', lock.QUEUE, token)
+    redis.call('DEL', waiter_key(lock, token))
+  end
+  locks[was.at].changed = true
+  tally(locks[was.at], { done = 1 })
+  serve(worklist(locks), token)
+  for _, lock in ipairs(news) do wake_head(lock) end
+  tell()
+  return { 'done', int(us), int(was.at - 1), told(was) }
+end
+
 local locks = named(token)
 local spent, alone = {}, true
 for i, lock in ipairs(locks) do spent[i] = spent_key(lock, token) end
@@ -107,6 +124,8 @@ end
 
 -- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.
 if alone then
+  local home = go_home(locks)
+  if home then return home end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner }
   grant(locks, mode, token, hold)
@@ -125,6 +144,8 @@ if not held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     if recorded(lock, token) then drop_hold(lock, token) end
   end
+  local home = go_home(locks)
+  if home then return home end
   local work = worklist(locks)
   if patience == 'queue' then
     hear(locks)

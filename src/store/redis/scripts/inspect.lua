@@ -2,7 +2,8 @@
 -- a server that is out of memory. An end that no operation has noticed yet is shown as if it had been.
 -- ARGV: none.
 -- Reply: {'seen', now us, state, mode or '', left ms or '', type of a foreign value or '', last fence or '',
---         {holder…, holder…}, {owner, mode, since us, …}, {log…}, {field, total, …}}; a holder: owner, fence, since, until, slot, asked, confirmed.
+--         {holder…, holder…}, {owner, mode, since us, …}, {log…}, {field, total, …},
+--         the last hold that succeeded: {owner, fence, since ms, ended ms} or {}}; a holder: owner, fence, since, until, slot, asked, confirmed.
 -- Why atomic: holders, queue and log are of one moment.
 
 local lock = named()[1]
@@ -35,4 +36,4 @@ for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
   end
 end
 return { 'seen', int(us), state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '',
-  people(shown), waiters, log, stat }
+  people(shown), waiters, log, stat, last_success(lock) }

@@ -1,6 +1,11 @@
 -- look.lua: what a script that only looks starts with besides. An end that no operation has noticed yet is shown as if it
 -- had been: who holds the lock now, and what the log and the totals would say.
 
+local function last_success(lock)
+  local s = success_of(lock)
+  return s and { s.owner, s.fence, int(s.since), int(s.ended) } or {}
+end
+
 -- The log; the totals, fields and numbers; the holds that live, and those that were revoked; how many are recorded, and
 -- when the last of those ends that the lock key bears out. A field of the totals may come more than once, and then they
 -- add up (times: the last one counts).

@@ -86,7 +86,8 @@ end
 
 -- What a waiter's record says; nothing if it is none. Others may write there, too.
 local function waiter_of(lock, token)
-  local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent')
+  local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent',
+    'once-per')
   if w.err or not (w[1] and w[2] and w[4] and tonumber(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
   local ok, names = pcall(cjson.decode, w[2])
   if not ok or type(names) ~= 'table' then return nil end
@@ -96,7 +97,7 @@ local function waiter_of(lock, token)
     waits_here = waits_here or rest == lock.rest
   end
   return waits_here and { mode = w[1], names = names, since = tonumber(w[3]), owner = w[4], wake = w[5],
-    silent = tonumber(w[6]) }
+    silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0 }
 end
 
 -- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
@@ -136,6 +137,12 @@ local function park(lock, token, work)
   end
 end
 
+local function opened(names)
+  local locks = {}
+  for i, rest in ipairs(names) do locks[i] = open(rest) end
+  return locks
+end
+
 -- The first in the queue that is heard of.
 local function head_of(lock, work)
   while true do
@@ -156,6 +163,12 @@ local function serve_one(at, token, work, caller)
   local w = waiter_of(at, token)
   local mode, names, locks = w.mode, w.names, {}
   local _, ticket = extreme(at.QUEUE, 0)
+  if w.once_per > 0 and done(opened(names), w.once_per) then
+    -- It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
+    park(at, token, work)
+    if token ~= caller then wake(names[1], token, w.wake) end
+    return true
+  end
   for _, rest in ipairs(names) do
     local lock = open(rest)
     if lock ~= at then

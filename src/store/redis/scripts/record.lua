@@ -3,7 +3,7 @@
 -- Who waits is told in queue.lua.
 --
 -- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
--- WATCH_KEPT, LOG_KEPT, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
+-- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
 -- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
 -- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
 --
@@ -20,7 +20,8 @@
 -- dlock.log:{tag}:L *     LIST    the last ends, newest first
 -- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
--- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
+-- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
+-- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
@@ -307,6 +308,43 @@ local function tally_end(lock, hold, outcome, job)
   for field, at in pairs(times) do redis.pcall('HSET', lock.STAT, field, int(at)) end
 end
 
+-- The last hold that succeeded; nothing where somebody put something else there.
+local function success_of(lock)
+  local json = redis.pcall('GET', key_of('done', lock))
+  local ok, s = pcall(cjson.decode, type(json) == 'string' and json or '')
+  if not ok or type(s) ~= 'table' or type(s[1]) ~= 'string' then return nil end
+  local fence, since, ended = tonumber(s[2]), tonumber(s[3]), tonumber(s[4])
+  return fence and since and ended and { owner = s[1], fence = s[2], since = since, ended = ended }
+end
+
+-- Of several that hold it together the one that was granted it last.
+local function remember_success(lock, hold)
+  local since = math.floor(hold.since / 1000)
+  local last = is_many(lock) and success_of(lock)
+  if last and last.since > since then return end
+  redis.call('SET', key_of('done', lock), cjson.encode({ hold.owner, hold.fence, int(since), int(ms) }), 'PXAT',
+    int(since + ONCE_PER_MOST))
+end
+
+-- What was done of what is wanted once per `span`, and for how long it is; nothing unless it is done at all of the locks.
+local function done(locks, span)
+  local first
+  if span == 0 then return nil end
+  for at, lock in ipairs(locks) do
+    local success = success_of(lock)
+    if not success or math.abs(ms - success.since) >= span then return nil end
+    local due = left(success.since + span)
+    if not first or due < first.due then first = { at = at, success = success, due = due } end
+  end
+  return first
+end
+
+-- What a reply says of it: owner, fence, since ms, ended ms, due ms.
+local function told(was)
+  local s = was.success
+  return s.owner, s.fence, int(s.since), int(s.ended), int(was.due)
+end
+
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
 local function is_logged(hold) return hold.confirmed and hold.phase == 'held' end
 
@@ -320,6 +358,7 @@ local function finish(lock, token, outcome, job, by)
       redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
+    if outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
   end
   erase(lock, token, hold)
 end

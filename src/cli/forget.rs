@@ -1,0 +1,38 @@
+//! What can be said to `dlock forget`? The struct that clap fills, and its help.
+
+use super::Common;
+use super::key::{NAMED, Named};
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+
+const AFTER: &str = "\
+Examples:
+  # Tonight's backup turned out to be empty; the next tick runs it again:
+  dlock forget backup
+
+A run that is under way goes on, and if it succeeds that is remembered.
+
+EXIT STATUS
+    0  the next 'dlock run --once-per' runs its command
+   64  the command line makes no sense
+   69  the store cannot be reached, or refused
+   74  output could not be written
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid";
+
+/// `dlock forget`.
+#[derive(Debug, Args)]
+#[command(after_long_help = AFTER)]
+pub struct Forget {
+    /// The locks
+    #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
+    /// The same by -k.
+    #[command(flatten)]
+    pub named: Named,
+
+    /// The options every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}

@@ -1,0 +1,229 @@
+//! `dlock run --once-per`: of all who come in one tick one succeeds, and the others go home; whatever happens to those who
+//! try.
+
+use crate::support::cluster::Cluster;
+use crate::support::dlock::{End, Running, finish_all};
+use crate::support::masters::Masters;
+use crate::support::storm::Dice;
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use serde_json::Value;
+
+on_every_store!(
+    what_is_done_is_not_done_again,
+    what_failed_is_not_done,
+    who_waits_goes_home_when_it_is_done,
+    the_next_runs_where_one_fails_or_is_killed,
+    what_is_done_is_done_while_somebody_holds_the_lock,
+    several_keys_are_done_when_all_are,
+    a_run_inside_the_hold_is_not_counted,
+    what_is_forgotten_is_due_for_who_waits,
+    in_each_tick_one_succeeds,
+    #[ignore = "long; ./test --soak"]
+    in_a_thousand_ticks_one_succeeds,
+);
+
+const DONE: &str = "dlock: k in .* is done: .*@.* \\(pid \\d+\\) ran 'sh -c .*' from .* to .*, with status 0; \
+    the command did not run; it is due again in 59m.* \\(--once-per\\)\n";
+
+fn what_is_done_is_not_done_again(backend: Backend) {
+    done_once(&World::new(backend));
+}
+
+#[test]
+fn a_quorum_remembers_what_is_done() {
+    let mut masters = Masters::aged(3);
+    masters.use_own_store();
+    done_once(masters.world());
+}
+
+#[test]
+fn a_cluster_remembers_what_is_done() {
+    let mut world = World::without_redis();
+    let cluster = Cluster::start(&world, 2);
+    world.use_store(cluster.url(&[0]));
+    done_once(&world);
+}
+
+/// A plain run counts, too.
+fn done_once(world: &World) {
+    let once = |job: &str| world.run("k", &["--once-per", "1h", "--report", "report"], job);
+    world.dlock(["forget", "k"]).run();
+    world.run("k", &[], "echo ran >> log").run();
+    once("echo again >> log").stderr_like(DONE).run();
+    let report: Value = serde_json::from_str(&world.read("report")).expect("a report");
+    assert_eq!(
+        (&report["outcome"], &report["started"], &report["status"]),
+        (&"done".into(), &false.into(), &0.into())
+    );
+    world.run("k", &["-q", "--once-per", "1h"], "echo again >> log").run();
+    world.run("k", &["-q", "--once-per", "1h", "-w"], "echo again >> log").run();
+    assert_eq!(world.log(), ["ran"]);
+    let success = &world.status("k")["last_success"];
+    assert!(success["command"].as_str().is_some_and(|command| command.contains("ran")), "{success}");
+    let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
+    assert!(metrics.contains("dlock_done_total{key=\"k\"} 3\n"), "{metrics}");
+    // It is longer ago than that.
+    wait_until("a run is due again", || {
+        world.run("k", &["-q", "--once-per", "10ms"], "echo due >> log").run();
+        world.lines("due") > 0
+    });
+    world.dlock(["forget", "-v", "k"]).stderr_like("dlock: k in .* is due again: .*\n").run();
+    world.dlock(["forget", "-v", "k"]).stderr_like("dlock: k in .* was due already: .*\n").run();
+    once("echo forgotten >> log").run();
+    assert_eq!(world.lines("forgotten"), 1);
+}
+
+fn what_failed_is_not_done(backend: Backend) {
+    let world = World::new(backend);
+    let once = |options: &[&str], job: &str| world.run("k", &[&["--once-per", "1h"], options].concat(), job);
+    once(&[], "exit 3").status(3).run();
+    once(&[], "kill -9 $$").dies_of(9).run();
+    once(&["--max-run", "100ms"], "sleep 60").any_stderr().status(124).run();
+    world.dlock(["run", "-k", "k", "--once-per", "1h", "no-such-command"]).any_stderr().status(127).run();
+    // What a script gives back has no status.
+    let token = world.dlock(["acquire", "-q", "-k", "k"]).any_stdout().run().stdout;
+    world.write("token", &token);
+    world.dlock(["release", "-q", "k", "--token-file", "token"]).run();
+    once(&[], "echo ran >> log").run();
+    once(&["-q"], "echo again >> log").run();
+    assert_eq!(world.log(), ["ran"]);
+}
+
+/// One that holds the lock until `end` is there, and ends with the status that it finds in it.
+fn runner(world: &World) -> Running {
+    let job = "echo up >> log; until [ -s end ]; do sleep 0.02; done; exit $(cat end)";
+    let runner = world.run("k", &["--once-per", "1h"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    runner
+}
+
+fn standing_by(world: &World, count: usize) -> Vec<Running> {
+    let one = |_| world.run("k", &["--once-per", "1h", "-w"], "echo ran >> log").any_stderr().spawn();
+    let waiters = (0..count).map(one).collect();
+    world.wait_for_waiters("k", count);
+    waiters
+}
+
+fn who_waits_goes_home_when_it_is_done(backend: Backend) {
+    let world = World::new(backend);
+    let runner = runner(&world);
+    let waiters = standing_by(&world, 20);
+    // Somebody who wants more than that it is done still has its turn.
+    let other = world.run("k", &["-w"], "echo other >> log").spawn();
+    world.wait_for_waiters("k", 21);
+    world.write("end", "0");
+    assert_eq!(runner.output().end(), End::Status(0));
+    finish_all(waiters);
+    other.finish();
+    assert_eq!(world.log(), ["up", "other"]);
+    assert_eq!(world.waiters("k"), 0);
+}
+
+fn the_next_runs_where_one_fails_or_is_killed(backend: Backend) {
+    for kill in [false, true] {
+        let world = World::new(backend);
+        let runner = runner(&world);
+        let waiters = standing_by(&world, 5);
+        if kill {
+            runner.signal(Signal::KILL);
+        } else {
+            world.write("end", "1");
+        }
+        assert_ne!(runner.output().end(), End::Status(0));
+        finish_all(waiters);
+        assert_eq!(world.log(), ["up", "ran"]);
+    }
+}
+
+fn what_is_done_is_done_while_somebody_holds_the_lock(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &["--once-per", "1h"], "echo ran >> log").run();
+    let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    world.run("k", &["--once-per", "1h"], "echo again >> log").stderr_like(DONE).run();
+    world.run("k", &["--once-per", "1h", "-w"], "echo again >> log").stderr_like(DONE).run();
+    world.write("end", "");
+    holder.finish();
+    assert_eq!(world.log(), ["ran", "up"]);
+}
+
+fn several_keys_are_done_when_all_are(backend: Backend) {
+    let world = World::new(backend);
+    let both = || world.run("k", &["-q", "-k", "l", "--once-per", "1h"], "echo both >> log");
+    world.run("k", &[], "true").run();
+    both().run();
+    assert_eq!(world.lines("both"), 1);
+    both().run();
+    assert_eq!(world.lines("both"), 1);
+    world.dlock(["forget", "l"]).run();
+    both().run();
+    assert_eq!(world.lines("both"), 2);
+}
+
+fn a_run_inside_the_hold_is_not_counted(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &[], "true").run();
+    let inside = "dlock run -k k --once-per 1h -- sh -c 'echo inside >> log'";
+    let inside = inside.replace("dlock", crate::support::dlock::BINARY);
+    world.run("k", &[], &inside).run();
+    assert_eq!(world.lines("inside"), 1);
+}
+
+fn what_is_forgotten_is_due_for_who_waits(backend: Backend) {
+    let world = World::new(backend);
+    let runner = runner(&world);
+    let waiters = standing_by(&world, 3);
+    world.dlock(["forget", "k"]).run();
+    world.write("end", "0");
+    runner.output();
+    // What was under way and succeeded is remembered all the same.
+    finish_all(waiters);
+    assert_eq!(world.log(), ["up"]);
+}
+
+fn in_each_tick_one_succeeds(backend: Backend) {
+    ticks(backend, 4, 10);
+}
+
+fn in_a_thousand_ticks_one_succeeds(backend: Backend) {
+    ticks(backend, 1000, 50);
+}
+
+/// In each tick so many machines come, and all but one of them may be killed at any moment.
+fn ticks(backend: Backend, ticks: u64, machines: usize) {
+    let world = World::new(backend);
+    let mut last = 0;
+    for tick in 0..ticks {
+        let mut dice = Dice(tick + 1);
+        let options = ["-q", "--once-per", "1h", "-w", "-t", "5s", "--grace", "100ms"];
+        let job = "read -r other < holder && kill -0 $other 2> /dev/null && echo overlap >> log
+            echo $$ > holder; sleep 0.02";
+        world.write("holder", "");
+        let runners: Vec<Running> =
+            (0..machines).map(|_| world.run("k", &options, job).any_stderr().spawn()).collect();
+        for runner in &runners[1..] {
+            if dice.roll(2) == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(dice.roll(20)));
+                runner.signal(Signal::KILL);
+            }
+        }
+        for (at, runner) in runners.into_iter().enumerate() {
+            let end = runner.output().end();
+            assert!(end == End::Status(0) || at > 0 && end == End::Signal(9), "{at} of tick {tick}: {end:?}");
+        }
+        assert_eq!(world.lines("overlap"), 0, "two ran at once");
+        let log = wait_for("the lock is free", || {
+            let is_free = world.state("k") == "free" && world.waiters("k") == 0;
+            is_free.then(|| world.dlock(["history", "--json", "k"]).any_stdout().run().stdout)
+        });
+        let log: Vec<Value> = serde_json::from_str(&log).expect("a history");
+        let is_new = |end: &&Value| end["fence"].as_u64().is_some_and(|fence| fence > last);
+        let succeeded = |end: &&Value| end["outcome"] == "released" && end["exit_status"] == 0;
+        let successes = log.iter().filter(is_new).filter(succeeded).count();
+        assert_eq!(successes, 1, "in tick {tick}: {log:#?}");
+        last = world.fence("k");
+        world.dlock(["forget", "k"]).run();
+    }
+}
