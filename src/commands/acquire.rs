@@ -16,7 +16,7 @@ use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
-use crate::output::live::Waiter;
+use crate::output::live::Line;
 use crate::output::time::{local, span};
 use crate::output::{self, Kind};
 use crate::shell::word;
@@ -81,7 +81,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         teller.tell(last.unwrap_or_else(Learned::Refused));
     })?;
     let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let line = Waiter::new(&context.printer, since);
+    let line = Line::new(&context.printer, since);
     Acquiring { context: &context, flags, ttl, since, asked, request, line }.go(&foreground)
 }
 
@@ -179,7 +179,7 @@ struct Acquiring<'a> {
     since: Moment,
     asked: Asked,
     request: Request,
-    line: Waiter,
+    line: Line,
 }
 
 impl Acquiring<'_> {

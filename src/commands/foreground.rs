@@ -10,7 +10,7 @@ use crate::clock::{Moment, Timer};
 use crate::error::Error;
 use crate::job;
 use crate::lease::event_fd::EventFd;
-use crate::output::live::Waiter;
+use crate::output::live::Line;
 use crate::sys::{self, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -88,7 +88,7 @@ impl<T: Send + 'static> Foreground<T> {
     }
 
     /// What is learned next, while the line about waiting moves on; or the signal that came first.
-    pub fn learn(&self, line: &mut Waiter) -> Result<ControlFlow<i32, T>, Error> {
+    pub fn learn(&self, line: &mut Line) -> Result<ControlFlow<i32, T>, Error> {
         loop {
             match self.next(line.next(), None)? {
                 News::Signal(signal) => return Ok(ControlFlow::Break(signal)),

@@ -240,12 +240,6 @@ impl Holds {
         self.holds.push(held);
         self
     }
-
-    /// The list without the hold of this token.
-    pub fn without(mut self, token: &Token) -> Self {
-        self.holds.retain(|held| held.token != *token);
-        self
-    }
 }
 
 /// The variable's text: JSON in one line.
@@ -282,8 +276,6 @@ mod tests {
         assert!(innermost.token.secret().starts_with("ffff") && innermost.has(&Key::new("b")?));
         assert_eq!(innermost.fence, Fence(7));
         assert_eq!(innermost.names()?.as_slice().len(), 2);
-        let token = innermost.token.clone();
-        assert_eq!(holds.without(&token), parse(&[entry("", "")]));
         assert_eq!(parse(&[entry(r#","by":"run""#, "")]), parse(&[entry("", "")]));
         Ok(())
     }

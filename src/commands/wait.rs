@@ -14,7 +14,7 @@ use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{Key, Name};
 use crate::output::Kind;
 use crate::output::describe;
-use crate::output::live::Waiter;
+use crate::output::live::Line;
 use crate::output::time::span;
 use crate::store::{self, View};
 use std::ops::ControlFlow;
@@ -46,7 +46,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
         });
         teller.tell(Learned::Over(over));
     })?;
-    let mut line = Waiter::new(&context.printer, since);
+    let mut line = Line::new(&context.printer, since);
     let mut last: Option<Box<View>> = None;
     loop {
         let learned = match foreground.learn(&mut line)? {

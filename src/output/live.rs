@@ -1,6 +1,6 @@
 //! When does a waiting dlock speak, and where? On a terminal it keeps one line that changes in place; elsewhere the first
 //! line comes after ten seconds and then one a minute, so that a log does not fill. It decides when to speak, not when
-//! to look: the caller hands in what it knows whenever it wakes. What is said is in `busy`.
+//! to look: the caller hands in what there is to say, and wakes it in time. The words are in `busy` and `describe`.
 //!
 //! While the line stands, the cursor is at its beginning. A terminal that is made narrower may wrap what stands on it, and
 //! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
@@ -41,8 +41,8 @@ pub enum Room {
     Columns(usize),
 }
 
-/// The voice of a waiter: the line about waiting, and what is said beside it.
-pub struct Waiter {
+/// The line about waiting, and what is said beside it.
+pub struct Line {
     printer: Printer,
     place: Medium,
     next: Moment,
@@ -63,8 +63,8 @@ enum Medium {
     Log,
 }
 
-impl Waiter {
-    /// A waiter that came to wait at `since`.
+impl Line {
+    /// That of one who came to wait at `since`.
     pub fn new(printer: &Printer, since: Moment) -> Self {
         let smart = || std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let (place, next) = if !printer.says(Kind::Note) {
@@ -157,7 +157,7 @@ impl Waiter {
     }
 }
 
-impl Drop for Waiter {
+impl Drop for Line {
     fn drop(&mut self) {
         self.clear();
     }
@@ -207,12 +207,12 @@ mod tests {
         let quiet = Printer { format: LogFormat::Json, verbosity: Verbosity::Quiet, key: None };
         let printer = Printer { verbosity: Verbosity::Normal, ..quiet.clone() };
         let now = Moment::now();
-        let mut waiter = Waiter::new(&printer, now);
+        let mut waiter = Line::new(&printer, now);
         waiter.waits(|_| unreachable!("too early"));
         assert_eq!(waiter.next(), Some(now.after(FIRST)));
         let spoken = Rc::new(Cell::new(false));
         let said = spoken.clone();
-        let mut waiter = Waiter::new(&printer, now.before(FIRST));
+        let mut waiter = Line::new(&printer, now.before(FIRST));
         waiter.waits(move |room| {
             assert_eq!(room, Room::Endless);
             said.set(true);
@@ -220,7 +220,7 @@ mod tests {
         });
         assert!(spoken.get() && waiter.has_announced());
         assert!(waiter.next() > Some(Moment::now().after(THEN / 2)));
-        let mut silent = Waiter::new(&quiet, now.before(FIRST));
+        let mut silent = Line::new(&quiet, now.before(FIRST));
         silent.waits(|_| unreachable!("quiet"));
     }
 }

@@ -6,24 +6,16 @@ use rustix::stdio::{stderr, stdin};
 use rustix::termios::isatty;
 use std::io;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    Yes,
-    /// Anything else, or the end of the input.
-    No,
-    /// There is no terminal, and nobody was asked.
-    Nobody,
-}
-
 /// Whether there is a terminal to ask on.
 pub fn can_be_asked() -> bool {
     isatty(stdin()) && isatty(stderr())
 }
 
-/// Asks a question that yes or no answers.
-pub fn ask(question: &str) -> Result<Answer, Error> {
+/// Asks a question that yes or no answers; anything else, and the end of the input, is a no. Where there is no terminal to
+/// ask on, that is the error, with this text.
+pub fn is_yes(question: &str, nobody: &str) -> Result<bool, Error> {
     if !can_be_asked() {
-        return Ok(Answer::Nobody);
+        return Err(Error::Usage(nobody.into()));
     }
     send(&format!("dlock: {} [y/N] ", escaped(question)));
     let mut line = String::new();
@@ -31,6 +23,5 @@ pub fn ask(question: &str) -> Result<Answer, Error> {
     if read.map_err(|error| Error::Internal(format!("cannot read the answer: {error}")))? == 0 {
         send("\n");
     }
-    let yes = matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes");
-    Ok(if yes { Answer::Yes } else { Answer::No })
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }

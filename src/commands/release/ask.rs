@@ -17,9 +17,9 @@ use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
 use crate::output::Kind;
 use crate::output::describe;
-use crate::output::live::Waiter;
+use crate::output::live::Line;
 use crate::output::owner::who;
-use crate::output::question::{self, Answer};
+use crate::output::question;
 use crate::output::time::span;
 use crate::store::{self, Store, View};
 use std::ops::ControlFlow;
@@ -37,29 +37,19 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
             return Ok(Exit::Ok);
         }
     };
-    let shown: Vec<String> = asked.iter().map(describe::hold).collect();
-    if !flags.yes {
-        shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
-        let question = match asked.len() {
-            1 => "ask for it to be stopped and given back?".into(),
-            many => format!("ask for all {many} to be stopped and given back?"),
-        };
-        match question::ask(&question)? {
-            Answer::Yes => {}
-            Answer::No => {
-                printer.say(Kind::Note, &format!("nobody was asked; {place} is held as before"));
-                return Ok(Exit::Busy(Exit::BUSY));
-            }
-            Answer::Nobody => {
-                return Err(Error::Usage(format!(
-                    "{place} is held, and there is no terminal to ask on whether that is to be stopped: -y goes on without \
-                     asking; nobody was asked"
-                ))
-                .into());
-            }
-        }
-    } else {
-        shown.iter().for_each(|line| printer.say(Kind::Done, &format!("{place}: {line}")));
+    let kind = if flags.yes { Kind::Done } else { Kind::Warning };
+    asked.iter().for_each(|holder| printer.say(kind, &format!("{place}: {}", describe::hold(holder))));
+    let question = match asked.len() {
+        1 => "ask for it to be stopped and given back?".into(),
+        many => format!("ask for all {many} to be stopped and given back?"),
+    };
+    let nobody = format!(
+        "{place} is held, and there is no terminal to ask on whether that is to be stopped: -y goes on without asking; \
+         nobody was asked"
+    );
+    if !flags.yes && !question::is_yes(&question, &nobody)? {
+        printer.say(Kind::Note, &format!("nobody was asked; {place} is held as before"));
+        return Ok(Exit::Busy(Exit::BUSY));
     }
     let pending = request(context, name, observer.store(), &asked)?;
     wait_for_ends(context, name, flags, observer, pending)
@@ -172,7 +162,7 @@ fn wait_for_ends(
         let over = observer.wait_for(&watched, end, First::Counts, all_ended, remark);
         teller.tell(Learned::Over(over));
     })?;
-    let mut line = Waiter::new(&context.printer, since);
+    let mut line = Line::new(&context.printer, since);
     loop {
         let learned = match foreground.learn(&mut line)? {
             ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),

@@ -11,7 +11,7 @@ use crate::law::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::lock::{By, Name};
 use crate::output::describe;
 use crate::output::owner::who;
-use crate::output::question::{self, Answer};
+use crate::output::question;
 use crate::output::time::span;
 use crate::output::{Kind, Printer};
 use crate::store::View;
@@ -48,17 +48,15 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
         When::Safe => "take it away?",
         When::Now => "take it away and grant it to the next at once, although the old job may still run?",
     };
-    match question::ask(question)? {
-        Answer::Yes => Ok(true),
-        Answer::No => {
-            printer.say(Kind::Note, &format!("nothing is taken away; {place} is as before"));
-            Ok(false)
-        }
-        Answer::Nobody => Err(Error::Usage(format!(
-            "{place} is not free, and there is no terminal to ask on whether it is to be granted to the next at once: -y \
-             goes on without asking; nothing is taken away"
-        ))),
+    let nobody = format!(
+        "{place} is not free, and there is no terminal to ask on whether it is to be granted to the next at once: -y goes \
+         on without asking; nothing is taken away"
+    );
+    let is_yes = question::is_yes(question, &nobody)?;
+    if !is_yes {
+        printer.say(Kind::Note, &format!("nothing is taken away; {place} is as before"));
     }
+    Ok(is_yes)
 }
 
 fn all(holders: &[Holder]) -> String {

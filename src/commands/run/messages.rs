@@ -14,7 +14,7 @@ use crate::lease::Loss;
 use crate::lock::{Key, Mode, Wait};
 use crate::output::Kind;
 use crate::output::busy::{self, Asked, Tried};
-use crate::output::live::Waiter;
+use crate::output::live::Line;
 use crate::output::time::span;
 use crate::shell::word;
 use crate::store::{self};
@@ -26,7 +26,7 @@ pub struct Messages<'a> {
     context: &'a Context,
     asked: Asked,
     right: Right,
-    live: RefCell<Waiter>,
+    live: RefCell<Line>,
     /// What runs under the lock.
     job: Cell<&'static str>,
     since: Moment,
@@ -46,7 +46,7 @@ impl<'a> Messages<'a> {
     pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right) -> Self {
         let since = Moment::now();
         let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
-        let live = RefCell::new(Waiter::new(&context.printer, since));
+        let live = RefCell::new(Line::new(&context.printer, since));
         let job = Cell::new("the command");
         Self { context, asked, right, live, job, since }
     }

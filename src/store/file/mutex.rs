@@ -14,7 +14,8 @@ use crate::store::file::directory::{Directory, FileName, FileRole};
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex as Shared, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// How long a pause is between two attempts where no thread can be made.
@@ -91,21 +92,11 @@ fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
     }
 }
 
-/// What became of one's place in the kernel's queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    Waiting,
-    Taken,
-    Failed(Errno),
-    /// Nobody wants the mutex any more.
-    Left,
-}
-
 /// Waits until the mutex is taken, or `by`: then it answers false, and the thread that still waits lets go of what it
 /// gets.
 fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
-    let line = Arc::new((Shared::new(Turn::Waiting), Condvar::new()));
-    let (there, file) = (Arc::clone(&line), Arc::clone(fd));
+    let (say, turn) = channel();
+    let file = Arc::clone(fd);
     let waits = move || {
         let taken = loop {
             match flock(&file, FlockOperation::LockExclusive) {
@@ -113,31 +104,15 @@ fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
                 taken => break taken,
             }
         };
-        let mut place = there.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if *place == Turn::Left {
+        // Nobody waits for it any more. Whoever goes just now closes the file, which ends the lock, too.
+        if say.send(taken).is_err() {
             flock(&file, FlockOperation::Unlock).ok();
-        } else {
-            *place = taken.map_or_else(Turn::Failed, |()| Turn::Taken);
-            there.1.notify_one();
         }
     };
     if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
         return ask_again_and_again(fd, by);
     }
-    let mut place = line.0.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        match *place {
-            Turn::Taken => return Ok(true),
-            Turn::Failed(errno) => return Err(errno),
-            Turn::Waiting | Turn::Left => {}
-        }
-        let left = by.left();
-        if left.is_zero() {
-            *place = Turn::Left;
-            return Ok(false);
-        }
-        place = line.1.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
-    }
+    turn.recv_timeout(by.left()).map_or(Ok(false), |taken| taken.map(|()| true))
 }
 
 fn ask_again_and_again(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {

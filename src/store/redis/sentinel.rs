@@ -43,16 +43,13 @@ pub struct Sentinels {
     last: Option<Error>,
 }
 
-/// The master, and since when it has been known.
+/// The master.
 struct Found {
-    named: Named,
-    since: Moment,
-}
-
-struct Named {
     address: Address,
-    /// What else it knows of it, where it was asked.
+    /// What else the sentinel knows of it, where it was asked.
     group: Option<Group>,
+    /// When the sentinel was asked; of the one that is believed in, since when.
+    since: Moment,
 }
 
 /// What a sentinel knows of a master and its replicas.
@@ -91,8 +88,7 @@ enum Contact {
 /// What a thread brings back.
 struct Reply {
     sentinel: usize,
-    asked: Moment,
-    said: Result<(Connection, Named), Error>,
+    said: Result<(Connection, Found), Error>,
 }
 
 impl Sentinels {
@@ -144,21 +140,21 @@ impl Sentinels {
         let dial = move || {
             let said = Connection::dial(&target, by).and_then(|mut connection| {
                 connection.send(questions(&service, asks), by)?;
-                let named = answer(&mut connection, &service, asks, by)?;
-                Ok((connection, named))
+                let found = answer(&mut connection, &service, asks, asked, by)?;
+                Ok((connection, found))
             });
             // Nobody reads it any more when the process is about to end.
-            let _ = replies.send(Reply { sentinel: index, asked, said });
+            let _ = replies.send(Reply { sentinel: index, said });
         };
         if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
             let said = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
-            let _ = self.replies.0.send(Reply { sentinel: index, asked, said });
+            let _ = self.replies.0.send(Reply { sentinel: index, said });
         }
     }
 
     /// What one sentinel that was asked says, if it says something by `until`. Sooner, if a thread brings the answer of
     /// another one.
-    fn hear(&mut self, index: usize, until: Moment) -> Option<(Moment, Result<Named, Error>)> {
+    fn hear(&mut self, index: usize, until: Moment) -> Option<Result<Found, Error>> {
         let sentinel = &mut self.sentinels[index];
         match std::mem::replace(&mut sentinel.state, Contact::Idle(None)) {
             Contact::Asked(mut connection, asked) => {
@@ -169,14 +165,14 @@ impl Sentinels {
                     }
                     Ok(true) => {
                         let by = until.max(Moment::now().after(SLICE));
-                        answer(&mut connection, &self.service, self.asks, by)
+                        answer(&mut connection, &self.service, self.asks, asked, by)
                     }
                     Err(error) => Err(error),
                 };
                 if said.is_ok() {
                     sentinel.state = Contact::Idle(Some(connection));
                 }
-                Some((asked, said))
+                Some(said)
             }
             away @ Contact::Away(_) => {
                 sentinel.state = away;
@@ -185,9 +181,9 @@ impl Sentinels {
                     match self.replies.1.recv_timeout(until.left()) {
                         Ok(reply) => {
                             let whose = reply.sentinel;
-                            let (asked, said) = self.open(reply);
+                            let said = self.open(reply);
                             if said.is_ok() || whose == index {
-                                return Some((asked, said));
+                                return Some(said);
                             }
                         }
                         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
@@ -201,13 +197,11 @@ impl Sentinels {
         }
     }
 
-    fn open(&mut self, reply: Reply) -> (Moment, Result<Named, Error>) {
-        let (connection, said) = match reply.said {
-            Ok((connection, named)) => (Some(connection), Ok(named)),
-            Err(error) => (None, Err(error)),
-        };
-        self.sentinels[reply.sentinel].state = Contact::Idle(connection);
-        (reply.asked, said)
+    fn open(&mut self, Reply { sentinel, said }: Reply) -> Result<Found, Error> {
+        let (connection, said) =
+            said.map_or_else(|error| (None, Err(error)), |(connection, found)| (Some(connection), Ok(found)));
+        self.sentinels[sentinel].state = Contact::Idle(connection);
+        said
     }
 
     /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
@@ -223,8 +217,8 @@ impl Sentinels {
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
             let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
             match self.hear(index, Moment::now().after(slice)) {
-                Some((since, Ok(named))) => return Ok(Found { named, since }),
-                Some((_, Err(error))) => worst = Some(worse(worst, error)),
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => worst = Some(worse(worst, error)),
                 None => self.forget_silent(index),
             }
         }
@@ -233,8 +227,8 @@ impl Sentinels {
             self.sentinels.iter().position(|sentinel| matches!(sentinel.state, Contact::Away(_)))
         {
             match self.hear(index, by) {
-                Some((since, Ok(named))) => return Ok(Found { named, since }),
-                Some((_, Err(error))) => worst = Some(worse(worst, error)),
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => worst = Some(worse(worst, error)),
                 None => break,
             }
         }
@@ -257,7 +251,7 @@ impl Sentinels {
     }
 
     fn group(&self) -> Option<Group> {
-        self.found.as_ref()?.named.group
+        self.found.as_ref()?.group
     }
 
     fn target(&self, address: &Address) -> Target {
@@ -266,23 +260,23 @@ impl Sentinels {
     }
 
     /// Takes note of what a sentinel says; true if it names another master than the one that is used.
-    fn note(&mut self, (asked, said): (Moment, Result<Named, Error>)) -> bool {
+    fn note(&mut self, said: Result<Found, Error>) -> bool {
         let (Ok(named), Some(found)) = (said, &mut self.found) else { return false };
-        if named.address == found.named.address {
-            if let (Some(known), Some(new)) = (&mut found.named.group, named.group) {
+        if named.address == found.address {
+            if let (Some(known), Some(new)) = (&mut found.group, named.group) {
                 // That it fails over is the word of one of them.
                 *known = Group { fails_over: known.fails_over || new.fails_over, ..new };
             }
             return false;
         }
-        let epochs = (named.group.map(|group| group.epoch), found.named.group.map(|group| group.epoch));
+        let epochs = (named.group.map(|group| group.epoch), found.group.map(|group| group.epoch));
         let is_newer = match epochs {
             (Some(new), Some(known)) if new != known => new > known,
             // An answer that is older than what is known may be about the master before.
-            _ => asked >= found.since,
+            _ => named.since >= found.since,
         };
         if is_newer {
-            self.found = Some(Found { named, since: Moment::now() });
+            self.found = Some(Found { since: Moment::now(), ..named });
         }
         is_newer
     }
@@ -308,11 +302,11 @@ impl Topology for Sentinels {
                 // Why the master that was named is of no use says more.
                 Err(error) => return Err(self.last.take().unwrap_or(error)),
             };
-            if !self.tried.contains(&found.named.address) {
+            if !self.tried.contains(&found.address) {
                 self.found = Some(found);
             }
         }
-        let address = self.found.as_ref().map_or(&self.master.address, |found| &found.named.address);
+        let address = self.found.as_ref().map_or(&self.master.address, |found| &found.address);
         Ok(Hop { target: self.target(address), until: by, asking: Asking::No })
     }
 
@@ -329,7 +323,7 @@ impl Topology for Sentinels {
     }
 
     fn known(&self, _: Whom<'_>) -> Option<Address> {
-        self.found.as_ref().map(|found| found.named.address.clone())
+        self.found.as_ref().map(|found| found.address.clone())
     }
 
     fn failed(&mut self, address: &Address, error: &Error) -> Next {
@@ -345,7 +339,7 @@ impl Topology for Sentinels {
 
     fn ask_beside(&mut self) {
         if self.asks == Asks::Group {
-            if let Some(group) = self.found.as_mut().and_then(|found| found.named.group.as_mut()) {
+            if let Some(group) = self.found.as_mut().and_then(|found| found.group.as_mut()) {
                 group.fails_over = false;
             }
             self.round = Moment::now();
@@ -407,8 +401,8 @@ impl Topology for Sentinels {
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         let address = match &self.found {
-            Some(found) => found.named.address.clone(),
-            None => self.discover(by)?.named.address,
+            Some(found) => found.address.clone(),
+            None => self.discover(by)?.address,
         };
         Ok(vec![self.target(&address)])
     }
@@ -423,7 +417,13 @@ fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
 }
 
 /// The sentinel's answer to [`questions`].
-fn answer(connection: &mut Connection, service: &str, asks: Asks, by: Moment) -> Result<Named, Error> {
+fn answer(
+    connection: &mut Connection,
+    service: &str,
+    asks: Asks,
+    asked: Moment,
+    by: Moment,
+) -> Result<Found, Error> {
     let shown = &connection.target().shown.clone();
     let address = match connection.reply(by)? {
         Value::ServerError(error) if error.code() == "NOAUTH" => {
@@ -453,7 +453,7 @@ fn answer(connection: &mut Connection, service: &str, asks: Asks, by: Moment) ->
                 })?),
             },
         };
-    Ok(Named { address, group })
+    Ok(Found { address, group, since: asked })
 }
 
 /// The answer to SENTINEL MASTER. As soon as the other server is the master the failover is over for dlock: then `named`
