@@ -39,6 +39,7 @@
 //! - packages: the Debian package, only when asked for
 //! - pictures: what the README shows is what a terminal shows
 //! - upgrade: what released versions wrote
+//! - recipes: docs/recipes.md, as it is written
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
 #![expect(
@@ -80,6 +81,7 @@ mod passwords;
 mod pictures;
 mod quorum;
 mod readme;
+mod recipes;
 mod release;
 mod renew;
 mod replicas;

@@ -7,6 +7,7 @@ pub mod deadline;
 pub mod dlock;
 pub mod hole;
 pub mod job;
+pub mod machine;
 pub mod masters;
 pub mod proc;
 pub mod proxy;
