@@ -70,7 +70,7 @@ fn generated_prose_is_prose() {
         Part::Item("124", vec!["stopped"]),
         Part::Prose(vec!["Never ran."]),
     ];
-    assert_eq!(statuses(&lines), expected);
+    assert_eq!(items(&lines), expected);
 }
 
 #[test]
@@ -163,31 +163,50 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
         section(&mut page, "COMMANDS", parts);
     }
     let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
-    let mut body: Vec<&str> = Vec::new();
-    let mut title = "Examples:";
-    for line in after.lines().chain(["EXIT STATUS"]) {
-        if matches!(line, "Examples:" | "EXIT STATUS") {
-            match title {
-                "Examples:" => {
-                    let (examples, notes) = parted(&body);
-                    section(&mut page, "EXAMPLES", examples);
-                    section(&mut page, "NOTES", notes);
-                }
-                title => section(&mut page, title, statuses(&body)),
-            }
-            body.clear();
-            title = line;
-        } else {
-            body.push(line);
-        }
-    }
+    let (examples, status) = after.split_once("EXIT STATUS\n").unwrap_or((&after, ""));
+    let lines = examples.lines().filter(|line| *line != "Examples:").collect::<Vec<_>>();
+    let (examples, mut notes) = parted(&lines);
+    let [statuses, environment, files, signals, limits] =
+        ["EXIT STATUS", "ENVIRONMENT", "FILES", "SIGNALS", "NOTES"].map(|title| items(&further(name, title)));
+    notes.extend(limits);
+    section(&mut page, "EXIT STATUS", [statuses, items(&status.lines().collect::<Vec<_>>())].concat());
+    let elsewhere = Part::Prose(vec!["Variables and files are explained in dlock(1)."]);
+    section(&mut page, "ENVIRONMENT", if environment.is_empty() { vec![elsewhere] } else { environment });
+    section(&mut page, "FILES", files);
+    section(&mut page, "SIGNALS", signals);
+    section(&mut page, "NOTES", notes);
+    section(&mut page, "EXAMPLES", examples);
     let others = if name == "dlock" { "flock(1), redis-server(1)" } else { "dlock(1), flock(1)" };
     section(&mut page, "SEE ALSO", vec![Part::Prose(vec![others])]);
     Ok(page)
 }
 
+/// What a page says and `--help` does not: the lines of that title in src/cli/man.txt.
+fn further(name: &str, title: &str) -> Vec<&'static str> {
+    let head = format!("{name} {title}");
+    let mut sections = include_str!("../src/cli/man.txt").split('@').filter_map(|text| text.split_once('\n'));
+    sections.find(|(found, _)| *found == head).map(|(_, text)| text.lines().collect()).unwrap_or_default()
+}
+
+/// Every variable that dlock reads or sets has a place where it is explained.
+#[test]
+fn every_variable_is_in_a_page() -> Outcome {
+    let pages = pages()?;
+    let explained = format!("{}{}", pages["dlock.1"], pages["dlock-run.1"]);
+    let name = regex_lite::Regex::new("\"(DLOCK_[A-Z_]+)\"")?;
+    let mut seen = 0;
+    for (path, text) in super::walls::sources() {
+        for found in name.captures_iter(&text) {
+            seen += 1;
+            assert!(explained.contains(&found[1]), "{}: {}", path.display(), &found[1]);
+        }
+    }
+    assert!(seen > 10, "{seen}");
+    Ok(())
+}
+
 /// A part of a section.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Part<'a> {
     /// Lines that `man` joins, and breaks to its width.
     Prose(Vec<&'a str>),
@@ -218,16 +237,14 @@ fn parted<'a>(lines: &[&'a str]) -> (Vec<Part<'a>>, Vec<Part<'a>>) {
     (examples, notes)
 }
 
-/// The statuses: right-aligned numbers, each with its meaning, which may go on in the next line; and the prose around.
-fn statuses<'a>(lines: &[&'a str]) -> Vec<Part<'a>> {
+/// Names or right-aligned statuses, each with its meaning, which may go on in the next line; and the prose around.
+fn items<'a>(lines: &[&'a str]) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     for line in lines.iter().filter(|line| !line.is_empty()) {
         let indent = line.len() - line.trim_start().len();
         let text = line.trim_start();
         match (text.split_once("  "), parts.last_mut()) {
-            (Some((status, meaning)), _) if status.parse::<u8>().is_ok() => {
-                parts.push(Part::Item(status, vec![meaning]));
-            }
+            (Some((name, meaning)), _) => parts.push(Part::Item(name, vec![meaning])),
             (_, Some(Part::Item(_, meaning))) if indent > "  ".len() => meaning.push(text),
             (_, Some(Part::Prose(prose))) => prose.push(text),
             _ => parts.push(Part::Prose(vec![text])),

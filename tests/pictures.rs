@@ -97,6 +97,16 @@ fn the_busy_line_and_the_waiting_line_are_fresh() {
     let line = Regex::new("^dlock: waiting [0-9]+s ").expect("a pattern");
     wait_until("the line", || terminal.rows().last().is_some_and(|row| line.is_match(row)));
     fresh("waiting", &world, &terminal);
+    let readme =
+        include_str!("../README.md").split("```text\n").nth(1).and_then(|text| text.split("```").next());
+    let shown = terminal.rows().join("");
+    let shown = shown
+        .split_once("-- report")
+        .and_then(|(_, said)| said.split_once("READY>"))
+        .expect("the busy line")
+        .0;
+    let shown = shown.replace(&world.url(), "redis://redis.internal");
+    assert_eq!(lasting(readme.expect("the busy line")), lasting(&shown));
     terminal.press("\x03");
     terminal.expect("READY> ");
     world.write("go", "");

@@ -54,7 +54,7 @@ fn crontab_lines_can_be_pasted() {
             named |= line.starts_with("store = ");
             let Some(command) = crontab_command(line) else { continue };
             lines += 1;
-            assert!(command.contains("/usr/local/bin/dlock "), "{name}: {line}");
+            assert!(command.contains("/usr/bin/dlock "), "{name}: {line}");
             assert!(command.contains(" -q "), "{name}: {line}");
             assert!(!command.replace("\\%", "").contains('%'), "{name}: cron ends a command at %: {line}");
             assert!(named || name == "dlock --help", "{name}: which store? {line}");
@@ -187,7 +187,7 @@ fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
             let command = line.strip_prefix("$ ").unwrap_or(&line);
             let command = crontab_command(command).unwrap_or(command);
             let command = command.strip_prefix("exec ").unwrap_or(command);
-            let command = command.strip_prefix("/usr/local/bin/").unwrap_or(command);
+            let command = command.strip_prefix("/usr/bin/").unwrap_or(command);
             // A shell comment goes with the line; a synopsis in brackets is not an example.
             if command.starts_with("dlock ") && !command.contains(['[', '…']) && !command.contains("...") {
                 examples.push((format!("{name}:{}", number + 1), command.to_owned()));
