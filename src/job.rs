@@ -46,6 +46,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -68,7 +69,7 @@ pub enum Leftovers {
 }
 
 /// Whom a signal that is relayed has reached already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reached {
     /// Nobody.
     Nobody,
@@ -100,7 +101,7 @@ pub struct Plan {
 }
 
 /// Why the job was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// Its limits passed; also when dlock had to step in for a hung guard because of that.
     LeaseRanOut,
@@ -117,7 +118,7 @@ pub enum StopReason {
 }
 
 /// A process that could not be signalled.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Its id.
     pub pid: i32,
@@ -126,7 +127,7 @@ pub struct Process {
 }
 
 /// Why CMD was not started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotStarted {
     /// It cannot be executed; the system's number for the reason (ENOENT: there is no such command).
     Errno(i32),
@@ -135,7 +136,7 @@ pub enum NotStarted {
 }
 
 /// What dlock hears of the job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// CMD could not be started. Nothing follows.
     NotStarted(NotStarted),
@@ -373,7 +374,7 @@ impl Guard {
     }
 
     fn send(&self, order: &Order) -> io::Result<()> {
-        let datagram = order.encode();
+        let datagram = protocol::encode(order);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
             match rustix::net::send(&self.link, &datagram, flags) {
@@ -407,7 +408,7 @@ impl Guard {
                 Err(error) => return Err(error.into()),
             }
         };
-        let event = Event::decode(&datagram[..length]);
+        let event = protocol::decode(&datagram[..length]);
         match event {
             Some(Event::Ended { .. } | Event::NotStarted(_)) => self.watch = WatchedBy::Over,
             Some(Event::CommandEnded { status }) => self.status = Some(status),

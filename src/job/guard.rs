@@ -185,7 +185,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
                     self.unsent.clear();
                     return Ok(());
                 }
-                Ok((length, _)) => match Order::decode(&self.buffer[..length]) {
+                Ok((length, _)) => match protocol::decode(&self.buffer[..length]) {
                     Some(Order::Environment(changes)) => self.changes.extend(changes),
                     Some(Order::Start(changes)) => {
                         self.changes.extend(changes);
@@ -467,7 +467,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
     /// Says something to dlock; keeps it for later if dlock does not listen now.
     fn tell(&mut self, event: &Event) {
         if !self.is_orphaned {
-            self.unsent.push_back(event.encode());
+            self.unsent.push_back(protocol::encode(event));
             self.flush();
         }
     }
