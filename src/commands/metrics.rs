@@ -24,8 +24,7 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
             exit = Exit::Unavailable;
         }
     };
-    let within = context.settings.connect_timeout + context.settings.op_timeout;
-    let looked = wanted.look(&mut *context.open()?, (Which::Known, within, "counted"), seen, lacks);
+    let looked = wanted.look(&mut *context.open()?, Which::Known, "counted", seen, lacks);
     looked.map_err(|error| context.with_origin(error))?;
     output::print(&page.text())?;
     Ok(exit)

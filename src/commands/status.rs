@@ -16,19 +16,16 @@ mod watch;
 
 pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
-    let view = Looks {
-        wanted: Wanted::of(context, &flags.keys)?,
-        within: settings.connect_timeout + settings.op_timeout,
-    };
+    let wanted = Wanted::of(context, &flags.keys)?;
     let mut store = context.open()?;
     if let Some(every) = flags.watch {
-        return watch::watch(context, store, view, every.unwrap_or(Duration::from_secs(1)));
+        return watch::watch(context, store, wanted, every.unwrap_or(Duration::from_secs(1)));
     }
-    let seen = view.look(&mut *store).map_err(|error| context.with_origin(error))?;
+    let seen = look(&wanted, &mut *store).map_err(|error| context.with_origin(error))?;
     for damaged in &seen.damaged {
         printer.say(Kind::Error, &damaged.line);
     }
-    output::print(&text(settings, flags, &view.wanted, &seen)?)?;
+    output::print(&text(settings, flags, &wanted, &seen)?)?;
     let lacks = seen.damaged.iter().any(|damaged| damaged.is_asked_for);
     Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
@@ -50,29 +47,20 @@ fn place(settings: &Settings) -> Scope {
     Scope { store: settings.store.to_string(), prefix: settings.prefix.clone() }
 }
 
-/// What to look at, and how.
-struct Looks {
-    /// Those named, and of the others all that are not simply free.
-    wanted: Wanted,
-    /// How long one lock may take.
-    within: Duration,
-}
-
 struct Overview {
     views: Vec<View>,
     /// What there is to say of locks that cannot be shown.
     damaged: Vec<Damaged>,
 }
 
-impl Looks {
-    fn look(&self, store: &mut dyn Store) -> Result<Overview, store::Error> {
-        let (mut views, mut damaged) = (Vec::new(), Vec::new());
-        let seen = |view: View, is_named| {
-            if is_named || view.state != State::Free || !view.waiters.is_empty() {
-                views.push(view);
-            }
-        };
-        self.wanted.look(store, (Which::Live, self.within, "shown"), seen, |lack| damaged.push(lack))?;
-        Ok(Overview { views, damaged })
-    }
+/// Those named, and of the others all that are not simply free.
+fn look(wanted: &Wanted, store: &mut dyn Store) -> Result<Overview, store::Error> {
+    let (mut views, mut damaged) = (Vec::new(), Vec::new());
+    let seen = |view: View, is_named| {
+        if is_named || view.state != State::Free || !view.waiters.is_empty() {
+            views.push(view);
+        }
+    };
+    wanted.look(store, Which::Live, "shown", seen, |lack| damaged.push(lack))?;
+    Ok(Overview { views, damaged })
 }

@@ -3,6 +3,7 @@
 
 use super::context::Context;
 use crate::clock::Moment;
+use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::{Key, Name};
 use crate::store::{self, Found, Store, View, Which};
@@ -17,6 +18,8 @@ pub struct Wanted {
     /// Those whose keys look like one of these.
     patterns: Vec<Pattern>,
     prefix: String,
+    /// How long one lock may take.
+    within: Duration,
 }
 
 impl Wanted {
@@ -25,7 +28,8 @@ impl Wanted {
         let patterns = keys.iter().filter_map(Pattern::of).collect();
         let named = keys.iter().filter(|key| Pattern::of(key).is_none());
         let named = named.map(|key| context.name(key)).collect::<Result<_, _>>()?;
-        Ok(Self { named, patterns, prefix: context.settings.prefix.clone() })
+        let Settings { connect_timeout, op_timeout, prefix, .. } = &context.settings;
+        Ok(Self { named, patterns, prefix: prefix.clone(), within: *connect_timeout + *op_timeout })
     }
 
     /// The one lock that is meant, if it is one that was named.
@@ -66,7 +70,8 @@ impl Wanted {
     pub fn look(
         &self,
         store: &mut dyn Store,
-        (which, within, done): (Which, Duration, &str),
+        which: Which,
+        done: &str,
         mut seen: impl FnMut(View, bool),
         mut lacks: impl FnMut(Damaged),
     ) -> Result<(), store::Error> {
@@ -77,7 +82,7 @@ impl Wanted {
         }
         let named = self.named.iter().map(|name| (name, true));
         for (name, is_named) in named.chain(found.names.iter().map(|name| (name, false))) {
-            match store.inspect(name, Moment::now().after(within)) {
+            match store.inspect(name, Moment::now().after(self.within)) {
                 Ok(view) => seen(view, is_named),
                 Err(error @ store::Error::Garbled(_)) => {
                     let line = format!("{} is not {done}: {error}", name.key());

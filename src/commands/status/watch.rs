@@ -1,10 +1,11 @@
 //! How does `status --watch` go on? One thread asks the store, the other one has the terminal and the signals: so ^C
 //! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
 
-use super::{Looks, Overview, place};
+use super::{Overview, look, place};
 use crate::clock::{self, Moment};
 use crate::commands::context::Context;
 use crate::commands::foreground::{Foreground, News, Signals};
+use crate::commands::wanted::Wanted;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job;
@@ -22,19 +23,19 @@ use std::time::Duration;
 pub fn watch(
     context: &Context,
     mut store: Box<dyn Store>,
-    looks: Looks,
+    wanted: Wanted,
     every: Duration,
 ) -> anyhow::Result<Exit> {
     let mut screen = Screen::of_stdout().map_err(|why| {
         Error::Usage(format!("--watch redraws a terminal, and {why}; leave it out to see the status once"))
     })?;
-    let patterns = looks.wanted.patterns().into_iter().map(str::to_owned).collect();
+    let patterns = wanted.patterns().into_iter().map(str::to_owned).collect();
     let mut page = Page { context, patterns, answered: None, failed: None };
     let signals =
         Signals::take(&[&job::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
     let foreground = Foreground::start(signals, move |teller| {
         loop {
-            teller.tell(looks.look(&mut *store));
+            teller.tell(look(&wanted, &mut *store));
             clock::sleep_until(Moment::now().after(every));
         }
     })?;
