@@ -16,6 +16,7 @@
 //! A lock shared or with slots, and several locks at once, are refused: each master would be right by itself, and the
 //! majorities would not add up to one decision.
 
+use super::redis::script::Code;
 use super::redis::{RedisStore, Target};
 use super::{Error, Found, Listener, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
@@ -31,7 +32,7 @@ use view::{Clock, Firmness, Joined, MasterView};
 
 mod attempt;
 mod masters;
-mod scripts;
+pub(super) mod scripts;
 mod trouble;
 mod view;
 
@@ -532,7 +533,7 @@ fn deadline(sent: Moment, ttl: Duration) -> Moment {
     sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
 }
 
-fn call(code: &'static scripts::Script, name: &Name, args: &[&str]) -> Call {
+fn call(code: &'static Code, name: &Name, args: &[&str]) -> Call {
     let keys = scripts::MASTER.keys(name).into();
     Call { code, keys, args: args.iter().map(|arg| (*arg).to_owned()).collect() }
 }

@@ -7,13 +7,13 @@
 //!
 //! The threads start with the first request: before it the process may still fork.
 
-use super::scripts::Script;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::redis::call::lacking;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::refusal;
 use crate::store::redis::reply::Reply;
+use crate::store::redis::script::Code;
 use crate::store::redis::{Target, script};
 use redis::Value;
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ pub struct Answer {
 
 #[derive(Clone)]
 pub struct Call {
-    pub code: &'static Script,
+    pub code: &'static Code,
     pub keys: Arc<[String]>,
     pub args: Arc<[String]>,
 }
@@ -342,7 +342,7 @@ pub struct Master {
     /// to send the text after a NOSCRIPT.
     send_source_next: bool,
     /// The scripts that the server has run on this connection.
-    known: Vec<&'static Script>,
+    known: Vec<&'static Code>,
 }
 
 /// Whether the answer to a request is certain to be heard.

@@ -1,12 +1,16 @@
 //! The Lua scripts and how they are called: by hash, and once with the text when the server does not know the hash.
+//! The hashes are written down in `hashes.rs`, so that a run which needs no text has no text to put together. One that
+//! is out of date costs a round trip, and a test finds it.
 //!
 //! A script is put together from parts, so that it carries no more than it needs: the records of locks
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
 use crate::lock::{Name, ONCE_PER_MOST, SLOTS_MAX};
-use redis::{Cmd, Script, ServerError, Value, cmd};
-use std::sync::LazyLock;
+use redis::{Cmd, ServerError, Value, cmd};
+use std::sync::OnceLock;
+
+pub mod hashes;
 
 /// The records of locks: what every script starts with.
 pub const RECORD: &str = include_str!("scripts/record.lua");
@@ -14,28 +18,32 @@ pub const RECORD: &str = include_str!("scripts/record.lua");
 pub const LOOK: &str = include_str!("scripts/look.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 
-/// One script, put together.
+/// One script.
 pub struct Code {
-    text: String,
-    hash: Script,
+    hash: &'static str,
+    layout: &'static Layout,
+    parts: &'static [&'static str],
+    /// Put together when it is first wanted.
+    text: OnceLock<String>,
 }
 
-pub static ACQUIRE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/acquire.lua")));
-pub static RENEW: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/renew.lua")));
-pub static LEAVE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/leave.lua")));
-pub static FORGET: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/forget.lua")));
-pub static REVOKE: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/revoke.lua")));
-pub static REQUEST: LazyLock<Code> = LazyLock::new(|| changes(include_str!("scripts/request.lua")));
-pub static PROVE: LazyLock<Code> =
-    LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/prove.lua")]));
-pub static WATCH: LazyLock<Code> =
-    LazyLock::new(|| Code::new(&SERVER, &[RECORD, include_str!("scripts/watch.lua")]));
-pub static INSPECT: LazyLock<Code> =
-    LazyLock::new(|| Code::new(&SERVER, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]));
-
-fn changes(body: &str) -> Code {
-    Code::new(&SERVER, &[RECORD, QUEUE, body])
+/// A script that changes something.
+macro_rules! changes {
+    ($hash:ident, $body:literal) => {
+        Code::new(hashes::$hash, &SERVER, &[RECORD, QUEUE, include_str!($body)])
+    };
 }
+
+pub static ACQUIRE: Code = changes!(ACQUIRE, "scripts/acquire.lua");
+pub static RENEW: Code = changes!(RENEW, "scripts/renew.lua");
+pub static LEAVE: Code = changes!(LEAVE, "scripts/leave.lua");
+pub static FORGET: Code = changes!(FORGET, "scripts/forget.lua");
+pub static REVOKE: Code = changes!(REVOKE, "scripts/revoke.lua");
+pub static REQUEST: Code = changes!(REQUEST, "scripts/request.lua");
+pub static PROVE: Code = Code::new(hashes::PROVE, &SERVER, &[RECORD, include_str!("scripts/prove.lua")]);
+pub static WATCH: Code = Code::new(hashes::WATCH, &SERVER, &[RECORD, include_str!("scripts/watch.lua")]);
+pub static INSPECT: Code =
+    Code::new(hashes::INSPECT, &SERVER, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
 
 /// How the records of an arrangement are laid out.
 pub struct Layout {
@@ -60,42 +68,18 @@ impl Layout {
 }
 
 impl Code {
-    /// A script of these parts. The constants of the law and of the layout stand before them.
-    pub fn new(layout: &Layout, parts: &[&str]) -> Self {
-        let constants = [
-            ("SILENCE", law::millis(law::SILENCE)),
-            ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
-            ("HEARTBEAT", law::millis(law::HEARTBEAT)),
-            ("ABSENCE", law::millis(law::ABSENCE)),
-            ("SLOTS_MAX", u64::from(SLOTS_MAX)),
-            ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
-            ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
-            ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
-            ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
-            ("LOG_KEPT", law::LOG_KEPT as u64),
-            ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
-            ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
-            ("PARTS", layout.kinds.len() as u64 + 1),
-        ];
-        let mut text: String =
-            constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
-        let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
-        text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
-        text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
-        text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));
-        // Neither comments nor indentation: the text goes over the wire wherever a server may not know it.
-        let lines = parts.iter().flat_map(|part| part.lines()).map(str::trim_start);
-        for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
-            text.push_str(line);
-            text.push('\n');
-        }
-        let hash = Script::new(&text);
-        Self { text, hash }
+    /// A script of these parts, whose text has this hash.
+    pub const fn new(hash: &'static str, layout: &'static Layout, parts: &'static [&'static str]) -> Self {
+        Self { hash, layout, parts, text: OnceLock::new() }
+    }
+
+    fn text(&self) -> &str {
+        self.text.get_or_init(|| assembled(self.layout, self.parts))
     }
 
     /// The call by hash; it fails with NOSCRIPT where the server has not seen the script.
     pub fn by_hash(&self, keys: &[String], args: &[&str]) -> Cmd {
-        call("EVALSHA", self.hash.get_hash(), keys, args)
+        call("EVALSHA", self.hash, keys, args)
     }
 
     /// The command that a user had no right to run in this script, or not on its keys. Before Redis 7.2 a server says
@@ -103,14 +87,46 @@ impl Code {
     pub fn command_at_fault(&self, error: &ServerError) -> Option<&str> {
         let (_, line) = error.details()?.split_once("@user_script:")?;
         let line = line.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok()?;
-        let (_, call) = self.text.lines().nth(line.checked_sub(1)?)?.split_once("call('")?;
+        let (_, call) = self.text().lines().nth(line.checked_sub(1)?)?.split_once("call('")?;
         call.split_once('\'').map(|(command, _)| command)
     }
 
     /// The call that brings the text along.
     pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
-        call("EVAL", &self.text, keys, args)
+        call("EVAL", self.text(), keys, args)
     }
+}
+
+/// The text of a script. The constants of the law and of the layout stand before its parts.
+fn assembled(layout: &Layout, parts: &[&str]) -> String {
+    let constants = [
+        ("SILENCE", law::millis(law::SILENCE)),
+        ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
+        ("HEARTBEAT", law::millis(law::HEARTBEAT)),
+        ("ABSENCE", law::millis(law::ABSENCE)),
+        ("SLOTS_MAX", u64::from(SLOTS_MAX)),
+        ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
+        ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
+        ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
+        ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
+        ("LOG_KEPT", law::LOG_KEPT as u64),
+        ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
+        ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
+        ("PARTS", layout.kinds.len() as u64 + 1),
+    ];
+    let mut text: String =
+        constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
+    let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
+    text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
+    text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
+    text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));
+    // Neither comments nor indentation: the text goes over the wire wherever a server may not know it.
+    let lines = parts.iter().flat_map(|part| part.lines()).map(str::trim_start);
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
 }
 
 /// Whether a reply says that the server does not know the script.
@@ -129,4 +145,50 @@ fn call(command: &str, script: &str, keys: &[String], args: &[&str]) -> Cmd {
     let mut call = cmd(command);
     call.arg(script).arg(keys.len()).arg(keys).arg(args);
     call
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::quorum::scripts as quorum;
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    /// `DLOCK_REGENERATE=1 cargo test generated` writes the file anew.
+    #[test]
+    fn the_generated_hashes_are_fresh() -> std::io::Result<()> {
+        let scripts = [
+            ("ACQUIRE", &ACQUIRE),
+            ("RENEW", &RENEW),
+            ("LEAVE", &LEAVE),
+            ("FORGET", &FORGET),
+            ("REVOKE", &REVOKE),
+            ("REQUEST", &REQUEST),
+            ("PROVE", &PROVE),
+            ("WATCH", &WATCH),
+            ("INSPECT", &INSPECT),
+            ("QUORUM_ACQUIRE", &quorum::ACQUIRE),
+            ("QUORUM_CONFIRM", &quorum::CONFIRM),
+            ("QUORUM_RENEW", &quorum::RENEW),
+            ("QUORUM_WIN_BACK", &quorum::WIN_BACK),
+            ("QUORUM_LEAVE", &quorum::LEAVE),
+            ("QUORUM_PROVE", &quorum::PROVE),
+            ("QUORUM_REQUEST", &quorum::REQUEST),
+            ("QUORUM_FORGET", &quorum::FORGET),
+            ("QUORUM_REVOKE", &quorum::REVOKE),
+            ("QUORUM_INSPECT", &quorum::INSPECT),
+        ];
+        let mut file = "//! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated\n\n".to_owned();
+        for (name, code) in scripts {
+            let hash = sha1_smol::Sha1::from(code.text()).digest();
+            let _ = writeln!(file, "pub const {name}: &str = \"{hash}\";");
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis/script/hashes.rs");
+        if std::env::var_os("DLOCK_REGENERATE").is_some() {
+            return std::fs::write(path, file);
+        }
+        let kept = std::fs::read_to_string(path)?;
+        assert!(kept == file, "a script has changed: DLOCK_REGENERATE=1 cargo test generated");
+        Ok(())
+    }
 }

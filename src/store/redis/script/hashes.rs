@@ -1,0 +1,21 @@
+//! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
+
+pub const ACQUIRE: &str = "9a104a0a41580010c13a36b7ebcb50d33ffce1cb";
+pub const RENEW: &str = "c8a6335e679582f600f3d67243033efd23fb3b88";
+pub const LEAVE: &str = "8d984097f5b8f84595fb225e9f64b1730771517a";
+pub const FORGET: &str = "c6740954906492544ca335cfab0ad33a4cafcf69";
+pub const REVOKE: &str = "4bf78fe3667c32ba46970adc996acff3d855dc94";
+pub const REQUEST: &str = "eaaefc5368599cd0cfa30fd8cb917e86a7cf7143";
+pub const PROVE: &str = "ff5f22c4902a4a8f44285af331ff29b0d534d609";
+pub const WATCH: &str = "b86dc57d87f772ddaa08d997635472715f3d1b7f";
+pub const INSPECT: &str = "a405866fd6b2bdc22efe923d13e812e640db1873";
+pub const QUORUM_ACQUIRE: &str = "2033649570e3d71d9de9efaefe76ebe951bd65a3";
+pub const QUORUM_CONFIRM: &str = "577d502f9566311d1f4b4111fcb4a6ed57271c99";
+pub const QUORUM_RENEW: &str = "f935a792ac584577808b209107f9d0ae1318f7c5";
+pub const QUORUM_WIN_BACK: &str = "2a21e3fb56d6751c522ebbe61f1c6ffa4d9e2ead";
+pub const QUORUM_LEAVE: &str = "a56fb36915d5348d6ff5dca21d6d0110e7bb409a";
+pub const QUORUM_PROVE: &str = "5a04b6fb4645c99c86a29d21d9c331b7b36365f5";
+pub const QUORUM_REQUEST: &str = "6448641e6352ecec99eb18f21f0e4759b9621232";
+pub const QUORUM_FORGET: &str = "2ef44da52622619db6a099bb49f5038aaad49db0";
+pub const QUORUM_REVOKE: &str = "c08ffaab2c34f5f35f7d6bb932fc78374b118c03";
+pub const QUORUM_INSPECT: &str = "191bc8d071d32e07673794aaa564b0721d864971";
