@@ -4,9 +4,10 @@
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What dlock ignores so that a write fails and does not kill: a reader that has gone, a limit on the size of files.
@@ -179,13 +180,14 @@ pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result
     }
     debug_assert!(is_alone(), "a child that shares the memory needs a process of one thread");
     let mut task = Task { run: Some(become_it), failed: None };
-    let mut stack = vec![0u128; (256 * 1024 + slack) / size_of::<u128>()];
+    // Not written to before it is used: that would have the kernel provide all of it.
+    let mut stack: Vec<u128> = Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>());
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the child runs on a stack of its own, which grows down from the end of the vector (on every architecture
     // that Rust's std knows) and is aligned to 16 bytes. Task and stack outlive it, for clone returns when it has ended
     // or executed. Nobody else runs in this memory meanwhile, for there is no other thread.
     let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.len());
+        let top = stack.as_mut_ptr().add(stack.capacity());
         libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
     };
     if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }
@@ -395,12 +397,34 @@ pub fn exec(argv: &[CString], without: &[Vec<u8>], with: &[CString]) -> io::Erro
     }
     env.extend(with.iter().map(|entry| entry.as_ptr()));
     env.push(std::ptr::null());
+    let file = argv.first().map_or(c"", CString::as_c_str);
     let mut args: Vec<_> = argv.iter().map(|arg| arg.as_ptr()).collect();
     args.push(std::ptr::null());
-    let file = argv.first().map_or(c"".as_ptr(), |file| file.as_ptr());
     // SAFETY: both arrays end in null and hold C strings that outlive the call.
-    unsafe { libc::execvpe(file, args.as_ptr(), env.as_ptr()) };
-    io::Error::last_os_error()
+    unsafe { libc::execvpe(file.as_ptr(), args.as_ptr(), env.as_ptr()) };
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() != Some(libc::ENOEXEC) {
+        return error;
+    }
+    // The C library of GNU has tried that already; musl leaves it to us.
+    let (Some(script), [_, rest @ ..]) = (found(file), &*args) else { return error };
+    let args = [&[c"/bin/sh".as_ptr(), script.as_ptr()], rest].concat();
+    // SAFETY: as above.
+    unsafe { libc::execve(c"/bin/sh".as_ptr(), args.as_ptr(), env.as_ptr()) };
+    error
+}
+
+/// The first executable file of that name in PATH; the name itself, if it has a slash.
+fn found(file: &CStr) -> Option<CString> {
+    let name = OsStr::from_bytes(file.to_bytes());
+    if file.to_bytes().contains(&b'/') {
+        return Some(file.to_owned());
+    }
+    let path = std::env::var_os("PATH")?;
+    let mut places =
+        std::env::split_paths(&path).map(|place| place.join(name)).filter(|place| place.is_file());
+    let place = places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok())?;
+    CString::new(place.into_os_string().into_vec()).ok()
 }
 
 /// Numbers that this process and those it forks from now on share; all zero at first. They stay until all have ended.

@@ -109,7 +109,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             children: sys::signalfd(SignalSet::of(&[libc::SIGCHLD]))?,
             timer: Timer::new()?,
             armed: None,
-            buffer: vec![0; protocol::LONGEST],
+            buffer: vec![0],
             changes: Vec::new(),
             cmd: None,
             state: JobState::Idle,
@@ -179,6 +179,11 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
     fn listen(&mut self, closed: bool) -> io::Result<()> {
         let mut start = false;
         loop {
+            // A datagram may be long, and is nearly always short.
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::TRUNC;
+            if let Ok((_, length)) = rustix::net::recv(&self.setup.link, [0u8; 0].as_mut_slice(), flags) {
+                self.buffer.resize(length.max(1), 0);
+            }
             match rustix::net::recv(&self.setup.link, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
                     self.is_orphaned = true;
