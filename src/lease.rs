@@ -2,15 +2,20 @@
 //! renewal, so that the thread which supervises the job never waits for a server. When the job is over there is nothing to
 //! supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
 //!
+//! A short run that need not wait never starts that thread. Its owner asks by itself, as long as nothing else is to be
+//! heeded ([`Store::acquire_unless`]), and the thread starts when there is to wait, to renew or to listen.
+//!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
-use crate::law::{Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Waiting};
+use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token, Wait};
 use crate::store::{Error, Listener, Store, Subscription};
 use event_fd::EventFd;
+use obtain::Answer;
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -32,6 +37,8 @@ const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 const BACKOFF: Duration = Duration::from_secs(1);
 /// How long one who waits does so after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
+/// How long a pause is between two attempts to start the thread.
+const THREAD_PAUSE: Duration = Duration::from_millis(100);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -61,6 +68,18 @@ pub struct Request {
     pub connect_timeout: Duration,
     /// How long one operation may take.
     pub op_timeout: Duration,
+}
+
+impl Request {
+    /// How long one request may take, connecting included.
+    fn budget(&self) -> Duration {
+        self.connect_timeout + self.op_timeout
+    }
+
+    /// Whether a lease that counts from then is not to be relied on any more.
+    fn is_too_late(&self, sent: Moment) -> bool {
+        self.schedule.term_at(sent).passed()
+    }
 }
 
 /// What the thread learned.
@@ -120,9 +139,9 @@ pub enum Loss {
 #[derive(Debug)]
 pub struct Lease {
     reports: Receiver<Report>,
-    wake: Arc<EventFd>,
-    shared: Arc<Shared>,
-    request: Arc<Request>,
+    keeper: Arc<Keeper>,
+    /// There is no thread yet; there has to be one for the hold that counts from the first moment, at the second.
+    starts: Cell<Option<(Moment, Moment)>>,
 }
 
 /// What both threads use.
@@ -140,58 +159,88 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("over", &self.over).finish_non_exhaustive()
-    }
-}
-
 impl Lease {
-    /// Starts the thread. `rely` is called with the moments of TERM and KILL after every renewal that succeeded.
+    /// Asks for the lock. `rely` is called with the moments of TERM and KILL after every renewal that succeeded. As soon as
+    /// `alarm` is readable, or there is to wait, a thread goes on.
     pub fn start(
         store: Box<dyn Store>,
         request: Request,
-        rely: impl Fn(Moment, Moment) + Send + 'static,
+        rely: impl Fn(Moment, Moment) + Send + Sync + 'static,
+        alarm: BorrowedFd<'_>,
     ) -> io::Result<Self> {
         let (say, reports) = channel();
-        let wake = Arc::new(EventFd::new()?);
-        let shared = Arc::new(Shared { store: Mutex::new(store), over: AtomicBool::new(false) });
-        let request = Arc::new(request);
-        let keeper = Keeper {
-            shared: shared.clone(),
-            request: request.clone(),
+        let keeper = Arc::new(Keeper {
+            shared: Shared { store: Mutex::new(store), over: AtomicBool::new(false) },
+            request,
             rely: Box::new(rely),
             reports: say,
-            owner: wake.clone(),
-        };
-        thread::Builder::new().name("dlock-lease".into()).spawn(move || keeper.run())?;
-        Ok(Self { reports, wake, shared, request })
+            owner: EventFd::new()?,
+        });
+        let lease = Self { reports, keeper, starts: Cell::new(None) };
+        match lease.keeper.ask(alarm) {
+            Some((sent, Ok(Acquired::Granted(grant)))) if !lease.keeper.request.is_too_late(sent) => {
+                lease.keeper.report(Report::Granted { grant, sent });
+                let renews = lease.keeper.request.schedule.renew_at(sent);
+                lease.starts.set(Some((sent, renews.min(sent.after(SUBSCRIBE_AFTER)))));
+            }
+            Some((_, Ok(Acquired::Busy(blocker)))) => lease.keeper.report(Report::Busy(blocker)),
+            Some((_, Ok(Acquired::Done(done)))) => lease.keeper.report(Report::Done(done)),
+            first => lease.spawn(move |keeper| keeper.run(first))?,
+        }
+        Ok(lease)
+    }
+
+    fn spawn(&self, work: impl FnOnce(&Keeper) + Send + 'static) -> io::Result<()> {
+        let keeper = self.keeper.clone();
+        thread::Builder::new().name("dlock-lease".into()).spawn(move || work(&keeper)).map(drop)
     }
 
     /// Readable when there may be a report.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.keeper.owner.as_fd()
+    }
+
+    /// When [`Lease::next_report`] is to be called next, although nothing is readable.
+    pub fn next(&self) -> Option<Moment> {
+        self.starts.get().map(|(_, at)| at)
     }
 
     /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
     pub fn next_report(&self) -> Option<Report> {
+        if let Some((sent, at)) = self.starts.get()
+            && at.passed()
+        {
+            self.start_keeping(sent);
+        }
         self.reports.try_recv().ok().or_else(|| {
-            self.wake.drain();
+            self.keeper.owner.drain();
             self.reports.try_recv().ok()
         })
     }
 
+    /// A job may have used up what a thread takes. It is tried again, as long as the lease lasts: then the guard acts.
+    fn start_keeping(&self, sent: Moment) {
+        let again = self.spawn(move |keeper| keeper.keep(sent)).err().map(|error| {
+            let error = Error::Unavailable(format!("cannot start a thread to renew the lock: {error}"));
+            self.keeper.report(Report::Trouble { error, until: self.keeper.request.schedule.term_at(sent) });
+            (sent, Moment::now().after(THREAD_PAUSE))
+        });
+        self.starts.set(again);
+    }
+
     /// Nothing is renewed from now on: somebody else gives the lock back.
     pub fn abandon(&self) {
-        self.shared.over.store(true, Ordering::Release);
+        self.starts.set(None);
+        self.keeper.shared.over.store(true, Ordering::Release);
     }
 
     /// Gives the lock back, which is not renewed from now on. Takes an op-timeout, and as long as a renewal that is under
     /// way.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
-        let by = Moment::now().after(self.request.op_timeout);
-        self.shared.over.store(true, Ordering::Release);
-        give_back(&mut **self.shared.store(), &self.request.names, &self.request.ask.token, end, by)
+        self.abandon();
+        let Keeper { shared, request, .. } = &*self.keeper;
+        let by = Moment::now().after(request.op_timeout);
+        give_back(&mut **shared.store(), &request.names, &request.ask.token, end, by)
     }
 }
 
@@ -223,17 +272,32 @@ pub fn give_back(
 }
 
 struct Keeper {
-    shared: Arc<Shared>,
-    request: Arc<Request>,
-    rely: Box<dyn Fn(Moment, Moment) + Send>,
+    shared: Shared,
+    request: Request,
+    rely: Box<dyn Fn(Moment, Moment) + Send + Sync>,
     reports: Sender<Report>,
-    owner: Arc<EventFd>,
+    owner: EventFd,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("over", &self.shared.over).finish_non_exhaustive()
+    }
 }
 
 impl Keeper {
-    fn run(&self) {
+    /// Asks once. No answer where that could keep the caller from what it has to heed.
+    fn ask(&self, alarm: BorrowedFd<'_>) -> Option<Answer> {
+        let sent = Moment::now();
+        let (names, ask) = (&self.request.names, &self.request.ask);
+        let by = sent.after(self.request.budget());
+        self.shared.store().acquire_unless(alarm, names, ask, by).map(|answer| (sent, answer))
+    }
+
+    fn run(&self, first: Option<Answer>) {
         // Nobody else asks for the store before the lock is held.
-        let sent = obtain(&mut **self.shared.store(), &self.request, &mut |report| self.report(report));
+        let report = &mut |report| self.report(report);
+        let sent = obtain(&mut **self.shared.store(), &self.request, first, report);
         if let Some(sent) = sent {
             self.keep(sent);
         }
@@ -250,7 +314,7 @@ impl Keeper {
         let schedule = self.request.schedule;
         let (mut failures, mut overdue, mut asked) = (0u32, false, false);
         let mut next = schedule.renew_at(sent);
-        let mut hearing = Hearing { listens_at: Moment::now().after(SUBSCRIBE_AFTER), subscription: None };
+        let mut hearing = Hearing { listens_at: sent.after(SUBSCRIBE_AFTER), subscription: None };
         loop {
             self.listen(&mut hearing, next);
             if self.shared.over.load(Ordering::Acquire) {

@@ -11,7 +11,7 @@ use crate::law::{Acquired, Ask, End, Left, Proof, Renewal, Requested, Revoke, Re
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 pub use crate::law::view::{View, Waiter};
@@ -40,6 +40,18 @@ pub trait Store: Send {
 
     /// Asks for the locks, all or nothing; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
+
+    /// [`Store::acquire`] for one who has something else to heed: as soon as `alarm` is readable it is broken off, and that,
+    /// as any other reason why it would take long, is no answer. It may have arrived all the same, and be sent again.
+    fn acquire_unless(
+        &mut self,
+        _alarm: BorrowedFd<'_>,
+        _: &Names,
+        _: &Ask,
+        _by: Moment,
+    ) -> Option<Result<Acquired, Error>> {
+        None
+    }
 
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;

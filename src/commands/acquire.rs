@@ -115,7 +115,7 @@ impl Asking {
         }
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;
-        obtain(store, request, &mut |report| match report {
+        obtain(store, request, None, &mut |report| match report {
             Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered => tell(Learned::Report(report)),
             report => last = Some(report),
         });

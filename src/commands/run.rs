@@ -110,8 +110,8 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let limits = guard.limits();
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     report.asked = Some(Moment::now());
-    let lease =
-        Lease::start(store, request, rely).map_err(|error| internal("cannot start a thread", &error))?;
+    let lease = Lease::start(store, request, rely, inherited.fd())
+        .map_err(|error| internal("cannot start a thread", &error))?;
     let own = Own { keys: rest, holds, token, schedule, lease };
     let runs = Runs::Command;
     Session { context, run, inherited, group, runs, guard, messages, limits, report }.go(&own)
@@ -470,6 +470,7 @@ impl Session<'_> {
                 return Ok(News::Nothing);
             }
             // What is too far away for the kernel is never.
+            let until = until.into_iter().chain(lease.and_then(Lease::next)).min();
             let left = until.and_then(|until| Timespec::try_from(until.left()).ok());
             let [guard, timer] = self.guard.fds();
             let mut fds = [self.inherited.fd(), guard, timer, lease.map_or(timer, Lease::fd)]

@@ -13,10 +13,18 @@ const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
 const LATE_ANSWERS: u32 = 2;
 
-/// Takes the lock, waiting as long as is wanted, and reports what it learns. The moment from which the lease counts, or
-/// nothing: then the last report says why.
-pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
-    Obtaining { store, request, report }.obtain()
+/// What was answered to a request, and when that was sent.
+pub type Answer = (Moment, Result<Acquired, Error>);
+
+/// Takes the lock, waiting as long as is wanted, and reports what it learns; `first` is what it was answered already. The
+/// moment from which the lease counts, or nothing: then the last report says why.
+pub fn obtain(
+    store: &mut dyn Store,
+    request: &Request,
+    first: Option<Answer>,
+    report: &mut dyn FnMut(Report),
+) -> Option<Moment> {
+    Obtaining { store, request, report }.obtain(first)
 }
 
 struct Obtaining<'a> {
@@ -30,18 +38,21 @@ impl Obtaining<'_> {
         (self.report)(report);
     }
 
-    fn obtain(&mut self) -> Option<Moment> {
-        let budget = self.request.connect_timeout + self.request.op_timeout;
+    fn obtain(&mut self, mut first: Option<Answer>) -> Option<Moment> {
+        let budget = self.request.budget();
         let (mut queued, mut troubled, mut late) = (false, false, 0);
         loop {
-            let sent = Moment::now();
-            let by = match self.request.until {
-                Until::At(end) if queued || troubled => {
-                    sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
-                }
-                _ => sent.after(budget),
-            };
-            match self.store.acquire(&self.request.names, &self.request.ask, by) {
+            let (sent, answer) = first.take().unwrap_or_else(|| {
+                let sent = Moment::now();
+                let by = match self.request.until {
+                    Until::At(end) if queued || troubled => {
+                        sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
+                    }
+                    _ => sent.after(budget),
+                };
+                (sent, self.store.acquire(&self.request.names, &self.request.ask, by))
+            });
+            match answer {
                 // Asking again extends the lease, counted from the new request.
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
@@ -117,7 +128,7 @@ impl Obtaining<'_> {
     }
 
     fn is_too_late(&self, sent: Moment) -> bool {
-        self.request.schedule.term_at(sent).passed()
+        self.request.is_too_late(sent)
     }
 
     fn is_over(&self) -> bool {

@@ -25,7 +25,7 @@ use crate::store::{Error, Found, Listener, Store, Subscription, View, Which};
 use queue::Queue;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 use transaction::{Look, Transaction};
 
@@ -41,6 +41,9 @@ const CROWD: u64 = 50;
 /// So many times as rarely at most.
 const RARELY: u32 = 8;
 
+/// So long one may be kept waiting who has something else to heed.
+const SOON: Duration = Duration::from_millis(20);
+
 /// What a coordinator does for the engine. The clock by which leases end is its own (I3).
 pub trait Adapter: Clone + Send {
     /// What it keeps of one lock.
@@ -50,6 +53,11 @@ pub trait Adapter: Clone + Send {
 
     /// To be called before an operation: what was moved meanwhile is found again.
     fn refresh(&mut self) -> Result<(), Error>;
+
+    /// Whether it answers without asking anybody.
+    fn is_at_hand(&self) -> bool {
+        false
+    }
 
     /// The records of these locks in order of name, as nobody else changes them before they are written or let go; and the
     /// time for all of them, read before what holders and waiters have said themselves.
@@ -196,6 +204,8 @@ pub struct Engine<A: Adapter> {
     lease: Option<Duration>,
     /// It waits, and last made itself heard then.
     heard: Option<Duration>,
+    /// It was woken since: there is something to change, and no use in only looking first.
+    is_woken: bool,
     watched: Watched<A::Watch>,
 }
 
@@ -224,7 +234,7 @@ impl<A: Adapter> Clone for Engine<A> {
 impl<A: Adapter> Engine<A> {
     /// A store over this adapter.
     pub(super) fn new(adapter: A) -> Self {
-        Self { adapter, lease: None, heard: None, watched: Watched::default() }
+        Self { adapter, lease: None, heard: None, is_woken: false, watched: Watched::default() }
     }
 
     /// One operation of the law on behalf of `me`. It is applied again where it turned out to need more.
@@ -419,7 +429,8 @@ impl<A: Adapter> Store for Engine<A> {
         self.adapter.refresh()?;
         let token = &ask.token;
         let began = self.adapter.now();
-        let waits = self.heard.is_some() && ask.patience == Patience::Queue;
+        let was_woken = std::mem::take(&mut self.is_woken);
+        let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
         let look = Look::Wants(ask.mode);
         let operation = |transaction: &mut Transaction<'_, A>| {
             // Another thread of this process may have given the token back while this one waited for the others.
@@ -465,6 +476,17 @@ impl<A: Adapter> Store for Engine<A> {
         }
         self.adapter.tidy();
         Ok(answer)
+    }
+
+    fn acquire_unless(
+        &mut self,
+        _: BorrowedFd<'_>,
+        names: &Names,
+        ask: &Ask,
+        deadline: Moment,
+    ) -> Option<Result<Acquired, Error>> {
+        let soon = deadline.min(Moment::now().after(SOON));
+        self.adapter.is_at_hand().then(|| self.acquire(names, ask, soon).ok()).flatten().map(Ok)
     }
 
     fn renew(
@@ -580,6 +602,7 @@ impl<A: Adapter> Store for Engine<A> {
             let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
             let is_woken = self.adapter.sleep(token, self.watched.lives.values(), next.left())?;
             if is_woken || until.passed() || next == until {
+                self.is_woken = is_woken;
                 return Ok(());
             }
             self.heard = self.beat(token);

@@ -207,6 +207,10 @@ impl Adapter for Files {
         Ok(())
     }
 
+    fn is_at_hand(&self) -> bool {
+        true
+    }
+
     fn lock(&self, names: &BTreeSet<String>, deadline: Moment) -> Result<(Vec<FileEntry>, Time), Error> {
         let lock = |name: &String| self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?));
         let entries = names.iter().map(lock).collect::<Result<_, Error>>()?;

@@ -21,6 +21,8 @@ use reply::garbled;
 use route::{Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use cluster::apart;
@@ -28,6 +30,7 @@ pub use target::{Address, Target};
 pub use tls::{Files, Tls};
 
 mod acknowledge;
+mod alarm;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
@@ -66,6 +69,8 @@ pub struct RedisStore {
     /// must not swallow the wake meant for its successor.
     wake_number: u64,
     asked: bool,
+    /// One server, whose address is known.
+    is_at_hand: bool,
     renewed_from: Option<Moment>,
 }
 
@@ -79,7 +84,11 @@ struct WakeConnection {
 impl RedisStore {
     /// One server. It connects when it is first used, as do the others.
     pub fn new(target: Target) -> Self {
-        Self::over(Box::new(Server(target.clone())), target)
+        let is_at_hand = match &target.address {
+            Address::Tcp { host, .. } => host.parse::<IpAddr>().is_ok(),
+            Address::Unix(_) => true,
+        };
+        Self { is_at_hand, ..Self::over(Box::new(Server(target.clone())), target) }
     }
 
     /// The master that sentinels name `service`. How to get into it says `master`, whose address does not count.
@@ -102,6 +111,7 @@ impl RedisStore {
             wake: None,
             wake_number: 0,
             asked: false,
+            is_at_hand: false,
             renewed_from: None,
         }
     }
@@ -248,6 +258,24 @@ impl Store for RedisStore {
             "spent" => Ok(Acquired::Spent),
             _ => Err(reply.unknown()),
         }
+    }
+
+    /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
+    fn acquire_unless(
+        &mut self,
+        alarm: BorrowedFd<'_>,
+        names: &Names,
+        ask: &Ask,
+        by: Moment,
+    ) -> Option<Result<Acquired, Error>> {
+        if !self.is_at_hand {
+            return None;
+        }
+        let said = alarm::unless(alarm, || self.acquire(names, ask, by));
+        if said.is_none() {
+            self.reset();
+        }
+        said
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {

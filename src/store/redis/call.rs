@@ -35,6 +35,9 @@ pub struct Caller {
     knows_scripts: bool,
     /// The last request may still be on its way, so that nobody may be left to send the source after a NOSCRIPT.
     send_source_next: bool,
+    /// The server turned out not to know a script. It was started a moment ago, or flushed, and will not know the one
+    /// that gives back either.
+    lacked_script: bool,
     overdue: Option<Overdue>,
 }
 
@@ -76,6 +79,7 @@ impl Caller {
             acknowledge: Acknowledge::new(Replicas::None),
             knows_scripts: true,
             send_source_next: false,
+            lacked_script: false,
             overdue: None,
         }
     }
@@ -136,7 +140,8 @@ impl Caller {
         by: Moment,
     ) -> Result<(String, Reply), Error> {
         self.overdue = None;
-        let text = if self.send_source_next { Text::AtOnce } else { Text::IfWanted };
+        let in_doubt = self.send_source_next || self.lacked_script;
+        let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
         let replicas = self.acknowledge.replicas();
         let request = Request { text, replicas, ..Request::new(code, names, args) };
         if replicas == Replicas::None {
@@ -202,7 +207,7 @@ impl Caller {
             Replicas::None | Replicas::AtLeast(_) => ReplicaCount::Connected,
         };
         self.send_source_next = true;
-        let Self { route, acknowledge, overdue, knows_scripts, .. } = self;
+        let Self { route, acknowledge, overdue, knows_scripts, lacked_script, .. } = self;
         let exchanged = route.exchange(Whom::Lock(first), by, |connection, by| {
             if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(connection)) {
                 match kept.race(connection, by) {
@@ -218,7 +223,12 @@ impl Caller {
                 }
             }
             let by_text = request.text == Text::AtOnce || !*knows_scripts;
-            let (value, acknowledged) = request.send(acknowledge, connection, replica_count, by_text, by)?;
+            let mut said = request.send(acknowledge, connection, replica_count, by_text, by)?;
+            if script::is_unknown(&said.0) {
+                *lacked_script = true;
+                said = request.send(acknowledge, connection, replica_count, true, by)?;
+            }
+            let (value, acknowledged) = said;
             match &value {
                 Value::ServerError(error) if script::lacks_right(error) => {
                     Err(lacking(&connection.target().shown, request.code, error))
@@ -282,7 +292,8 @@ impl<'a> Request<'a> {
             lease: None,
         }
     }
-    /// Sends it, with its text if the server turns out not to know the script.
+
+    /// Sends it, by hash or with its text.
     fn send(
         &self,
         acknowledge: &mut Acknowledge,
@@ -291,25 +302,19 @@ impl<'a> Request<'a> {
         by_text: bool,
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
-        let by_hash = || self.code.by_hash(&self.keys, &self.args);
-        let with_text = || self.code.by_text(&self.keys, &self.args);
-        let first = if by_text { with_text() } else { by_hash() };
-        let said = match self.lease {
-            None => acknowledge.ask(connection, first, self.replicas, replica_count, by)?,
-            Some(_) => {
-                connection.post(vec![first], by)?;
-                if !connection.listen(by)? {
-                    connection.keep_for_the_answer();
-                    return Err(silent(&connection.target().shown));
-                }
-                (connection.answer(by)?, Ok(()))
-            }
+        let call = match by_text {
+            true => self.code.by_text(&self.keys, &self.args),
+            false => self.code.by_hash(&self.keys, &self.args),
         };
-        if script::is_unknown(&said.0) {
-            acknowledge.ask(connection, with_text(), self.replicas, replica_count, by)
-        } else {
-            Ok(said)
+        if self.lease.is_none() || by_text {
+            return acknowledge.ask(connection, call, self.replicas, replica_count, by);
         }
+        connection.post(vec![call], by)?;
+        if !connection.listen(by)? {
+            connection.keep_for_the_answer();
+            return Err(silent(&connection.target().shown));
+        }
+        Ok((connection.answer(by)?, Ok(())))
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::streams::{Bounded, Stream};
 use crate::clock::Moment;
+use crate::store::redis::alarm;
 use crate::store::redis::tls::hello;
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io::{self, ErrorKind, Read, Write};
@@ -47,7 +49,7 @@ pub fn tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
         if share.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        match TcpStream::connect_timeout(address, share) {
+        match connected(address, share) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 return Ok(stream);
@@ -56,6 +58,27 @@ pub fn tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
         }
     }
     Err(last)
+}
+
+fn connected(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    let until = Moment::now().after(within);
+    match rustix::net::connect(&socket, address) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS | Errno::INTR) => loop {
+            match alarm::wait(&socket, PollFlags::OUT, until.left()) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                done => break done?,
+            }
+        },
+        Err(errno) => return Err(errno.into()),
+    }
+    rustix::net::sockopt::socket_error(&socket)??;
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Connecting to a Unix socket blocks while the queue of a stopped server is full, and has no timeout of its own.
@@ -67,7 +90,7 @@ pub fn unix(path: &Path, by: Moment) -> io::Result<UnixStream> {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => break,
             Err(Errno::NOENT) => return Err(io::Error::new(ErrorKind::NotFound, "there is no such socket")),
-            Err(Errno::AGAIN | Errno::INTR) if !by.passed() => thread::sleep(BACKLOG_PAUSE.min(by.left())),
+            Err(Errno::AGAIN | Errno::INTR) if !by.passed() => alarm::pause(BACKLOG_PAUSE.min(by.left()))?,
             Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
             Err(errno) => return Err(errno.into()),
         }

@@ -3,15 +3,17 @@
 //! What the bytes mean is not known here.
 
 use crate::clock::Moment;
+use crate::store::redis::alarm;
 use crate::store::redis::tls::Session;
+use rustix::event::PollFlags;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How much is read at once.
-const READ_SIZE: usize = 16 * 1024;
+/// How much is read at once, at first: most replies are short. And from the second time on.
+const READ_SIZE: (usize, usize) = (4 * 1024, 64 * 1024);
 
 /// A socket of either kind.
 pub enum Stream {
@@ -47,7 +49,8 @@ impl Inbox {
     }
 
     pub fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
-        self.bytes.resize(READ_SIZE, 0);
+        let size = if self.bytes.len() < READ_SIZE.0 { READ_SIZE.0 } else { READ_SIZE.1 };
+        self.bytes.resize(size, 0);
         self.taken = 0;
         let read = from.read(&mut self.bytes);
         self.bytes.truncate(*read.as_ref().unwrap_or(&0));
@@ -118,9 +121,9 @@ pub struct Bounded<'a> {
 }
 
 impl Bounded<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
+    fn left(&self) -> io::Result<Duration> {
         let left = self.by.left();
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 }
 
@@ -133,12 +136,8 @@ impl Read for Bounded<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             let left = self.left()?;
-            match &self.stream {
-                Stream::Tcp(stream) => stream.set_read_timeout(left)?,
-                Stream::Unix(stream) => stream.set_read_timeout(left)?,
-            }
-            match self.stream.read(buf) {
-                // A read with a timeout ends so when the process is stopped and continued (signal(7)).
+            match alarm::wait(&*self.stream, PollFlags::IN, left).and_then(|()| self.stream.read(buf)) {
+                // So ends a wait with a limit when the process is stopped and continued (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 read => return read.map_err(timed),
             }
@@ -149,7 +148,7 @@ impl Read for Bounded<'_> {
 impl Write for Bounded<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         loop {
-            let left = self.left()?;
+            let left = Some(self.left()?);
             let written = match self.stream {
                 Stream::Tcp(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),
                 Stream::Unix(stream) => stream.set_write_timeout(left).and_then(|()| stream.write(buf)),

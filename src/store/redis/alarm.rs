@@ -1,0 +1,55 @@
+//! How is a request broken off, for the sake of something that has to be heeded at once? While the thread that asks has an
+//! alarm, each of its waits for a server ends when that is readable.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+thread_local! {
+    static ALARM: RefCell<Option<OwnedFd>> = const { RefCell::new(None) };
+}
+
+/// Asks, as long as `alarm` is not readable. Nothing where that broke it off.
+pub fn unless<T, E>(alarm: BorrowedFd<'_>, ask: impl FnOnce() -> Result<T, E>) -> Option<Result<T, E>> {
+    let copy = alarm.try_clone_to_owned().ok()?;
+    ALARM.replace(Some(copy));
+    let said = ask();
+    ALARM.replace(None);
+    (said.is_ok() || !is_ready(alarm)).then_some(said)
+}
+
+fn is_ready(fd: BorrowedFd<'_>) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)) != Ok(0)
+}
+
+/// A pause, which fails on an alarm.
+pub fn pause(span: Duration) -> io::Result<()> {
+    ALARM.with_borrow(|alarm| {
+        let limit = Timespec::try_from(span).map_err(io::Error::other)?;
+        let mut fds: Vec<_> = alarm.iter().map(|alarm| PollFd::new(alarm, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&limit)) {
+            Ok(0) | Err(Errno::INTR) => Ok(()),
+            _ => Err(ErrorKind::TimedOut.into()),
+        }
+    })
+}
+
+/// Waits until a descriptor is ready, at most for `limit`: then it fails, as on an alarm.
+pub fn wait(fd: impl AsFd, flags: PollFlags, limit: Duration) -> io::Result<()> {
+    ALARM.with_borrow(|alarm| {
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let mut fds = vec![PollFd::from_borrowed_fd(fd.as_fd(), flags)];
+        fds.extend(alarm.as_ref().map(|alarm| PollFd::new(alarm, PollFlags::IN)));
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) if !fds[0].revents().is_empty() => Ok(()),
+            Ok(_) => Err(ErrorKind::TimedOut.into()),
+            // The caller knows how much of the limit is left.
+            Err(Errno::INTR) => Err(ErrorKind::Interrupted.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    })
+}
