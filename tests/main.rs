@@ -34,6 +34,7 @@
 //! - conformance: what every store does alike
 //! - twin: the law against the scripts, on random histories
 //! - generated: man/ and completions/ are what src/cli.rs says
+//! - cost: what a run costs, in what can be counted
 //! - walls: who may know whom in src
 //! - readme: the documents' examples
 //! - packages: the Debian package, only when asked for
@@ -58,6 +59,7 @@ mod config;
 mod conformance;
 mod contention;
 mod control_group;
+mod cost;
 mod doctor;
 mod file_store;
 mod first_contact;

@@ -1,0 +1,191 @@
+//! What a run costs, in what does not depend on the machine's mood: round trips, commands, bytes, threads, page faults,
+//! system calls. Times are measured in benches/. Where a bound is passed, mend it, or change it and say why in the same
+//! commit. The bounds are those of a debug build, which is larger than what is released.
+
+use crate::support::dlock::BINARY;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::redis::Redis;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// What the server has counted of a command: calls.
+fn calls(redis: &Redis, command: &str) -> u64 {
+    counted(redis, "commandstats", &format!("cmdstat_{command}:calls="))
+}
+
+/// The number behind this text in a section of INFO; 0 if it is not there.
+fn counted(redis: &Redis, section: &str, before: &str) -> u64 {
+    let info: String = redis.ask(&["INFO", section]);
+    let rest = info.split_once(before).map_or("", |(_, rest)| rest);
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().unwrap_or(0)
+}
+
+/// With the connection itself these are three round trips, also where there is a password and a database.
+#[test]
+fn a_run_that_need_not_wait_asks_twice() {
+    let world = World::with_redis(&["--requirepass", "sesame"]);
+    let redis: fn(&World, &[&str]) -> String = |world, words| {
+        let mut connection =
+            redis::Client::open(format!("redis+unix://{}?pass=sesame", world.redis().socket().display()))
+                .and_then(|client| client.get_connection())
+                .expect("a connection");
+        crate::support::redis::ask(&mut connection, words).expect("an answer")
+    };
+    let proxy = Proxy::before(world.redis().port());
+    let requests = || {
+        // Nothing befalls any request that there is.
+        proxy.plan(usize::MAX, Fault::Swallowed);
+        world
+            .run("k", &[], "exit 3")
+            .env("DLOCK_STORE", format!("redis://127.0.0.1:{}/3", proxy.port()))
+            .env("DLOCK_PASSWORD", "sesame")
+            .status(3)
+            .run();
+        proxy.seen()
+    };
+    requests();
+    assert_eq!(requests(), 2, "one takes the lock, one gives it back");
+    assert_eq!(redis(&world, &["SCRIPT", "FLUSH"]), "OK");
+    assert_eq!(requests(), 3, "a server that knows no script costs one more");
+}
+
+#[test]
+fn a_run_says_little_to_the_server() {
+    let world = World::new(Backend::Redis);
+    let run = || drop(world.run("k", &[], "true").run());
+    run();
+    let redis = world.redis();
+    let heard = || counted(redis, "stats", "total_net_input_bytes:");
+    let before = heard();
+    let of_asking = heard() - before;
+    assert_eq!(redis.ask::<String>(&["CONFIG", "RESETSTAT"]), "OK");
+    let before = heard();
+    run();
+    let bytes = heard() - before - of_asking;
+    assert!((1..=1300).contains(&bytes), "{bytes} bytes went to the server");
+    assert_eq!(calls(redis, "evalsha"), 2);
+    let info: String = redis.ask(&["INFO", "commandstats"]);
+    let all = info.lines().filter(|line| !line.contains("_info") && !line.contains("_config"));
+    let all: u64 =
+        all.filter_map(|line| line.split_once(":calls=")?.1.split(',').next()?.parse::<u64>().ok()).sum();
+    assert!(all <= 42, "{all} commands, those in scripts included:\n{info}");
+}
+
+/// Each of those who wait costs the server as much, however many there are.
+#[test]
+fn a_hand_over_costs_as_much_in_any_crowd() {
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    // From then on the server knows the scripts.
+    world.run("k", &[], "true").run();
+    let per_waiter = |crowd: usize| {
+        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+        world.wait_for_state("k", "held");
+        let waiters: Vec<_> =
+            (0..crowd).map(|_| world.run("k", &["-w", "-q"], "echo ran >> log").spawn()).collect();
+        world.wait_for_waiters("k", crowd);
+        let (asked, began) = (calls(redis, "evalsha"), Instant::now());
+        world.write("go", "");
+        holder.finish();
+        waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+        std::fs::remove_file(world.path("go")).expect("the file is there");
+        // A waiter says every 1.6 s that it lives.
+        let heartbeats = (began.elapsed().as_secs() + 2) * crowd as u64;
+        let asked = calls(redis, "evalsha") - asked - 1;
+        assert!(asked >= 2 * crowd as u64, "each confirms its grant and gives it back");
+        asked.saturating_sub(heartbeats) as f64 / crowd as f64
+    };
+    let (few, many) = (per_waiter(3), per_waiter(20));
+    assert!(few <= 2.0 && many <= 2.0, "{few} requests a hand-over among 3, {many} among 20");
+}
+
+/// What the kernel knows of a run at the moment at which its job runs: threads and page faults of dlock, page faults of
+/// the guard.
+fn seen_by_the_job(world: &World) -> [u64; 3] {
+    let look = "d=$(cut -d' ' -f4 /proc/$PPID/stat); ls /proc/$d/task | wc -l; cut -d' ' -f10 /proc/$d/stat /proc/$PPID/stat";
+    let output = world.run("k", &[], look).any_stdout().run();
+    let numbers: Vec<u64> =
+        output.stdout.lines().map(|line| line.trim().parse().expect("a number")).collect();
+    numbers.try_into().expect("three numbers")
+}
+
+#[test]
+fn a_short_run_starts_no_thread_and_touches_little_memory() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = World::new(backend);
+        seen_by_the_job(&world);
+        let [threads, of_dlock, of_guard] = seen_by_the_job(&world);
+        assert_eq!(threads, 1, "a lock that is free is taken without a thread");
+        assert!(
+            of_dlock <= 720 && of_guard <= 130,
+            "{of_dlock} page faults of dlock, {of_guard} of its guard"
+        );
+    }
+}
+
+/// One that holds has nothing to do between two renewals, nor has its guard.
+#[test]
+fn a_holder_sleeps_between_renewals() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = World::new(backend);
+        let holder =
+            world.run("k", &["-t", "10m"], "echo up >> log; while [ ! -e over ]; do sleep 0.2; done").spawn();
+        world.wait_for_log("up");
+        let switches = |pid: i32| -> u64 {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("dlock lives").flatten();
+            let status =
+                tasks.map(|task| std::fs::read_to_string(task.path().join("status")).unwrap_or_default());
+            let number = |status: String| {
+                let rest = status.split_once("\nvoluntary_ctxt_switches:")?.1;
+                rest.lines().next()?.trim().parse::<u64>().ok()
+            };
+            status.filter_map(number).sum()
+        };
+        let threads =
+            || std::fs::read_dir(format!("/proc/{}/task", holder.pid())).expect("dlock lives").count();
+        wait_until("it listens for an operator", || threads() == 2);
+        let all = || switches(holder.pid()) + switches(holder.guard());
+        let mut before = all();
+        wait_until("it has settled", || {
+            sleep(Duration::from_millis(300));
+            before == std::mem::replace(&mut before, all())
+        });
+        sleep(Duration::from_secs(2));
+        assert_eq!(all(), before, "times that something woke");
+        world.write("over", "");
+        holder.finish();
+    }
+}
+
+/// Needs strace(1), and leave to trace.
+#[test]
+fn a_run_makes_few_system_calls() {
+    for (backend, most) in [(Backend::Redis, 280), (Backend::File, 320)] {
+        let world = World::new(backend);
+        let run = || {
+            let counts = world.path("counts");
+            let mut strace = world.command("strace");
+            strace.args(["-f", "-c", "-o"]).arg(&counts).arg(BINARY).args([
+                "run",
+                "-k",
+                "k",
+                "--",
+                "/bin/true",
+            ]);
+            let traced = strace.env("DLOCK_STORE", world.url()).env_remove("LD_LIBRARY_PATH").output();
+            traced.is_ok_and(|output| output.status.success()).then(|| world.read("counts"))
+        };
+        run();
+        let Some(counts) = run() else {
+            eprintln!("skipped: there is no strace here, or no leave to trace");
+            return;
+        };
+        let total = counts.lines().rev().find(|line| line.ends_with("total")).expect("a last line");
+        let calls: u64 =
+            total.split_whitespace().nth(3).and_then(|word| word.parse().ok()).expect("a number");
+        assert!(calls <= most, "{calls} system calls of dlock, its guard and true:\n{counts}");
+    }
+}
