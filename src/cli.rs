@@ -190,10 +190,11 @@ pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
-    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters, or file:/DIR for
-    /// locks between the processes of this machine only. rediss:// is TLS: ?ca=FILE trusts FILE in place of the
-    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of
-    /// this machine can see it.
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters,
+    /// postgres://USER@HOST[:PORT]/DATABASE or postgres+unix://USER@/SOCKET?db=DATABASE for a database, or file:/DIR for
+    /// locks between the processes of this machine only. rediss:// is TLS, and so is postgres:// to another machine:
+    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write
+    /// a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

@@ -113,7 +113,8 @@ impl<T> Set<T> {
 pub struct Credentials {
     /// The user; null for the server's default user.
     pub username: Option<String>,
-    pub password: Secret,
+    /// Null where a user alone is enough, as a database may be set up.
+    pub password: Option<Secret>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,9 +217,15 @@ impl Settings {
         let credentials = login.credentials;
         let sensitive = layers.sensitive_files(&url);
         let exposed = layers.exposed();
+        let username = credentials.as_ref().and_then(|login| login.username.clone());
+        // A user without a password is of use to this store only, so its URL has it and no variable.
+        let has_password = credentials.as_ref().is_some_and(|login| login.password.is_some());
         let access = Access {
-            url: url.value.text,
-            username: credentials.as_ref().and_then(|login| login.username.clone()),
+            url: match &username {
+                Some(user) if !has_password => url::with_user(&url.value.text, user),
+                _ => url.value.text,
+            },
+            username: username.filter(|_| has_password),
             password: login.password_at,
         };
         let prefix = layers
@@ -435,9 +442,13 @@ impl<'a> Layers<'a> {
                 password_at: file.map_or(PasswordAt::Elsewhere, |path| PasswordAt::File(absolute(&path))),
                 credentials: Some(Credentials {
                     username: username.map(|set| set.value),
-                    password: Secret::new(password.value),
+                    password: Some(Secret::new(password.value)),
                 }),
                 password_source: Some(password.source),
+            }),
+            (Some(username), None) if matches!(url.value.place, Location::Database { .. }) => Ok(Login {
+                credentials: Some(Credentials { username: Some(username.value), password: None }),
+                ..Login::default()
             }),
             (Some(username), None) => Err(invalid(
                 &username.source,
@@ -461,7 +472,7 @@ impl<'a> Layers<'a> {
     /// What a dlock inside of a job has to find beside the store and the user.
     fn beside(&self, login: &Login) -> Beside {
         let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
-        let secret = login.credentials.as_ref().map(|login| login.password.expose());
+        let secret = login.credentials.as_ref().and_then(|login| Some(login.password.as_ref()?.expose()));
         let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
         let store = self.variable("DLOCK_STORE").filter(|_| in_store);
         let store = store.and_then(|store| url::parse(&store.value).ok());

@@ -22,6 +22,8 @@ pub mod file;
 pub mod probe;
 pub mod quorum;
 pub mod redis;
+#[cfg(feature = "postgres")]
+pub mod sql;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and
 /// answers or fails by `by`.

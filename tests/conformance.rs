@@ -3,6 +3,8 @@
 //! the servers are held to the law in `twin`.
 
 use crate::support::masters::Masters;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
@@ -14,6 +16,8 @@ use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::file::FileStore;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, RedisStore, Target};
+#[cfg(feature = "postgres")]
+use dlock::store::sql::SqlStore;
 use dlock::store::{Listener, Store, Which};
 use std::time::Duration;
 
@@ -24,6 +28,8 @@ enum Stage {
     Server(World),
     Masters(Masters),
     Directory(World),
+    #[cfg(feature = "postgres")]
+    Postgres(World),
 }
 
 macro_rules! on_all {
@@ -37,6 +43,8 @@ macro_rules! on_all {
         $(mod $scenario {
             #[test] fn server() { super::$scenario(&super::Stage::Server(super::World::with_redis(&[]))); }
             #[test] fn directory() { super::$scenario(&super::Stage::Directory(super::World::without_redis())); }
+            #[cfg(feature = "postgres")]
+            #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
         })+
     };
 }
@@ -86,6 +94,17 @@ impl Stage {
             Self::Directory(world) => {
                 Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
             }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(world) => Box::new(SqlStore::postgres(dlock::store::sql::Target {
+                address: Address::Tcp { host: "127.0.0.1".into(), port: Postgres::shared().port() },
+                user: "app".into(),
+                password: None,
+                database: world.database().into(),
+                tls: None,
+                shown: "here".into(),
+                connect_timeout: Duration::from_secs(20),
+                op_timeout: Duration::from_secs(20),
+            })),
         }
     }
 

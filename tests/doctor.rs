@@ -5,6 +5,8 @@ use crate::support::certificates::Certificate;
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
 use crate::support::masters::Masters;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
 use crate::support::pty::Terminal;
 use crate::support::sentinel::{self, Sentinel};
 use crate::support::wait::wait_until;
@@ -39,8 +41,10 @@ fn verdict<'f>(findings: &'f [(String, String, Value)], check: &str) -> &'f str 
 fn a_fit_store(backend: Backend) {
     let world = match backend {
         Backend::Redis => World::with_redis(&["--appendonly", "yes"]),
-        Backend::File => World::without_redis(),
+        other => World::new(other),
     };
+    // The first run makes the tables of a database.
+    world.run("k", &[], "true").run();
     let text = world.dlock(["doctor", "--strict"]).args(PATIENT).any_stdout().run().stdout;
     assert!(text.lines().filter(|line| line.contains("  ")).all(|line| line.starts_with("ok ")), "{text}");
     let found = findings(world.dlock(["doctor", "--json"]).args(PATIENT));
@@ -59,6 +63,18 @@ fn a_fit_store(backend: Backend) {
             "rights",
         ],
         Backend::File => &["store", "file system", "mode", "file locks", "FIFOs"],
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => &[
+            "store",
+            "reachable",
+            "round trip",
+            "version",
+            "role",
+            "clock",
+            "persistence",
+            "rights",
+            "wake-up",
+        ],
     };
     assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
     for (_, verdict, finding) in &found {
@@ -71,6 +87,8 @@ fn nothing_is_left_behind(backend: Backend) {
     let count = || match backend {
         Backend::Redis => world.redis().keys().len(),
         Backend::File => fs::read_dir(world.path("locks")).expect("a directory").count(),
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => Postgres::shared().tables(world.database()),
     };
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
     assert_eq!(count(), 0);

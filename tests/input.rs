@@ -153,6 +153,12 @@ fn a_bad_store_is_78() {
         "redis://a%zz@127.0.0.1",
         "redis+unix://",
         "redis+unix://relative/path",
+        "postgres://u@h",
+        "postgres://u@h/",
+        "postgres://u@h,i/d",
+        "postgres://u@h/d?sslmode=prefer",
+        "postgres://u@h/d?sslmode=disable&ca=/f",
+        "postgres+unix://u@/s",
         "file:relative",
         "file:",
         "redis://127.0.0.1 redis://127.0.0.2",
@@ -171,6 +177,18 @@ fn a_bad_store_is_78() {
     let two = ["run", "-k", "k", "--store", "redis://127.0.0.1:1", "--store", "redis://127.0.0.1:2", "--"];
     faults.refused("two stores", world.dlock(two).args(["touch", "ran"]), 78, &["--store"]);
     faults.are_none(&world);
+}
+
+/// A dlock that was built without databases says where to get one with them.
+#[cfg(not(feature = "postgres"))]
+#[test]
+fn a_store_that_was_not_built_in_is_78() {
+    let world = World::new(Backend::Redis);
+    for command in [&["run", "-k", "k", "--", "true"][..], &["status"], &["doctor"]] {
+        let dlock = world.dlock(command).env("DLOCK_STORE", "postgres://app@127.0.0.1/ops").status(78);
+        let said = dlock.any_stderr().run().stderr;
+        assert!(said.contains("without postgres") && said.contains("--features postgres"), "{said}");
+    }
 }
 
 #[test]

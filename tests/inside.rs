@@ -63,7 +63,7 @@ fn a_held_key_is_found_where_it_is(backend: Backend) {
     let like = "(dlock: this process runs under no lock of k in .*: it holds k in .*\n){2}\
                 dlock: k in .* is not held any more.*\n";
     let call = script(&world, text).stdout("79\n79\n0\n79\n").stderr_like(like).run();
-    assert!(call.stderr.contains(&world.url()), "{}", call.stderr);
+    assert!(call.stderr.contains(&world.shown()), "{}", call.stderr);
 }
 
 fn a_configuration_file_leads_inside_too(backend: Backend) {

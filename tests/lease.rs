@@ -3,6 +3,8 @@
 
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
 use crate::support::job;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_until, wait_within};
@@ -329,6 +331,11 @@ enum Loss {
 
 /// Loses every record of the store.
 fn forget(world: &World) {
+    #[cfg(feature = "postgres")]
+    if world.url().starts_with("postgres:") {
+        Postgres::shared().ask(world.database(), "DELETE FROM dlock_locks");
+        return;
+    }
     match world.url().strip_prefix("file:") {
         None => world.redis().ask::<()>(&["FLUSHALL"]),
         Some(directory) => {
@@ -587,6 +594,10 @@ fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
         Backend::File => fs::remove_dir_all(world.path("locks"))
             .and_then(|()| fs::create_dir(world.path("locks")))
             .unwrap(),
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => {
+            Postgres::shared().ask(world.database(), "DROP TABLE dlock_locks, dlock_waiters, dlock_ends");
+        }
     }
     world.write("go", "");
     holder.finish();

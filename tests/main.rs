@@ -41,6 +41,7 @@
 //! - pictures: what the README shows is what a terminal shows
 //! - upgrade: what released versions wrote
 //! - recipes: docs/recipes.md, as it is written
+//! - sql: what an administrator may do to a database that keeps locks
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
 #![expect(
@@ -96,6 +97,8 @@ mod shared;
 mod signals;
 mod slots;
 mod soak;
+#[cfg(feature = "postgres")]
+mod sql;
 mod status;
 mod status_codes;
 mod status_watch;

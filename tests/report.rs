@@ -76,7 +76,7 @@ fn report(world: &World) -> Value {
         assert!(report[field].is_null() || report[field].is_u64(), "{field}: {report}");
     }
     assert_eq!(report["held_ms"].is_null(), report["fence"].is_null(), "{report}");
-    assert!(report["store"].is_null() || report["store"] == world.url(), "{report}");
+    assert!(report["store"].is_null() || report["store"] == world.shown(), "{report}");
     assert_eq!(report["keys"][0], report["key"]);
     report
 }
@@ -107,7 +107,7 @@ fn a_run_that_ends_by_itself(backend: Backend) {
         );
         assert_eq!(report["fence"].to_string(), world.read("fence").trim());
         assert!(report["held_ms"].as_u64() >= Some(100) && report["waited_ms"].is_u64(), "{report}");
-        assert_eq!(report["store"], world.url());
+        assert_eq!(report["store"], world.shown());
     }
     reported(&world, "k", &[], "kill -TERM $$").dies_of(15).run();
     expect(

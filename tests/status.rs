@@ -165,7 +165,7 @@ fn one_key_is_a_record(backend: Backend) {
         "exclusive: the next one",
         "because",
         "exit 3",
-        &world.url(),
+        &world.shown(),
         "prefix dlock:",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -178,7 +178,7 @@ fn one_key_is_a_record(backend: Backend) {
 /// An empty answer names the store and the prefix, because the wrong one is the usual reason for it.
 fn what_is_not_there_is_said_with_the_place(backend: Backend) {
     let world = World::new(backend);
-    let url = world.url();
+    let url = world.shown();
     let said = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
     let place = format!("under the prefix dlock: in {url}");
     assert_eq!(said(&["status", "never"]), format!("never was never used, {place}\n"));

@@ -9,6 +9,8 @@ pub mod hole;
 pub mod job;
 pub mod machine;
 pub mod masters;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod proc;
 pub mod proxy;
 pub mod pty;

@@ -13,6 +13,8 @@ use crate::output::table::Width;
 use crate::output::{self, coloured};
 use crate::store::probe::{Node, Survey};
 use crate::store::{file, redis};
+#[cfg(feature = "postgres")]
+use crate::{config::url::Dialect, store::sql::SqlStore};
 use judge::judge;
 use std::os::unix::fs::PermissionsExt;
 
@@ -51,6 +53,10 @@ fn survey(context: &Context) -> Result<Survey, Error> {
     Ok(match context.made()? {
         Made::Directory(dir) => {
             return Ok(Survey::Directory(file::probe::probe(&dir, &store.to_string())));
+        }
+        #[cfg(feature = "postgres")]
+        Made::Database(Dialect::Postgres, target) => {
+            return Ok(Survey::Database(SqlStore::postgres(target).probe(context.deadline())));
         }
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
         Made::Masters(masters) => Survey::Masters(probed(masters)),

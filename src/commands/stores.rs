@@ -2,7 +2,10 @@
 //! those who only look, and for `doctor`, who wants to see each server by itself. Nothing is spoken to yet.
 
 use super::context::Context;
-use crate::config::url::{self, Host, Location};
+use crate::config::Credentials;
+#[cfg(feature = "postgres")]
+use crate::config::url::DatabaseAt;
+use crate::config::url::{self, Dialect, Host, Location};
 use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
@@ -12,8 +15,14 @@ use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::quorum::QuorumStore;
 use crate::store::redis::{self, Address, Files, RedisStore, Target, Tls};
+#[cfg(feature = "postgres")]
+use crate::store::sql::{self, SqlStore};
 use std::path::PathBuf;
 use std::time::Duration;
+
+fn password(login: &Credentials) -> Option<String> {
+    login.password.as_ref().map(|password| password.expose().to_owned())
+}
 
 /// What stands for an address that others will name.
 const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
@@ -35,6 +44,8 @@ pub enum Made {
     Cluster(Vec<Address>, Target),
     Masters(Vec<Target>),
     Directory(PathBuf),
+    #[cfg(feature = "postgres")]
+    Database(Dialect, sql::Target),
 }
 
 impl Context {
@@ -58,6 +69,14 @@ impl Context {
             Made::Server(target) => RedisStore::new(target),
             Made::Sentinels(sentinels, service, master) => RedisStore::sentinel(sentinels, service, master),
             Made::Cluster(seeds, node) => RedisStore::cluster(seeds, node),
+            #[cfg(feature = "postgres")]
+            Made::Database(..) if hold.replicas != Replicas::None => {
+                return Err(Error::Config(format!(
+                    "--replicas: {shown} tells its replicas as it is set up to (synchronous_standby_names); leave it out"
+                )));
+            }
+            #[cfg(feature = "postgres")]
+            Made::Database(Dialect::Postgres, target) => return Ok(Box::new(SqlStore::postgres(target))),
             Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
             }
@@ -109,7 +128,7 @@ impl Context {
             address,
             database: u32::from(database),
             username: store.credentials.as_ref().and_then(|login| login.username.clone()),
-            password: store.credentials.as_ref().map(|login| login.password.expose().to_owned()),
+            password: store.credentials.as_ref().and_then(password),
             tls,
             shown: shown.clone(),
             connect_timeout: settings.connect_timeout,
@@ -125,7 +144,7 @@ impl Context {
                     address: tcp(host),
                     database: 0,
                     username: login.and_then(|login| login.username.clone()),
-                    password: login.map(|login| login.password.expose().to_owned()),
+                    password: login.and_then(password),
                     shown: format!("the sentinel {host}"),
                     ..place.clone()
                 };
@@ -143,7 +162,50 @@ impl Context {
                 };
                 Made::Masters(nodes.iter().map(master).collect())
             }
+            Location::Database { dialect, .. } => {
+                #[cfg(feature = "postgres")]
+                return Ok(Made::Database(*dialect, self.database()?));
+                #[cfg(not(feature = "postgres"))]
+                return Err(self.not_built(*dialect));
+            }
             Location::File { dir } => Made::Directory(dir.clone()),
+        })
+    }
+
+    /// This dlock cannot speak to such a database.
+    #[cfg(not(feature = "postgres"))]
+    fn not_built(&self, dialect: Dialect) -> Error {
+        let feature = dialect.scheme();
+        Error::Config(format!(
+            "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it with \
+             `cargo install flock-fleet --features {feature}`",
+            self.settings.store
+        ))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn database(&self) -> Result<sql::Target, Error> {
+        let settings = &self.settings;
+        let (store, shown) = (&settings.store, settings.store.to_string());
+        let Location::Database { dialect, at, name, tls } = &store.place else {
+            return Err(Error::Internal(format!("{shown} is no database")));
+        };
+        let user = store.credentials.as_ref().and_then(|login| login.username.clone()).ok_or_else(|| {
+            let scheme = dialect.scheme();
+            Error::Config(format!("{shown}: which user? {scheme}://USER@… or DLOCK_USERNAME names one"))
+        })?;
+        Ok(sql::Target {
+            address: match at {
+                DatabaseAt::Tcp(host) => Address::Tcp { host: host.name.clone(), port: host.port },
+                DatabaseAt::Unix(path) => Address::Unix(path.clone()),
+            },
+            user,
+            password: store.credentials.as_ref().and_then(password),
+            database: name.clone(),
+            tls: tls.as_ref().map(|tls| self.certificates(tls, &shown)).transpose()?,
+            shown,
+            connect_timeout: settings.connect_timeout,
+            op_timeout: settings.op_timeout,
         })
     }
 

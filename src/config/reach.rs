@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// How a store is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// The URL without user and password.
+    /// The URL without a password, and without a user who has one.
     pub url: String,
     /// The user, if one is named.
     pub username: Option<String>,
@@ -88,7 +88,9 @@ impl Settings {
             (PasswordAt::Elsewhere, _) => self.password_variable.clone(),
         };
         let username = access.username.clone();
-        let credentials = password.map(|password| Credentials { username, password });
+        let username = username.or_else(|| url.username.clone());
+        let has_any = password.is_some() || username.is_some();
+        let credentials = has_any.then_some(Credentials { username, password });
         let access = access.clone();
         settings.store = Store {
             place: url.place,

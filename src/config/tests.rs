@@ -79,7 +79,7 @@ impl Machine {
 /// What a store is logged in to with.
 fn login(settings: &Settings) -> (Option<&str>, Option<&str>) {
     let known = settings.store.credentials.as_ref();
-    (known.and_then(|c| c.username.as_deref()), known.map(|c| c.password.expose()))
+    (known.and_then(|c| c.username.as_deref()), known.and_then(|c| Some(c.password.as_ref()?.expose())))
 }
 
 #[test]

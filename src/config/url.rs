@@ -1,8 +1,10 @@
 //! What does a store URL mean? Plain values; no I/O, no default, no variable. What is refused is refused without
 //! repeating it where it might hold a secret.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use split::{Parts, absolute, authority, decode, number};
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 mod split;
@@ -10,12 +12,15 @@ mod split;
 /// What a store URL may look like, for messages.
 pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
-     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE) or file:/DIR";
+     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE, \
+     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE or file:/DIR";
 
 /// The port of a Redis server where the URL names none.
 const PORT: u16 = 6379;
 /// The port of a sentinel where the URL names none.
 const SENTINEL_PORT: u16 = 26379;
+/// Characters of the name of a database that stand for themselves in a URL.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// Where the locks are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -58,11 +63,49 @@ pub enum Location {
         /// Set where they are spoken to over TLS.
         tls: Option<Tls>,
     },
+    /// A database with tables.
+    Database {
+        dialect: Dialect,
+        at: DatabaseAt,
+        /// Its name.
+        name: String,
+        /// Set where it is spoken to over TLS.
+        tls: Option<Tls>,
+    },
     /// A directory on this machine.
     File {
         /// The directory; absolute.
         dir: PathBuf,
     },
+}
+
+/// What a database is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    Postgres,
+}
+
+impl Dialect {
+    /// Its scheme.
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+        }
+    }
+
+    const fn port(self) -> u16 {
+        match self {
+            Self::Postgres => 5432,
+        }
+    }
+}
+
+/// Where the server of a database is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DatabaseAt {
+    Tcp(Host),
+    /// A socket on this machine; absolute.
+    Unix(PathBuf),
 }
 
 /// A machine and a port.
@@ -71,6 +114,12 @@ pub struct Host {
     /// A name, an IPv4 address, or an IPv6 address without brackets; in lower case.
     pub name: String,
     pub port: u16,
+}
+
+impl Host {
+    fn is_loopback(&self) -> bool {
+        self.name == "localhost" || self.name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
 }
 
 impl fmt::Display for Host {
@@ -104,7 +153,8 @@ impl Location {
             Self::Tcp { tls, .. }
             | Self::Sentinel { tls, .. }
             | Self::Cluster { tls, .. }
-            | Self::Quorum { tls, .. } => tls.as_ref(),
+            | Self::Quorum { tls, .. }
+            | Self::Database { tls, .. } => tls.as_ref(),
             Self::Unix { .. } | Self::File { .. } => None,
         }
     }
@@ -134,6 +184,13 @@ impl fmt::Display for Location {
             Self::Quorum { nodes, db, tls } => {
                 write!(f, "{}+quorum://{}", scheme(tls), joined(nodes))?;
                 database(f, *db)
+            }
+            Self::Database { dialect, at, name, .. } => {
+                let (scheme, name) = (dialect.scheme(), utf8_percent_encode(name, PLAIN));
+                match at {
+                    DatabaseAt::Tcp(host) => write!(f, "{scheme}://{host}/{name}"),
+                    DatabaseAt::Unix(path) => write!(f, "{scheme}+unix://{}?db={name}", path.display()),
+                }
             }
             Self::File { dir } => write!(f, "file:{}", dir.display()),
         }
@@ -197,7 +254,7 @@ impl Url {
     /// What to show the sentinels, read from its file.
     pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
         let read = |login: &SentinelLogin| {
-            let password = Secret::new(super::password_in(&login.password_file)?);
+            let password = Some(Secret::new(super::password_in(&login.password_file)?));
             Ok(super::Credentials { username: login.username.clone(), password })
         };
         self.sentinel.as_ref().map(read).transpose()
@@ -232,6 +289,8 @@ fn take_apart(text: &str) -> Result<Url, String> {
         "rediss+cluster" => cluster(authority(rest)?, Wire::Tls),
         "redis+quorum" => quorum(authority(rest)?, Wire::Plain),
         "rediss+quorum" => quorum(authority(rest)?, Wire::Tls),
+        "postgres" | "postgresql" => database(authority(rest)?, Dialect::Postgres),
+        "postgres+unix" | "postgresql+unix" => database_socket(authority(rest)?, Dialect::Postgres),
         "file" => file(rest),
         "rediss+unix" => Err(format!("a socket on this machine is spoken to without TLS; {ALLOWED}")),
         "unix" | "redis-socket" => Err(format!("a socket is redis+unix:///SOCKET; {ALLOWED}")),
@@ -242,6 +301,11 @@ fn take_apart(text: &str) -> Result<Url, String> {
         }
         _ => Err(bare(text)),
     }
+}
+
+/// A URL with this user in it, where there was none.
+pub fn with_user(text: &str, user: &str) -> String {
+    text.replacen("//", &format!("//{}@", utf8_percent_encode(user, PLAIN)), 1)
 }
 
 /// The error for what has no scheme.
@@ -350,8 +414,16 @@ struct Parameters {
 }
 
 fn parameters(parts: &Parts<'_>, wire: Wire, sentinels: Sentinels) -> Result<Parameters, String> {
+    parameters_of(parts.parameters(), wire, sentinels)
+}
+
+fn parameters_of<'p>(
+    given: impl Iterator<Item = (&'p str, &'p str)>,
+    wire: Wire,
+    sentinels: Sentinels,
+) -> Result<Parameters, String> {
     let (mut ca, mut cert, mut key, mut username, mut password_file) = (None, None, None, None, None);
-    for (name, text) in parts.parameters() {
+    for (name, text) in given {
         let known = match name {
             "ca" => &mut ca,
             "cert" => &mut cert,
@@ -434,6 +506,65 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
         }
     }
     Ok(url(Location::Unix { path, db }, parts))
+}
+
+/// `postgres://`.
+fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
+    if parts.hosts.contains(',') {
+        return Err(format!("a database is on one host, the primary's; {ALLOWED}"));
+    }
+    let host = parts.host(parts.hosts, dialect.port())?;
+    let name = database_name(parts.path.strip_prefix('/').unwrap_or_default())?;
+    let (mut mode, mut others) = (None, Vec::new());
+    for (parameter, text) in parts.parameters() {
+        match (parameter, text) {
+            ("sslmode", _) if mode.is_some() => return Err("sslmode= is given twice".into()),
+            ("sslmode", "disable") => mode = Some(Wire::Plain),
+            ("sslmode", "verify-full") => mode = Some(Wire::Tls),
+            ("sslmode", _) => {
+                return Err("sslmode= is verify-full or disable: dlock trusts a server that it has verified, or speaks to it \
+                            without TLS"
+                    .into());
+            }
+            other => others.push(other),
+        }
+    }
+    // What does not leave this machine needs no TLS.
+    let wire = mode.unwrap_or(if host.is_loopback() { Wire::Plain } else { Wire::Tls });
+    if wire == Wire::Plain && others.iter().any(|(name, _)| matches!(*name, "ca" | "cert" | "key")) {
+        return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", host.name));
+    }
+    let Parameters { tls, .. } = parameters_of(others.into_iter(), wire, Sentinels::No)?;
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(host), name, tls }, parts))
+}
+
+/// `postgres+unix://`.
+fn database_socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
+    if !parts.hosts.is_empty() {
+        return Err(format!(
+            "a socket has no host: write {}+unix:///SOCKET with three slashes; {ALLOWED}",
+            dialect.scheme()
+        ));
+    }
+    let path = absolute(parts.path)?;
+    let mut name = None;
+    for pair in parts.parameters() {
+        match pair {
+            ("db", text) if name.is_none() => name = Some(database_name(text)?),
+            _ => return Err(format!("after ? only db=DATABASE is known, once; {ALLOWED}")),
+        }
+    }
+    let name = name.ok_or_else(|| format!("the database is missing: ?db=DATABASE; {ALLOWED}"))?;
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Unix(path), name, tls: None }, parts))
+}
+
+fn database_name(text: &str) -> Result<String, String> {
+    match decode(text)? {
+        name if name.is_empty() || name.contains('/') => {
+            Err(format!("the name of a database is missing; {ALLOWED}"))
+        }
+        name => Ok(name),
+    }
 }
 
 /// `file:`.

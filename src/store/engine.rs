@@ -13,6 +13,7 @@
 //! with it ask by themselves soon. So every release wakes one, and every death the one behind. What ends without anybody's
 //! doing, a lease or a min-hold, is met by `next`, as everywhere.
 
+pub mod bounds;
 pub mod queue;
 mod snapshot;
 mod transaction;
@@ -43,6 +44,10 @@ const RARELY: u32 = 8;
 
 /// So long one may be kept waiting who has something else to heed.
 const SOON: Duration = Duration::from_millis(20);
+/// After a conflict it is tried again after a time up to this, twice as much after each further one, and at most that.
+const GIVES_WAY: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(40));
+/// How long it may take to name all locks.
+const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a coordinator does for the engine. The clock by which leases end is its own (I3).
 pub trait Adapter: Clone + Send {
@@ -51,20 +56,31 @@ pub trait Adapter: Clone + Send {
     /// Another life, watched: its end ends a [`Adapter::sleep`].
     type Watch: Send;
 
-    /// To be called before an operation: what was moved meanwhile is found again.
-    fn refresh(&mut self) -> Result<(), Error>;
+    /// To be called before an operation, which is to end by `deadline`: what was moved meanwhile is found again.
+    fn refresh(&mut self, deadline: Moment) -> Result<(), Error>;
 
     /// Whether it answers without asking anybody.
     fn is_at_hand(&self) -> bool {
         false
     }
 
-    /// The records of these locks in order of name, as nobody else changes them before they are written or let go; and the
-    /// time for all of them, read before what holders and waiters have said themselves.
-    fn lock(&self, names: &BTreeSet<String>, deadline: Moment) -> Result<(Vec<Self::Entry>, Time), Error>;
+    /// The records of these locks in order of name, and the time for all of them, read before what holders and waiters have
+    /// said themselves. Nobody else changes them before they are written or let go; or [`Adapter::write`] tells that
+    /// somebody did. `me` is who asks.
+    fn lock(
+        &self,
+        names: &BTreeSet<String>,
+        me: Option<&Token>,
+        deadline: Moment,
+    ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
     /// The records of these locks as they are now, while others may change them.
-    fn look(&self, names: &BTreeSet<String>, whom: CatchUp) -> Result<(Vec<Self::Entry>, Time), Error>;
+    fn look(
+        &self,
+        names: &BTreeSet<String>,
+        me: Option<&Token>,
+        whom: CatchUp,
+    ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
     /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said itself since.
     /// Answers the locks that it waits for.
@@ -76,12 +92,20 @@ pub trait Adapter: Clone + Send {
         now: Time,
     ) -> Result<Vec<String>, Error>;
 
-    /// Writes the records that have changed, and lets go of all. Either nothing is written, or all; if it is killed in
-    /// between, those that come first in order of name.
-    fn write(&self, entries: Vec<(Self::Entry, Changed)>, now: Time) -> Result<(), Error>;
+    /// Writes the records that have changed, lets go of all, and then wakes those. Either nothing is written, or all; if it
+    /// is killed in between, those that come first in order of name.
+    fn write(
+        &self,
+        entries: Vec<(Self::Entry, Changed)>,
+        now: Time,
+        woken: &[Token],
+    ) -> Result<Written, Error>;
 
     /// Lets go of records as they were.
     fn release(&self, entries: Vec<Self::Entry>);
+
+    /// Forgets every connection.
+    fn reset(&mut self) {}
 
     /// The full names of all locks of which something is kept, or what is wrong with what is kept.
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error>;
@@ -111,32 +135,35 @@ pub trait Adapter: Clone + Send {
     /// Whether this process has the life of the token, and another one that has it too has ended it.
     fn was_ended(&self, token: &Token) -> bool;
 
-    /// Says in this process' own place that its token is to be believed until then by [`Adapter::now`]. Whether others can
-    /// hear it; what they read afterwards they judge by a clock that they have read before.
-    fn say(&self, token: &Token, until: Duration) -> bool;
+    /// Says in this process' own place that the lease of its token ends then by [`Adapter::now`]. Whether others can hear
+    /// it; what they read afterwards they judge by a clock that they have read before.
+    fn say_lease(&self, token: &Token, until: Duration) -> bool;
+
+    /// Says in the same way that a waiter for these locks is not silent until then. Whether that is all there is to say: it
+    /// still waits, and others can hear it.
+    fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool;
 
     /// Whether the owner of a token lives.
     fn liveness(&self, token: &Token) -> Liveness<Self::Watch>;
 
-    /// Wakes the owner of a life.
-    fn wake(&self, watch: &Self::Watch);
-
     /// Forgets a dead one of whom no record tells any more.
     fn forget(&self, token: &Token);
 
-    /// Sleeps until the owner of `token` is woken or one of the others ends, at the most for `limit`: then it answers
-    /// false.
+    /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the others ends, at the most for
+    /// `limit`: then it answers false. The more are `ahead`, the later it may notice where nothing wakes it.
     fn sleep<'a>(
         &self,
+        names: &Names,
         token: &Token,
+        ahead: u64,
         others: impl Iterator<Item = &'a Self::Watch>,
         limit: Duration,
     ) -> Result<bool, Error>
     where
         Self::Watch: 'a;
 
-    /// What hears when the owner of `token` is woken.
-    fn subscribe(&self, token: &Token) -> Box<dyn Subscription>;
+    /// What hears when the owner of `token`, which holds these locks or looks on, is woken.
+    fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
 }
 
 /// What is kept of one lock.
@@ -175,6 +202,15 @@ pub enum CatchUp {
     All,
 }
 
+/// What became of the records that were to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// They are.
+    Yes,
+    /// Nothing was: somebody else has changed one of them since it was read.
+    Conflict,
+}
+
 /// Whether a record has to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changed {
@@ -204,6 +240,8 @@ pub struct Engine<A: Adapter> {
     lease: Option<Duration>,
     /// It waits, and last made itself heard then.
     heard: Option<Duration>,
+    /// How many were before it then.
+    ahead: u64,
     /// It was woken since: there is something to change, and no use in only looking first.
     is_woken: bool,
     watched: Watched<A::Watch>,
@@ -234,7 +272,8 @@ impl<A: Adapter> Clone for Engine<A> {
 impl<A: Adapter> Engine<A> {
     /// A store over this adapter.
     pub(super) fn new(adapter: A) -> Self {
-        Self { adapter, lease: None, heard: None, is_woken: false, watched: Watched::default() }
+        let watched = Watched::default();
+        Self { adapter, lease: None, heard: None, is_woken: false, ahead: 0, watched }
     }
 
     /// One operation of the law on behalf of `me`. It is applied again where it turned out to need more.
@@ -246,9 +285,9 @@ impl<A: Adapter> Engine<A> {
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, A>) -> R,
     ) -> Result<R, Error> {
-        let (mut related, mut front) = (BTreeSet::new(), FRONT);
+        let (mut related, mut front, mut conflicts) = (BTreeSet::new(), FRONT, 0);
         loop {
-            let mut transaction = Transaction::open(&self.adapter, names, &related, deadline)?;
+            let mut transaction = Transaction::open(&self.adapter, names, &related, me, deadline)?;
             transaction.reveal(front, me, look)?;
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
@@ -256,8 +295,12 @@ impl<A: Adapter> Engine<A> {
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
             if missing.is_empty() && !is_short {
-                transaction.commit(me)?;
-                return Ok(answer);
+                if transaction.commit(me)? == Written::Yes {
+                    return Ok(answer);
+                }
+                conflicts += 1;
+                give_way(conflicts, deadline)?;
+                continue;
             }
             transaction.abort();
             related.extend(missing);
@@ -275,7 +318,7 @@ impl<A: Adapter> Engine<A> {
         look: Look,
         operation: impl Fn(&mut Transaction<'_, A>) -> R,
     ) -> Result<Option<R>, Error> {
-        let mut transaction = Transaction::look(&self.adapter, names)?;
+        let mut transaction = Transaction::look(&self.adapter, names, Some(me))?;
         // What is being changed meanwhile may look damaged.
         let shown = transaction.reveal(1, Some(me), look).and_then(|()| transaction.reap(Some(me), look));
         let answer = operation(&mut transaction);
@@ -309,16 +352,16 @@ impl<A: Adapter> Engine<A> {
 
     /// Makes a waiter heard in its own place, and answers when it was; nothing if nobody can hear it there, or if it was
     /// not heard of for so long that the law has to see it.
-    fn beat(&self, token: &Token) -> Option<Duration> {
+    fn beat(&self, names: &Names, token: &Token) -> Option<Duration> {
         let now = self.adapter.now();
         let is_late = self.heard.is_none_or(|heard| now > heard + ABSENCE);
-        (!is_late && self.adapter.say(token, now + SILENCE)).then_some(now)
+        (!is_late && self.adapter.say_heard(names, token, now + SILENCE)).then_some(now)
     }
 
     /// Its lease ends then, whatever it has said before: as a waiter, or of a longer one.
     fn hold_until(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
-            self.adapter.say(token, end);
+            self.adapter.say_lease(token, end);
         }
         self.lease = Some(end);
     }
@@ -332,10 +375,10 @@ impl<A: Adapter> Engine<A> {
         let now = self.adapter.now();
         let until = now + ttl;
         // A lease that is over is not made again by what its holder says.
-        if now >= end || until < end || !self.adapter.say(token, until) || self.adapter.now() >= end {
+        if now >= end || until < end || !self.adapter.say_lease(token, until) || self.adapter.now() >= end {
             return Ok(None);
         }
-        let mut transaction = Transaction::look(&self.adapter, names)?;
+        let mut transaction = Transaction::look(&self.adapter, names, Some(token))?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
             record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
@@ -359,7 +402,7 @@ impl<A: Adapter> Engine<A> {
     ) -> Result<(Vec<A::Entry>, Time), Error> {
         let names = names.iter().map(|name| name.as_str().to_owned()).collect();
         let versions = |entries: &[A::Entry]| entries.iter().map(Entry::version).collect::<Vec<_>>();
-        let mut looked = self.adapter.look(&names, CatchUp::All)?;
+        let mut looked = self.adapter.look(&names, whom, CatchUp::All)?;
         loop {
             let (mut entries, now) = looked;
             let before = versions(&entries);
@@ -374,7 +417,7 @@ impl<A: Adapter> Engine<A> {
                 dead.extend(named.into_iter().filter(is_dead));
             }
             if (!dead.is_empty() || shown.is_err()) && !deadline.passed() {
-                looked = self.adapter.look(&names, CatchUp::All)?;
+                looked = self.adapter.look(&names, whom, CatchUp::All)?;
                 if versions(&looked.0) != before {
                     continue;
                 }
@@ -405,6 +448,19 @@ impl<A: Adapter> Engine<A> {
     }
 }
 
+/// Pauses after so many conflicts, some longer than others, or gives up.
+fn give_way(conflicts: u32, deadline: Moment) -> Result<(), Error> {
+    let (first, longest) = GIVES_WAY;
+    let most = first.saturating_mul(1 << conflicts.min(10)).min(longest);
+    let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
+    let pause = most.mul_f64(chance);
+    if deadline.left() <= pause {
+        return Err(Error::Unavailable("others have changed the lock each time before this could".into()));
+    }
+    std::thread::sleep(pause);
+    Ok(())
+}
+
 /// Who holds a lock or waits for it, but for what a min-hold keeps.
 fn named(record: &Record) -> Vec<Token> {
     let holders = record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling);
@@ -419,14 +475,14 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         self.transact(names, Some(token), Look::Heads, deadline, |transaction| transaction.untrack(token))?;
         self.end_life(token);
         Ok(())
     }
 
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         let token = &ask.token;
         let began = self.adapter.now();
         let was_woken = std::mem::take(&mut self.is_woken);
@@ -454,7 +510,7 @@ impl<A: Adapter> Store for Engine<A> {
         };
         let idle = if waits { self.transact_idly(names, token, look, operation)? } else { None };
         let (mut answer, whom, is_named) = match idle {
-            Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(token).is_some() => answer,
+            Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token).is_some() => answer,
             _ => self.transact(names, Some(token), look, deadline, operation)?,
         };
         match &mut answer {
@@ -463,7 +519,7 @@ impl<A: Adapter> Store for Engine<A> {
                     let rarely = u32::try_from(waiting.ahead / CROWD).unwrap_or(RARELY);
                     waiting.next = HEARTBEAT * (1 + rarely).min(RARELY);
                 }
-                self.heard = Some(self.adapter.now());
+                (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
                 self.watch_lives(whom);
             }
             Acquired::Granted(_) => {
@@ -496,7 +552,7 @@ impl<A: Adapter> Store for Engine<A> {
         ttl: Duration,
         deadline: Moment,
     ) -> Result<Renewal, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         if let Some(renewal) = self.renew_alone(names, token, ttl)? {
             return Ok(renewal);
         }
@@ -514,7 +570,7 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         self.adapter.give_up(token);
         let left = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
             transaction.table.leave(transaction.now, names, token, end)
@@ -524,7 +580,7 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         let (entries, now) = self.read(names, Some(token), deadline)?;
         let records =
             entries.into_iter().map(|mut entry| (entry.name().into(), std::mem::take(entry.record())));
@@ -538,12 +594,14 @@ impl<A: Adapter> Store for Engine<A> {
         who: &Owner,
         deadline: Moment,
     ) -> Result<Requested, Error> {
+        self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
             transaction.table.request(transaction.now, name, fence, who)
         })
     }
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
+        self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), Some(token), Look::Heads, deadline, |transaction| {
             transaction.track(token, Duration::ZERO);
             transaction.table.watch(transaction.now, name, token);
@@ -551,31 +609,37 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
-    fn subscribe(&mut self, _: &[Name], token: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
-        Ok(self.adapter.subscribe(token))
+    fn subscribe(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn Subscription>, Error> {
+        Ok(self.adapter.subscribe(names, token, listener))
     }
 
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Heads, deadline, |transaction| {
             transaction.table.forget_success(transaction.now, name)
         })
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
+        self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
             transaction.table.revoke(transaction.now, name, revoke)
         })
     }
 
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         let (mut entries, now) = self.read(&name.clone().into(), None, deadline)?;
         Ok(view(name, now, &mut entries[0]))
     }
 
     fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(Moment::now().after(LISTED_WITHIN))?;
         let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
         for full in self.adapter.names()? {
             let full = match full {
@@ -593,19 +657,20 @@ impl<A: Adapter> Store for Engine<A> {
         Ok(Found { names: names.into_values().collect(), missing })
     }
 
-    fn sleep(&mut self, _: &Names, token: &Token, until: Moment) -> Result<(), Error> {
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
         if self.watched.has_ended {
             return Ok(());
         }
         loop {
             let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
             let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
-            let is_woken = self.adapter.sleep(token, self.watched.lives.values(), next.left())?;
+            let others = self.watched.lives.values();
+            let is_woken = self.adapter.sleep(names, token, self.ahead, others, next.left())?;
             if is_woken || until.passed() || next == until {
                 self.is_woken = is_woken;
                 return Ok(());
             }
-            self.heard = self.beat(token);
+            self.heard = self.beat(names, token);
             if self.heard.is_none() {
                 return Ok(());
             }
@@ -613,6 +678,7 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn reset(&mut self) {
+        self.adapter.reset();
         self.watched = Watched::default();
     }
 }

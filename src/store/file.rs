@@ -21,10 +21,10 @@ mod tests;
 
 use crate::clock::Moment;
 use crate::law::{LoggedEnd, Record, Time};
-use crate::lock::Token;
+use crate::lock::{Name, Names, Token};
 use crate::store::engine::queue::Queue;
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Entry, Liveness, Tracked};
-use crate::store::{Error, Subscription};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Entry, Liveness, Tracked, Written};
+use crate::store::{Error, Listener, Subscription};
 use boot::Boot;
 use directory::{Directory, FileName, FileRole};
 use liveness::{LifeFile, Watch, liveness};
@@ -200,7 +200,7 @@ impl Adapter for Files {
     type Watch = Watch;
 
     /// Follows the path to another directory, if it leads to one: there is where the others are.
-    fn refresh(&mut self) -> Result<(), Error> {
+    fn refresh(&mut self, _: Moment) -> Result<(), Error> {
         if let Some(directory) = self.directory.successor()? {
             self.directory = Arc::new(directory);
         }
@@ -211,13 +211,23 @@ impl Adapter for Files {
         true
     }
 
-    fn lock(&self, names: &BTreeSet<String>, deadline: Moment) -> Result<(Vec<FileEntry>, Time), Error> {
+    fn lock(
+        &self,
+        names: &BTreeSet<String>,
+        _: Option<&Token>,
+        deadline: Moment,
+    ) -> Result<(Vec<FileEntry>, Time), Error> {
         let lock = |name: &String| self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?));
         let entries = names.iter().map(lock).collect::<Result<_, Error>>()?;
         Ok(self.at_one_time(entries, CatchUp::Due))
     }
 
-    fn look(&self, names: &BTreeSet<String>, whom: CatchUp) -> Result<(Vec<FileEntry>, Time), Error> {
+    fn look(
+        &self,
+        names: &BTreeSet<String>,
+        _: Option<&Token>,
+        whom: CatchUp,
+    ) -> Result<(Vec<FileEntry>, Time), Error> {
         let entries = names.iter().map(|name| self.read(name, None)).collect::<Result<_, _>>()?;
         Ok(self.at_one_time(entries, whom))
     }
@@ -232,10 +242,22 @@ impl Adapter for Files {
         entry.record.show(waiter, record, &self.directory, &self.boot, now)
     }
 
-    fn write(&self, mut entries: Vec<(FileEntry, Changed)>, now: Time) -> Result<(), Error> {
+    /// Wakes after all was let go: whoever is woken asks for it at once.
+    fn write(
+        &self,
+        mut entries: Vec<(FileEntry, Changed)>,
+        now: Time,
+        woken: &[Token],
+    ) -> Result<Written, Error> {
         let written = self.place(&mut entries, now);
         self.release(entries.into_iter().map(|(entry, _)| entry).collect());
-        written
+        written?;
+        for token in woken {
+            if let Liveness::Alive(watch) = self.liveness(token) {
+                watch.wake(&self.directory);
+            }
+        }
+        Ok(Written::Yes)
     }
 
     /// A mutex goes with its record, and so does that of a lock of which nothing was kept. If it cannot be removed, a
@@ -296,16 +318,16 @@ impl Adapter for Files {
         self.life_of(token).is_some_and(|life| !life.has_name())
     }
 
-    fn say(&self, token: &Token, until: Duration) -> bool {
+    fn say_lease(&self, token: &Token, until: Duration) -> bool {
         self.life_of(token).is_some_and(|life| life.say(until))
+    }
+
+    fn say_heard(&self, _: &Names, token: &Token, until: Duration) -> bool {
+        self.say_lease(token, until)
     }
 
     fn liveness(&self, token: &Token) -> Liveness<Watch> {
         liveness(&self.directory, token)
-    }
-
-    fn wake(&self, watch: &Watch) {
-        watch.wake(&self.directory);
     }
 
     fn forget(&self, token: &Token) {
@@ -314,7 +336,9 @@ impl Adapter for Files {
 
     fn sleep<'a>(
         &self,
+        _: &Names,
         token: &Token,
+        _: u64,
         others: impl Iterator<Item = &'a Watch>,
         limit: Duration,
     ) -> Result<bool, Error> {
@@ -322,7 +346,7 @@ impl Adapter for Files {
         liveness::sleep(mine, others, limit).map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 
-    fn subscribe(&self, token: &Token) -> Box<dyn Subscription> {
+    fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
         Box::new(Hearing { life: self.life_of(token).cloned(), directory: Arc::clone(&self.directory) })
     }
 }

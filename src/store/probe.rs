@@ -18,6 +18,45 @@ pub enum Survey {
     /// Redis servers that do not know of each other, of which a majority holds locks.
     Masters(Vec<Node>),
     Directory(Directory),
+    /// A database; or why it said nothing.
+    Database(Result<Database, Error>),
+}
+
+/// A database, and how it behaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Database {
+    /// How long each of up to 50 requests took, the fastest first; at least one.
+    pub round_trips: Vec<Duration>,
+    /// Its clock against this machine's.
+    pub clock: Option<Offset>,
+    /// What it calls itself, and its version.
+    pub version: String,
+    /// Whether it takes writes.
+    pub role: Role,
+    /// What is set so that a crash of the server may take back what it said was done.
+    pub forgets_by: Vec<String>,
+    /// Whether a lock was taken and removed in its tables.
+    pub tried: Result<Tried, Error>,
+    /// Whether a waiter is woken, or has to look again and again.
+    pub bell: Bell,
+}
+
+/// What was tried with the tables of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tried {
+    /// A lock was taken and removed.
+    Done,
+    /// There are no tables.
+    NoTables,
+}
+
+/// How a waiter learns that it was granted its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bell {
+    /// It is woken.
+    Heard,
+    /// It looks.
+    Unheard,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

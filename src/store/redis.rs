@@ -43,7 +43,7 @@ pub(super) mod script;
 mod sentinel;
 mod subscription;
 mod target;
-mod tls;
+pub(in crate::store) mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const POP_SECONDS: u64 = 30;

@@ -134,7 +134,7 @@ fn ahead(at: usize) -> Vec<(&'static str, OsString)> {
 }
 
 /// The library behind `steered_clock.c`.
-fn steered_clock() -> &'static Path {
+pub fn steered_clock() -> &'static Path {
     static BUILT: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (library, _) = BUILT.get_or_init(|| {
         let home = tempfile::tempdir().expect("a directory");

@@ -3,6 +3,8 @@
 
 use super::certificates::Authority;
 use super::dlock::Dlock;
+#[cfg(feature = "postgres")]
+use super::postgres::{Database, Postgres};
 use super::proc;
 use super::redis::Redis;
 use super::wait::{wait_for, wait_until};
@@ -23,6 +25,8 @@ use tempfile::TempDir;
 pub enum Backend {
     Redis,
     File,
+    #[cfg(feature = "postgres")]
+    Postgres,
 }
 
 /// Runs each scenario, a `fn(Backend)`, on every store.
@@ -34,6 +38,10 @@ macro_rules! on_every_store {
         mod on_file {
             $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
         }
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Postgres); })+
+        }
     };
 }
 pub(crate) use on_every_store;
@@ -42,6 +50,8 @@ pub(crate) use on_every_store;
 pub struct World {
     // Before the directory: fields are dropped in order, and the server lives in the directory.
     redis: Option<Redis>,
+    #[cfg(feature = "postgres")]
+    database: Option<Database>,
     elsewhere: Option<String>,
     home: TempDir,
 }
@@ -52,13 +62,18 @@ impl World {
         match backend {
             Backend::Redis => Self::with_redis(&[]),
             Backend::File => Self::without_redis(),
+            #[cfg(feature = "postgres")]
+            Backend::Postgres => Self::with_postgres(),
         }
     }
 
     /// A world with a redis-server that was given further options.
     pub fn with_redis(options: &[&str]) -> Self {
         let home = new_home();
-        Self { redis: Some(Redis::start(home.path(), options)), elsewhere: None, home }
+        let redis = Redis::start(home.path(), options);
+        let mut world = Self::at(home);
+        world.redis = Some(redis);
+        world
     }
 
     /// A world with a redis-server that speaks TLS only: it has a certificate of `authority`, whose own is `ca.pem`,
@@ -67,14 +82,43 @@ impl World {
         let home = new_home();
         let mut all = certify(authority, home.path());
         all.extend(options);
-        Self { redis: Some(Redis::start(home.path(), &all)), elsewhere: None, home }
+        let redis = Redis::start(home.path(), &all);
+        let mut world = Self::at(home);
+        world.redis = Some(redis);
+        world
     }
 
     /// A world whose store is a directory.
     pub fn without_redis() -> Self {
         let home = new_home();
         fs::create_dir(home.path().join("locks")).expect("a directory for the file store");
-        Self { redis: None, elsewhere: None, home }
+        Self::at(home)
+    }
+
+    /// A world with a database on the server that all share.
+    #[cfg(feature = "postgres")]
+    pub fn with_postgres() -> Self {
+        let database = Postgres::shared().database();
+        let url = Postgres::shared().url(database.name());
+        let mut world = Self::at(new_home());
+        (world.database, world.elsewhere) = (Some(database), Some(url));
+        world
+    }
+
+    /// The database, and the server that it is on.
+    #[cfg(feature = "postgres")]
+    pub fn database(&self) -> &str {
+        self.database.as_ref().expect("this scenario is PostgreSQL's").name()
+    }
+
+    fn at(home: TempDir) -> Self {
+        Self {
+            redis: None,
+            #[cfg(feature = "postgres")]
+            database: None,
+            elsewhere: None,
+            home,
+        }
     }
 
     /// The redis-server.
@@ -99,6 +143,11 @@ impl World {
             (None, Some(redis)) => redis.url(),
             (None, None) => format!("file:{}", self.path("locks").display()),
         }
+    }
+
+    /// The store as messages name it, without a user.
+    pub fn shown(&self) -> String {
+        self.url().replace("//app@", "//")
     }
 
     /// A path in the test's directory.
@@ -263,7 +312,7 @@ fn new_home() -> TempDir {
 
 /// The directory of this run of the suite. A watchdog notices when the test process is gone, however it went, and
 /// kills what it left behind: everything that has this directory in its environment.
-fn suite_home() -> &'static Path {
+pub fn suite_home() -> &'static Path {
     static HOME: OnceLock<(PathBuf, Child)> = OnceLock::new();
     let (home, _) = HOME.get_or_init(|| {
         let home = tempfile::Builder::new().prefix("dlock-suite-").tempdir().expect("a directory").keep();

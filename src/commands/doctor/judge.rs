@@ -5,7 +5,9 @@ use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
-use crate::store::probe::{Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Survey};
+use crate::store::probe::{
+    Bell, Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Survey, Tried,
+};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,6 +60,8 @@ pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
         }
         Survey::Masters(nodes) => findings.extend(quorum::of_masters(nodes, settings)),
         Survey::Directory(directory) => findings.extend(of_directory(directory)),
+        Survey::Database(Ok(database)) => findings.extend(of_database(database, settings)),
+        Survey::Database(Err(error)) => findings.push(unreachable(error)),
     }
     findings
 }
@@ -341,6 +345,45 @@ fn of_failover(after: Duration, settings: &Settings) -> Finding {
         );
     }
     ok("failover", found)
+}
+
+fn of_database(database: &Database, settings: &Settings) -> Vec<Finding> {
+    let mut findings = vec![
+        ok("reachable", "yes"),
+        of_round_trips(&database.round_trips, settings),
+        ok("version", database.version.clone()),
+        match database.role {
+            Role::Master => ok("role", "it takes writes"),
+            Role::Replica => bad("role", "a read-only standby", "name the primary"),
+        },
+    ];
+    findings.extend(database.clock.map(|clock| of_clock(clock, "fences after a failover")));
+    findings.push(match database.forgets_by.join(" and ") {
+        by if by.is_empty() => ok("persistence", "what it said is done outlasts a crash of the server"),
+        by => warn(
+            "persistence",
+            format!("{by}: a crash of the server forgets the last locks while their jobs run"),
+            "leave these on for the user of dlock",
+        ),
+    });
+    findings.push(match &database.tried {
+        Ok(Tried::Done) => ok("rights", "all that locks need, tried with a lock that is gone"),
+        Ok(Tried::NoTables) => warn(
+            "rights",
+            "there are no tables yet, so nothing was tried; the first run makes them, if it may",
+            "run something there once; if its user may make no tables, the message has the statements",
+        ),
+        Err(error) => bad("rights", error.to_string(), "docs/stores.md has the tables and the rights"),
+    });
+    findings.push(match database.bell {
+        Bell::Heard => ok("wake-up", "a waiter is woken when it is its turn"),
+        Bell::Unheard => warn(
+            "wake-up",
+            "a waiter is not woken, but has to look: a pooler stands in between, or the database has nothing to wake it with",
+            "connect to the server itself where locks are waited for much",
+        ),
+    });
+    findings
 }
 
 fn of_directory(directory: &Directory) -> Vec<Finding> {

@@ -35,6 +35,47 @@ fn places() -> Result<(), String> {
 }
 
 #[test]
+fn databases() -> Result<(), String> {
+    let database =
+        |at, name: &str, tls| Location::Database { dialect: Dialect::Postgres, at, name: name.into(), tls };
+    let over_tcp = |host: &str, port| DatabaseAt::Tcp(at(host, port));
+    let ca = Some(Tls { ca: Some("/f".into()), client: None });
+    for (text, place, shown) in [
+        (
+            "postgres://u@h/ops",
+            database(over_tcp("h", 5432), "ops", Some(Tls::default())),
+            "postgres://h:5432/ops",
+        ),
+        (
+            "postgresql://u@h:7/a%20b?sslmode=disable",
+            database(over_tcp("h", 7), "a b", None),
+            "postgres://h:7/a%20b",
+        ),
+        (
+            "postgres://u@127.0.0.1/d",
+            database(over_tcp("127.0.0.1", 5432), "d", None),
+            "postgres://127.0.0.1:5432/d",
+        ),
+        (
+            "postgres://u@localhost/d?ca=/f&sslmode=verify-full",
+            database(over_tcp("localhost", 5432), "d", ca),
+            "postgres://localhost:5432/d",
+        ),
+        (
+            "postgres+unix://u@/run/s?db=d",
+            database(DatabaseAt::Unix("/run/s".into()), "d", None),
+            "postgres+unix:///run/s?db=d",
+        ),
+    ] {
+        let url = parse(text)?;
+        assert_eq!((&url.place, url.username.as_deref()), (&place, Some("u")), "{text}");
+        assert_eq!(url.place.to_string(), shown);
+        assert_eq!(parse(&with_user(&url.text, "a@b"))?.username.as_deref(), Some("a@b"));
+    }
+    Ok(())
+}
+
+#[test]
 fn credentials() -> Result<(), String> {
     for (text, user, password) in [
         ("redis://h", None, None),

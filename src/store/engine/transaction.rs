@@ -30,7 +30,7 @@
 
 use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
-use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked};
+use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
 use crate::law::{Hold, Lock, LockTable, Phase, Record, Time, Waiter, millis};
 use crate::lock::{Mode, Names, Token};
@@ -86,17 +86,18 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         adapter: &'a A,
         names: &Names,
         related: &BTreeSet<String>,
+        me: Option<&Token>,
         deadline: Moment,
     ) -> Result<Self, Error> {
         let asked = full(names);
-        let (entries, now) = adapter.lock(&asked.union(related).cloned().collect(), deadline)?;
+        let (entries, now) = adapter.lock(&asked.union(related).cloned().collect(), me, deadline)?;
         Ok(Self { is_locked: true, ..Self::with(adapter, asked, entries, now) })
     }
 
     /// Reads the records of these locks, as they are now, to see what an operation would do.
-    pub fn look(adapter: &'a A, names: &Names) -> Result<Self, Error> {
+    pub fn look(adapter: &'a A, names: &Names, me: Option<&Token>) -> Result<Self, Error> {
         let asked = full(names);
-        let (entries, now) = adapter.look(&asked, CatchUp::Due)?;
+        let (entries, now) = adapter.look(&asked, me, CatchUp::Due)?;
         Ok(Self::with(adapter, asked, entries, now))
     }
 
@@ -354,7 +355,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     }
 
     /// Writes what changed, lets go, and wakes.
-    pub fn commit(mut self, me: Option<&Token>) -> Result<(), Error> {
+    pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.whom_to_wake(me);
         let mut entries = Vec::with_capacity(self.opened.len());
         for Opened { mut entry, was, .. } in self.opened {
@@ -363,16 +364,13 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             *entry.record() = record;
             entries.push((entry, changed));
         }
-        self.adapter.write(entries, self.now)?;
-        // After all was let go: whoever is woken asks for it at once. If the lock went to a dead one behind those looked
-        // at, whoever is behind that watches it and asks by itself.
-        for token in woken {
-            if let Liveness::Alive(watch) = self.adapter.liveness(&token) {
-                self.adapter.wake(&watch);
-            }
+        // Who is woken asks for it at once. If the lock went to a dead one behind those looked at, whoever is behind that
+        // watches it and asks by itself.
+        let written = self.adapter.write(entries, self.now, &woken)?;
+        if written == Written::Yes {
+            self.dead.iter().for_each(|token| self.adapter.forget(token));
         }
-        self.dead.iter().for_each(|token| self.adapter.forget(token));
-        Ok(())
+        Ok(written)
     }
 
     /// Whoever was granted a lock and does not know it yet, was asked to end, or looks on. And each head that is another

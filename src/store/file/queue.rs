@@ -7,8 +7,8 @@
 use crate::law::{Record, Time};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::engine::Tracked;
+use crate::store::engine::bounds::NUMBER_MOST;
 use crate::store::engine::queue::{Changes, Note, Place, Queue, TOKEN, Waiting};
-use crate::store::file::record::NUMBER_MOST;
 use std::collections::BTreeMap;
 
 /// The length of a line.

@@ -17,8 +17,9 @@ use crate::law::{
     ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time,
 };
 use crate::law::{millis, stat::Stat};
-use crate::lock::{SLOTS_MAX, Token};
+use crate::lock::Token;
 use crate::store::Error;
+use crate::store::engine::bounds::{self, check_number};
 use crate::store::engine::queue::{Queue, Waiting};
 use crate::store::engine::{CatchUp, Tracked};
 use crate::store::file::boot::{Boot, micros};
@@ -35,8 +36,6 @@ use std::time::Duration;
 
 /// One exclusive holder; one that is replaced by each change; one that has its waiters in it.
 const FORMER_FORMATS: [u32; 3] = [1, 2, 3];
-/// No time and no fence is greater: what is added to them does not overflow.
-pub(super) const NUMBER_MOST: u64 = 1 << 60;
 
 /// All that is kept of one lock.
 #[derive(Debug, Serialize, Deserialize)]
@@ -192,42 +191,11 @@ impl RecordFile {
         Some(kept)
     }
 
-    /// Whether it is what a dlock would write. (Texts are bounded by their types.)
+    /// Whether it is what a dlock would write.
     fn check(&self) -> Result<(), &'static str> {
-        let most = |number: u64| if number > NUMBER_MOST { Err("a number is too great") } else { Ok(()) };
-        let token = |token: &Token| Token::parse(token.secret()).map(drop).map_err(|_| "a token is none");
-        most(self.offset)?;
-        most(self.used.0)?;
-        let record = &self.record;
-        most(record.fence)?;
-        match &record.lock {
-            Lock::Free | Lock::Foreign { until: None } => {}
-            Lock::Exclusive { until, .. }
-            | Lock::Shared { until }
-            | Lock::Slots { until, .. }
-            | Lock::Cooling { until }
-            | Lock::Revoked { until }
-            | Lock::Foreign { until: Some(until) } => most(until.0)?,
-        }
-        if matches!(record.lock, Lock::Slots { slots, .. } if slots > SLOTS_MAX) {
-            return Err("it has too many slots");
-        }
-        for (of, hold) in &record.holds {
-            token(of)?;
-            for number in [hold.fence, hold.since.0, hold.until.0, hold.cool.0, hold.waited] {
-                most(number)?;
-            }
-        }
-        if !record.waiters.is_empty() || !record.queue.is_empty() {
-            return Err("waiters stand in the record itself");
-        }
-        if let Some(success) = &record.success {
-            most(success.since.max(success.ended).max(success.fence.0))?;
-        }
-        for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
-            most(until.0)?;
-        }
-        Ok(())
+        check_number(self.offset)?;
+        check_number(self.used.0)?;
+        bounds::check(&self.record)
     }
 
     /// What holders and waiters have said since in their own files: how long they are to be believed. Looked at are those

@@ -315,7 +315,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
             Access::Change => start.get(..Header::LENGTH).unwrap_or_default().to_vec(),
             Access::Look => head()?,
         };
-        let is_same = || Ok(access == Access::Change || head()? == seen);
+        let is_same = || Ok::<_, Error>(access == Access::Change || head()? == seen);
         let Some(header) = Header::parse(&seen) else {
             // One that is just being written may be read in part.
             if is_same()? {

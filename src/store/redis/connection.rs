@@ -19,9 +19,9 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use streams::{Bounded, Channel, Inbox, Stream};
 
-mod dial;
+pub(in crate::store) mod dial;
 mod resp;
-mod streams;
+pub(in crate::store) mod streams;
 
 /// Error replies that tell the caller what to do next; they come as values.
 const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];

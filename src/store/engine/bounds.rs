@@ -1,0 +1,45 @@
+//! Is a record what a dlock would have written? Somebody else may write where an adapter reads. (Texts and tokens are bounded by
+//! their types.)
+
+use crate::law::{Lock, Record};
+use crate::lock::SLOTS_MAX;
+
+/// No time and no fence is greater: what is added to them does not overflow.
+pub const NUMBER_MOST: u64 = 1 << 60;
+
+/// Whether a number is one of dlock's.
+pub fn check_number(number: u64) -> Result<(), &'static str> {
+    if number > NUMBER_MOST { Err("a number is too great") } else { Ok(()) }
+}
+
+/// Whether a record is; without those who wait, who are kept beside it.
+pub fn check(record: &Record) -> Result<(), &'static str> {
+    check_number(record.fence)?;
+    match &record.lock {
+        Lock::Free | Lock::Foreign { until: None } => {}
+        Lock::Exclusive { until, .. }
+        | Lock::Shared { until }
+        | Lock::Slots { until, .. }
+        | Lock::Cooling { until }
+        | Lock::Revoked { until }
+        | Lock::Foreign { until: Some(until) } => check_number(until.0)?,
+    }
+    if matches!(record.lock, Lock::Slots { slots, .. } if slots > SLOTS_MAX) {
+        return Err("it has too many slots");
+    }
+    for hold in record.holds.values() {
+        for number in [hold.fence, hold.since.0, hold.until.0, hold.cool.0, hold.waited] {
+            check_number(number)?;
+        }
+    }
+    if !record.waiters.is_empty() || !record.queue.is_empty() {
+        return Err("waiters stand in the record itself");
+    }
+    if let Some(success) = &record.success {
+        check_number(success.since.max(success.ended).max(success.fence.0))?;
+    }
+    for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
+        check_number(until.0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,583 @@
+//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who
+//! wait for it, and one for each of its last ends. What is done with them is the engine's affair; here is what a database does
+//! for it, whichever it is. What they do in different words is told in [`postgres`] and [`mysql`].
+//!
+//! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
+//! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
+//! if one has, nothing is written and the engine begins again. So a request that arrives late changes nothing, and one whose
+//! answer was lost may be sent again.
+//!
+//! *The lease is in the record*, and the clock of the server decides. It is read before the records are and before anything
+//! is written: a pause makes the own lease shorter, and those of others look longer. A connection that breaks says nothing
+//! about anybody, so nobody's life is watched, and a holder renews in the record itself: what a judge read is what he
+//! changes, or he changes nothing.
+//!
+//! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
+//! nobody heard costs no more than the time to the next heartbeat.
+
+#[cfg(feature = "postgres")]
+mod postgres;
+mod probe;
+mod row;
+mod statement;
+
+use crate::clock::Moment;
+use crate::law::{Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::lock::{Name, Names, Token};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Tracked, Written};
+use crate::store::redis::{Address, Tls};
+use crate::store::{Error, Listener, Subscription};
+use row::{Found, LockRow};
+use statement::{Change, Question};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// How many broken connections one exchange may meet.
+const BROKEN_MOST: u32 = 8;
+/// Where no bell is heard, who is next looks this often whether it was granted the lock.
+const POLL: Duration = Duration::from_millis(25);
+/// And nobody more rarely than this.
+const POLL_LONGEST: Duration = Duration::from_secs(1);
+/// How long nothing is heard after a subscription failed, and how often one who looks on looks where no bell is heard.
+const BACKOFF: Duration = Duration::from_secs(1);
+/// Of so many steps one removes what is too old to keep.
+const TIDIES_EVERY: u32 = 512;
+
+/// Which database, and how to get into it.
+#[derive(Clone)]
+pub struct Target {
+    pub address: Address,
+    pub user: String,
+    pub password: Option<String>,
+    pub database: String,
+    /// Set where it is spoken to over TLS.
+    pub tls: Option<Tls>,
+    /// How messages name the store.
+    pub shown: String,
+    pub connect_timeout: Duration,
+    pub op_timeout: Duration,
+}
+
+/// A kind of database.
+trait Database: Send + Sync {
+    fn target(&self) -> &Target;
+
+    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error>;
+
+    /// The words in which it is asked.
+    fn grammar(&self) -> &dyn statement::Grammar;
+}
+
+/// One connection.
+trait Link: Send {
+    /// Sends the statements together, and answers what each of them did. An error of one does not keep the others from being
+    /// done; the first is told.
+    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
+
+    /// Sleeps until a bell rings that was asked for, or until then (false).
+    fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
+
+    /// Whether a bell rings on it: there is nobody in between who lends the connection to others. `process` is who answers.
+    fn has_bell(&self, process: u64) -> bool;
+}
+
+/// What a statement did.
+#[derive(Debug, Default)]
+struct Answer {
+    rows: Vec<Vec<Option<Vec<u8>>>>,
+    /// How many rows it changed.
+    changed: u64,
+}
+
+/// What went wrong in an exchange.
+#[derive(Debug)]
+enum Failure {
+    /// The connection is of no use any more. It may be worth trying another one at once.
+    Broken(Error),
+    /// There was no answer in time.
+    Silent(Error),
+    /// There are no tables.
+    NoTables(Error),
+    /// Somebody else was quicker.
+    Conflict,
+    Refused(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Broken(error)
+            | Failure::Silent(error)
+            | Failure::NoTables(error)
+            | Failure::Refused(error) => error,
+            Failure::Conflict => Self::Unavailable("others change the same rows all the time".into()),
+        }
+    }
+}
+
+/// A database with locks in it.
+pub type SqlStore = Engine<Tables>;
+
+impl SqlStore {
+    /// One server of PostgreSQL. It connects when it is first used.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(target: Target) -> Self {
+        Self::new(Tables::over(Arc::new(postgres::Postgres::new(target))))
+    }
+}
+
+/// What a database does for the engine.
+pub struct Tables {
+    database: Arc<dyn Database>,
+    line: RefCell<Option<Line>>,
+    mine: Option<Arc<Mine>>,
+    /// When the operation under way is to end.
+    by: Cell<Moment>,
+}
+
+/// An open connection.
+struct Line {
+    link: Box<dyn Link>,
+    /// Whether it was asked for the bell of this process' token.
+    listens: bool,
+    has_bell: bool,
+}
+
+/// The token of this process.
+struct Mine {
+    token: Token,
+    is_given_up: AtomicBool,
+}
+
+impl Clone for Tables {
+    /// Connections belong to the process that made them.
+    fn clone(&self) -> Self {
+        let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
+        Self { database, line: RefCell::default(), mine, by: self.by.clone() }
+    }
+}
+
+impl Tables {
+    fn over(database: Arc<dyn Database>) -> Self {
+        Self { database, line: RefCell::default(), mine: None, by: Cell::new(Moment::now()) }
+    }
+
+    fn shown(&self) -> &str {
+        &self.database.target().shown
+    }
+
+    /// What is asked between two operations has a time of its own.
+    fn allow(&self) {
+        if self.by.get().passed() {
+            let target = self.database.target();
+            self.by.set(Moment::now().after(target.connect_timeout + target.op_timeout));
+        }
+    }
+
+    fn connect(&self) -> Result<Line, Error> {
+        let by = Moment::now().after(self.database.target().connect_timeout).min(self.by.get());
+        Ok(Line { link: self.database.connect(by)?, listens: false, has_bell: true })
+    }
+
+    /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
+    fn ask(&self, statements: &[String], again: Again) -> Result<Vec<Answer>, Failure> {
+        for broken in 1.. {
+            let mut line = match self.line.take() {
+                Some(line) => line,
+                None => self.connect().map_err(Failure::Refused)?,
+            };
+            let answer = line.link.ask(statements, self.by.get());
+            match answer {
+                Err(Failure::Broken(_))
+                    if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() => {}
+                Err(Failure::Broken(_) | Failure::Silent(_)) => return answer,
+                answer => {
+                    self.line.replace(Some(line));
+                    return answer;
+                }
+            }
+        }
+        Err(Failure::Conflict)
+    }
+
+    /// The same, where there may be no tables yet: then it makes them.
+    fn ask_tables(&self, statements: &[String]) -> Result<Vec<Answer>, Failure> {
+        match self.ask(statements, Again::Yes) {
+            Err(Failure::NoTables(_)) => {}
+            answer => return answer,
+        }
+        let tables = self.database.grammar().tables();
+        let text = tables.join("; ");
+        let made = self.ask(&tables.map(str::to_owned), Again::Yes);
+        match made {
+            // Somebody else makes them at the same time.
+            Ok(_) | Err(Failure::Conflict) => self.ask(statements, Again::Yes),
+            Err(Failure::Refused(Error::Denied(why))) => Err(Failure::Refused(Error::Denied(format!(
+                "{why}; the tables of dlock are missing, and this user may not make them: have an administrator run {text} and give \
+                 it the rights that docs/stores.md names"
+            )))),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The rows of these locks, and the time that was read before them.
+    fn read(&self, question: &Question<'_>) -> Result<Found, Error> {
+        let grammar = self.database.grammar();
+        let answers = self.ask_tables(&[grammar.read(question)])?;
+        let found = Found::parse(&answers, self.shown())?;
+        if let Some(line) = &mut *self.line.borrow_mut() {
+            line.has_bell = grammar.has_bells() && line.link.has_bell(found.process);
+        }
+        Ok(found)
+    }
+
+    fn entries(&self, question: &Question<'_>, found: Found) -> Result<(Vec<LockRow>, Time), Error> {
+        let now = found.now;
+        Ok((found.locks(question.names, self.shown())?, now))
+    }
+
+    fn is_own(&self, token: &Token) -> bool {
+        self.mine.as_ref().is_some_and(|mine| mine.token == *token)
+    }
+
+    /// Whether `token` stands in the queues of all these locks.
+    fn still_waits(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
+        let answers = self.ask(&[self.database.grammar().waits(names, token)], Again::Yes)?;
+        Ok(answers[0].rows.len() == names.as_slice().len())
+    }
+
+    /// Has the bell of `token` rung on this connection. Whether it was not before.
+    fn listen(&self, token: &Token) -> Result<bool, Failure> {
+        if self.line.borrow().as_ref().is_some_and(|line| line.listens || !line.has_bell) {
+            return Ok(false);
+        }
+        let Some(bell) = self.database.grammar().bell(token) else { return Ok(false) };
+        self.ask(&[bell], Again::Yes)?;
+        if let Some(line) = &mut *self.line.borrow_mut() {
+            line.listens = true;
+        }
+        Ok(true)
+    }
+
+    fn wait(&self, names: &Names, token: &Token, ahead: u64, until: Moment) -> Result<bool, Failure> {
+        if self.listen(token)? {
+            // What happened meanwhile was not heard.
+            return Ok(true);
+        }
+        loop {
+            let Some(mut line) = self.line.take() else { return Ok(true) };
+            let next = if line.has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
+            let heard = line.link.listen(next)?;
+            let has_bell = line.has_bell;
+            self.line.replace(Some(line));
+            if heard || until.passed() {
+                return Ok(heard);
+            }
+            self.allow();
+            if !has_bell && !self.still_waits(names, token)? {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+/// How often one looks that has so many before it.
+fn pace(ahead: u64) -> Duration {
+    POLL.saturating_mul(u32::try_from(ahead.saturating_add(1)).unwrap_or(u32::MAX)).min(POLL_LONGEST)
+}
+
+/// Whether something may be sent again on another connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Again {
+    Yes,
+    No,
+}
+
+impl Adapter for Tables {
+    type Entry = LockRow;
+    type Watch = ();
+
+    fn refresh(&mut self, by: Moment) -> Result<(), Error> {
+        self.by.set(by);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.line.take();
+    }
+
+    fn lock(
+        &self,
+        names: &BTreeSet<String>,
+        me: Option<&Token>,
+        _: Moment,
+    ) -> Result<(Vec<LockRow>, Time), Error> {
+        let question = Question { names, me, with_ends: false };
+        let mut found = self.read(&question)?;
+        let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
+        if !missing.is_empty() {
+            let grammar = self.database.grammar();
+            let statements = [grammar.begin(&missing, found.now), grammar.read(&question)];
+            found = Found::parse(&self.ask(&statements, Again::Yes)?[1..], self.shown())?;
+        }
+        self.entries(&question, found)
+    }
+
+    fn look(
+        &self,
+        names: &BTreeSet<String>,
+        me: Option<&Token>,
+        whom: CatchUp,
+    ) -> Result<(Vec<LockRow>, Time), Error> {
+        let question = Question { names, me, with_ends: whom == CatchUp::All };
+        let found = self.read(&question)?;
+        self.entries(&question, found)
+    }
+
+    fn show(
+        &self,
+        entry: &mut LockRow,
+        waiter: usize,
+        record: &mut Record,
+        _: Time,
+    ) -> Result<Vec<String>, Error> {
+        let garbled = |why: &str| row::garbled(self.shown(), &entry.name, why);
+        let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
+        let note = match entry.notes.remove(&token) {
+            Some(note) => note,
+            None => {
+                let asked = [self.database.grammar().note(&entry.name, &token)];
+                let mut answers = self.ask(&asked, Again::Yes)?;
+                let note = answers[0].rows.pop().and_then(|mut row| row.pop().flatten());
+                // It has left since; the engine will see that when it writes.
+                match note.and_then(|note| row::unhex(&note)) {
+                    Some(note) => note,
+                    None => return Ok(Vec::new()),
+                }
+            }
+        };
+        let note = serde_json::from_slice(&note).map_err(|_| garbled("a waiter cannot be read"))?;
+        entry.queue.show(waiter, note, &entry.name, record, &mut entry.tracked, |_, _| {}).map_err(garbled)
+    }
+
+    fn write(&self, entries: Vec<(LockRow, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {
+        if entries.iter().all(|(_, changed)| *changed == Changed::No) {
+            return Ok(Written::Yes);
+        }
+        let change = Change::of(entries, now, woken)
+            .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
+        let grammar = self.database.grammar();
+        let mut statements = Vec::with_capacity(2);
+        let listens = self.line.borrow().as_ref().is_some_and(|line| line.listens || !line.has_bell);
+        let bell = self.mine.as_ref().filter(|mine| !listens && change.queues(&mine.token));
+        statements.extend(bell.and_then(|mine| grammar.bell(&mine.token)));
+        let listens = !statements.is_empty();
+        statements.push(grammar.write(&change));
+        match self.ask(&statements, Again::No) {
+            Ok(answers) => {
+                if let (true, Some(line)) = (listens, &mut *self.line.borrow_mut()) {
+                    line.listens = true;
+                }
+                let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
+                Ok(if is_done.as_deref() == Some(b"1") { Written::Yes } else { Written::Conflict })
+            }
+            // Whether it was done shows when it is tried again: if it was, the versions are others.
+            Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    fn release(&self, _: Vec<LockRow>) {}
+
+    fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
+        let answers = self.ask_tables(&[self.database.grammar().names()])?;
+        let name = |row: &Vec<Option<Vec<u8>>>| {
+            let bytes = row.first()?.as_deref().and_then(row::unhex)?;
+            String::from_utf8(bytes).ok()
+        };
+        let read = |row| name(row).ok_or_else(|| row::garbled(self.shown(), "?", "its name is none"));
+        Ok(answers[0].rows.iter().map(read).collect())
+    }
+
+    fn tidy(&self) {
+        if getrandom::u32().is_ok_and(|chance| chance % TIDIES_EVERY == 0) {
+            self.ask(&self.database.grammar().tidy(), Again::No).ok();
+        }
+    }
+
+    fn now(&self) -> Duration {
+        Moment::now().since_boot()
+    }
+
+    fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
+        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
+        Ok(Vec::new())
+    }
+
+    fn end(&mut self, _: &Token) {}
+
+    /// Nobody else can tell.
+    fn is_mine(&self, _: &Token) -> bool {
+        false
+    }
+
+    fn give_up(&self, token: &Token) {
+        if let Some(mine) = self.mine.as_ref().filter(|mine| mine.token == *token) {
+            mine.is_given_up.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn is_given_up(&self, token: &Token) -> bool {
+        self.is_own(token) && self.mine.as_ref().is_some_and(|mine| mine.is_given_up.load(Ordering::SeqCst))
+    }
+
+    fn was_ended(&self, _: &Token) -> bool {
+        false
+    }
+
+    /// The lease is in the record, and nowhere else.
+    fn say_lease(&self, _: &Token, _: Duration) -> bool {
+        false
+    }
+
+    fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool {
+        let span = until.saturating_sub(self.now());
+        self.allow();
+        let said = self.ask(&[self.database.grammar().heard(names, token, millis(span))], Again::Yes);
+        let waits = |answers: Vec<Answer>| {
+            answers.last().is_some_and(|answer| answer.changed == names.as_slice().len() as u64)
+        };
+        said.is_ok_and(waits)
+    }
+
+    fn liveness(&self, _: &Token) -> Liveness<()> {
+        Liveness::Unknown
+    }
+
+    fn forget(&self, _: &Token) {}
+
+    fn sleep<'a>(
+        &self,
+        names: &Names,
+        token: &Token,
+        ahead: u64,
+        _: impl Iterator<Item = &'a ()>,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        self.allow();
+        match self.wait(names, token, ahead, Moment::now().after(limit)) {
+            Ok(heard) => Ok(heard),
+            // A place in the queue does not end with a connection. Whether the server is there shows when it is asked.
+            Err(_) => {
+                self.line.take();
+                thread::sleep(POLL);
+                Ok(true)
+            }
+        }
+    }
+
+    fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
+        Box::new(Hearing {
+            tables: self.clone(),
+            names: names.iter().map(|name| name.as_str().to_owned()).collect(),
+            token: token.clone(),
+            listener,
+            seen: None,
+            backoff_until: Moment::now(),
+        })
+    }
+}
+
+/// A subscription, on a connection of its own.
+struct Hearing {
+    tables: Tables,
+    names: BTreeSet<String>,
+    token: Token,
+    listener: Listener,
+    /// What was seen last where no bell is heard.
+    seen: Option<Vec<u64>>,
+    backoff_until: Moment,
+}
+
+impl Hearing {
+    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let target = self.tables.database.target();
+        self.tables.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
+        if self.tables.line.borrow().is_none() {
+            // It tells whether there is a bell.
+            self.look()?;
+            // What happened before it listened was not heard.
+            if self.tables.listen(&self.token)? && self.is_news()? {
+                return Ok(true);
+            }
+        }
+        let Some(mut line) = self.tables.line.take() else { return Ok(false) };
+        if line.has_bell {
+            let heard = line.link.listen(until)?;
+            self.tables.line.replace(Some(line));
+            return Ok(heard);
+        }
+        // A holder hears by its next renewal.
+        let next = if self.listener == Listener::Holder {
+            until
+        } else {
+            Moment::now().after(BACKOFF / 4).min(until)
+        };
+        let heard = line.link.listen(next)?;
+        self.tables.line.replace(Some(line));
+        Ok(heard || (self.listener == Listener::Watcher && self.look()?))
+    }
+
+    /// Whether there may be something to hear: for a holder, that it is no more one, or asked to end.
+    fn is_news(&self) -> Result<bool, Failure> {
+        if self.listener == Listener::Watcher {
+            return Ok(true);
+        }
+        let question = Question { names: &self.names, me: None, with_ends: false };
+        let found = self.tables.read(&question).map_err(Failure::Refused)?;
+        let (rows, _) = self.tables.entries(&question, found).map_err(Failure::Refused)?;
+        let hold =
+            |row: &LockRow| row.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()));
+        Ok(!rows.iter().all(|row| hold(row) == Some((Phase::Held, false))))
+    }
+
+    /// Whether something has changed since it was looked at last.
+    fn look(&mut self) -> Result<bool, Failure> {
+        let question = Question { names: &self.names, me: None, with_ends: false };
+        let found = self.tables.read(&question).map_err(Failure::Refused)?;
+        let now = Some(found.versions());
+        let before = std::mem::replace(&mut self.seen, now.clone());
+        Ok(before.is_some() && before != now)
+    }
+}
+
+impl Subscription for Hearing {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        crate::clock::sleep_until(until.min(self.backoff_until));
+        while !until.passed() {
+            match self.hear(until) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.tables.line.take();
+                    self.backoff_until = Moment::now().after(BACKOFF);
+                    return Err(failure.into());
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What a waiter has said itself since its row was written: how long it is to be believed, and remembered, in milliseconds.
+fn heard(said: u64) -> (u64, u64) {
+    (said, said.saturating_sub(millis(SILENCE)).saturating_add(millis(TICKET_KEPT)))
+}
+
+/// Nobody is told to live or not.
+type NoLives = std::collections::BTreeMap<Token, Tracked>;

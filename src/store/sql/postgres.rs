@@ -1,0 +1,263 @@
+//! How is PostgreSQL asked, and what do its answers mean? The words, and what each of its errors means to a lock. The bytes are
+//! told in [`wire`].
+//!
+//! Statements go out as simple queries: whole, and with nothing prepared, so that PgBouncer may stand in between. The time of
+//! such a statement is that of its arrival, before it looks at any row.
+
+use super::row::hex;
+use super::statement::{Change, Grammar, Question, columns, join};
+use super::{Database, Failure, Link, Target};
+use crate::clock::Moment;
+use crate::law::Time;
+use crate::lock::{Names, Token};
+use crate::store::Error;
+use crate::store::redis::failure::plain;
+use wire::{Connection, Said};
+
+mod wire;
+
+const TABLES: [&str; 3] = [
+    "CREATE TABLE IF NOT EXISTS dlock_locks (name bytea PRIMARY KEY, version bigint NOT NULL, used bigint NOT NULL, \
+     kept smallint NOT NULL, body bytea NOT NULL) WITH (fillfactor = 50)",
+    "CREATE TABLE IF NOT EXISTS dlock_waiters (name bytea, token text COLLATE \"C\", ticket bigint NOT NULL, \
+     since bigint NOT NULL, silent bigint NOT NULL, forget bigint NOT NULL, mode integer NOT NULL, place smallint NOT NULL, \
+     said bigint NOT NULL, note bytea, PRIMARY KEY (name, token)) WITH (fillfactor = 50)",
+    "CREATE TABLE IF NOT EXISTS dlock_ends (name bytea, number bigint, entry bytea NOT NULL, PRIMARY KEY (name, number))",
+];
+
+/// The time of the server when the statement arrived, in microseconds since 1970.
+const NOW: &str = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint";
+
+/// A server.
+pub struct Postgres {
+    target: Target,
+}
+
+impl Postgres {
+    pub fn new(target: Target) -> Self {
+        Self { target }
+    }
+}
+
+impl Database for Postgres {
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(&self.target, by)?))
+    }
+
+    fn grammar(&self) -> &dyn Grammar {
+        &Words
+    }
+}
+
+struct Words;
+
+impl Grammar for Words {
+    fn tables(&self) -> [&'static str; 3] {
+        TABLES
+    }
+
+    /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
+    fn read(&self, question: &Question<'_>) -> String {
+        let names = self.list(&mut question.names.iter().map(String::as_str));
+        let me = question.me.map_or(String::new(), |me| {
+            format!(" OR token = '{0}' OR lead(token) OVER forth = '{0}'", me.secret())
+        });
+        let null = |count| ", NULL::text".repeat(count);
+        let mut text = format!(
+            "SELECT 't'::text, NULL::text, {NOW}::text, pg_backend_pid()::text{} \
+             UNION ALL SELECT 'r', encode(name, 'hex'), version::text, used::text, encode(body, 'hex'){} \
+             FROM dlock_locks WHERE name IN ({names}) \
+             UNION ALL SELECT 'w', encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
+             mode::text, place::text, said::text, CASE WHEN row_number() OVER forth <= 4 OR row_number() OVER back = 1{me} \
+             THEN encode(note, 'hex') END FROM dlock_waiters WHERE name IN ({names}) \
+             WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token), \
+             back AS (PARTITION BY name, place ORDER BY ticket DESC, token DESC)",
+            null(7),
+            null(6)
+        );
+        if question.with_ends {
+            text += &format!(
+                " UNION ALL SELECT 'e', encode(name, 'hex'), number::text, encode(entry, 'hex'){} \
+                 FROM dlock_ends WHERE name IN ({names})",
+                null(7)
+            );
+        }
+        text
+    }
+
+    fn begin(&self, names: &[&String], now: Time) -> String {
+        let rows = join(names.iter().map(|name| {
+            format!("({}, {}, {}, 0, ''::bytea)", self.bytes(name.as_bytes()), now.0, now.millis())
+        }));
+        format!(
+            "INSERT INTO dlock_locks (name, version, used, kept, body) VALUES {rows} ON CONFLICT DO NOTHING"
+        )
+    }
+
+    /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the
+    /// version that was read, it changes them and everything else, and else nothing.
+    fn write(&self, change: &Change) -> String {
+        let name = |name: &str| self.bytes(name.as_bytes());
+        let read =
+            change.read.iter().map(|(of, version)| format!("name = {} AND version = {version}", name(of)));
+        let read = read.collect::<Vec<_>>().join(" OR ");
+        let mut parts = vec![
+            format!(
+                "same AS MATERIALIZED (SELECT name FROM dlock_locks WHERE {read} ORDER BY name FOR UPDATE)"
+            ),
+            format!(
+                "go AS MATERIALIZED (SELECT 1 FROM (SELECT count(*) AS n FROM same) AS s WHERE n = {})",
+                change.read.len()
+            ),
+        ];
+        for (at, body) in change.bodies.iter().enumerate() {
+            parts.push(format!(
+                "b{at} AS (UPDATE dlock_locks SET version = {}, used = {}, kept = {}, body = {} FROM go WHERE name = {})",
+                body.version + 1,
+                body.used,
+                u8::from(body.is_kept),
+                self.bytes(&body.body),
+                name(&body.name)
+            ));
+        }
+        let pair = |(of, token): &(String, Token)| format!("({}, '{}')", name(of), token.secret());
+        if !change.gone.is_empty() {
+            let gone = join(change.gone.iter().map(pair));
+            parts.push(format!("g AS (DELETE FROM dlock_waiters USING go WHERE (name, token) IN ({gone}))"));
+        }
+        if !change.come.is_empty() {
+            let come = join(change.come.iter().filter_map(|(of, waiting, note)| {
+                let token = waiting.token()?;
+                let note = note.as_ref().map_or("NULL::bytea".into(), |note| self.bytes(note));
+                Some(format!("({}, '{}', {}, {note})", name(of), token.secret(), columns(waiting)))
+            }));
+            parts.push(format!(
+                "c AS (INSERT INTO dlock_waiters AS w (name, token, ticket, since, silent, forget, mode, place, said, note) \
+                 SELECT v.* FROM (VALUES {come}) AS v, go ON CONFLICT (name, token) DO UPDATE SET ticket = excluded.ticket, \
+                 since = excluded.since, silent = excluded.silent, forget = excluded.forget, mode = excluded.mode, \
+                 place = excluded.place, note = coalesce(excluded.note, w.note))"
+            ));
+        }
+        if !change.ends.is_empty() {
+            let ends = join(
+                change
+                    .ends
+                    .iter()
+                    .map(|(of, number, end)| format!("({}, {number}, {})", name(of), self.bytes(end))),
+            );
+            parts.push(format!(
+                "e AS (INSERT INTO dlock_ends (name, number, entry) SELECT v.* FROM (VALUES {ends}) AS v, go \
+                 ON CONFLICT (name, number) DO UPDATE SET entry = excluded.entry)"
+            ));
+        }
+        if !change.old_ends.is_empty() {
+            let old = change
+                .old_ends
+                .iter()
+                .map(|(of, number)| format!("name = {} AND number <= {number}", name(of)));
+            let old = old.collect::<Vec<_>>().join(" OR ");
+            parts.push(format!("o AS (DELETE FROM dlock_ends USING go WHERE {old})"));
+        }
+        let bells = if change.woken.is_empty() {
+            "0".into()
+        } else {
+            let bells = join(change.woken.iter().map(|token| format!("('{}')", channel(token))));
+            format!("(SELECT count(pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)")
+        };
+        format!("WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+    }
+
+    /// That it is heard for longer need not outlast a crash of the server.
+    fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
+        let names = self.list(&mut names.iter().map(|name| name.as_str()));
+        format!(
+            "SET LOCAL synchronous_commit TO off; UPDATE dlock_waiters SET said = {NOW} / 1000 + {millis} \
+             WHERE name IN ({names}) AND token = '{}' AND place = 0",
+            token.secret()
+        )
+    }
+
+    fn time(&self) -> String {
+        format!("SELECT {NOW}")
+    }
+
+    fn survey(&self) -> String {
+        "SELECT 'PostgreSQL ' || current_setting('server_version'), CASE WHEN pg_is_in_recovery() THEN '1' ELSE '0' END, \
+         concat_ws(' and ', CASE WHEN current_setting('fsync') = 'off' THEN 'fsync off' END, \
+         CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'synchronous_commit off' END)"
+            .into()
+    }
+
+    fn tidy(&self) -> Vec<String> {
+        let old = format!("{NOW} / 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
+        vec![format!(
+            "WITH old AS (DELETE FROM dlock_locks WHERE used < {old} RETURNING name), \
+             w AS (DELETE FROM dlock_waiters USING old WHERE dlock_waiters.name = old.name) \
+             DELETE FROM dlock_ends USING old WHERE dlock_ends.name = old.name"
+        )]
+    }
+
+    fn has_bells(&self) -> bool {
+        true
+    }
+
+    fn bell(&self, token: &Token) -> Option<String> {
+        Some(format!("LISTEN {}", channel(token)))
+    }
+
+    fn bytes(&self, bytes: &[u8]) -> String {
+        format!("decode('{}', 'hex')", hex(bytes))
+    }
+
+    fn to_hex(&self, column: &str) -> String {
+        format!("encode({column}, 'hex')")
+    }
+}
+
+fn channel(token: &Token) -> String {
+    format!("dlock_{}", token.secret())
+}
+
+/// What an error means.
+fn meaning(store: &str, said: &Said) -> Failure {
+    let text = plain(&said.text);
+    let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
+    let denied = |what: String| Failure::Refused(Error::Denied(what));
+    let unfit = |what: String| Failure::Refused(Error::Unfit(what));
+    match said.code.as_str() {
+        // A serialization failure, a deadlock, somebody who makes the same table or row.
+        "40001" | "40P01" | "23505" | "42P07" | "42710" => Failure::Conflict,
+        "42P01" => Failure::NoTables(Error::Unfit(format!("{store} has no tables for locks: {text}"))),
+        "42703" | "42804" => unfit(format!("{store} has other tables of the names that dlock uses: {text}")),
+        "42501" | "3F000" => denied(format!("{store} denies this user a right that dlock needs: {text}")),
+        "28P01" => denied(format!("{store} refused the user name or the password")),
+        code if code.starts_with("28") => {
+            denied(format!("{store} lets this user in from here in no way: {text}"))
+        }
+        "3D000" => unfit(format!("{store}: there is no such database: {text}")),
+        "25006" => unavailable(format!("{store} is read-only, as a standby is; name the primary")),
+        "53100" => unavailable(format!("{store} has no room on its disk: {text}")),
+        "53300" => unavailable(format!("{store} has too many clients: {text}")),
+        "57014" => unavailable(format!("{store} broke off a statement: {text}")),
+        "57P03" => unavailable(format!("{store} is about to start or to stop: {text}")),
+        // The administrator ends it, or its server crashed: another connection may be had at once.
+        "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
+            Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
+        }
+        code if code.starts_with("53")
+            || code.starts_with("55")
+            || code.starts_with("58")
+            || code.starts_with("XX") =>
+        {
+            unavailable(format!("{store} cannot serve: {text}"))
+        }
+        code if code.starts_with("25") => {
+            unavailable(format!("{store} is in a state that forbids it: {text}"))
+        }
+        code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),
+    }
+}

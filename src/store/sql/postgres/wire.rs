@@ -1,0 +1,385 @@
+//! How does one speak to a PostgreSQL server in bounded time? One connection: dialled, authenticated and used under deadlines
+//! that cover a whole exchange. The messages of version 3.0 that this needs are few. What proves that one knows the password
+//! comes from `postgres-protocol`; that crate's own client is not used, because it brings a runtime of its own, and looks up
+//! names on a thread that it waits for.
+//!
+//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+
+use super::super::{Answer, Failure, Link, Target};
+use super::meaning;
+use crate::clock::{Moment, Timer};
+use crate::store::Error;
+use crate::store::redis::Address;
+use crate::store::redis::connection::dial;
+use crate::store::redis::connection::streams::{Bounded, Channel, Stream};
+use crate::store::redis::failure::{is_end, unreachable};
+use crate::store::redis::tls::Session;
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::io::{self, ErrorKind, Read, Write};
+
+/// No answer is longer than that of some hundred thousand waiters.
+const ANSWER_MOST: usize = 256 << 20;
+const READ_SIZE: usize = 16 * 1024;
+
+/// What a server says of an error.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// The SQLSTATE.
+    pub code: String,
+    pub text: String,
+    is_fatal: bool,
+}
+
+/// One connection.
+pub struct Connection {
+    store: String,
+    stream: Stream,
+    tls: Option<Session>,
+    inbox: Vec<u8>,
+    taken: usize,
+    /// Which process serves it, by its own account.
+    process: u64,
+    has_rung: bool,
+}
+
+/// A message of the server.
+struct Message {
+    kind: u8,
+    body: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects and logs in by `by`.
+    pub fn begin(target: &Target, by: Moment) -> Result<Self, Error> {
+        let store = &target.shown;
+        let mut stream = match &target.address {
+            Address::Tcp { host, port } => dial::tcp(host, *port, by).map(Stream::Tcp),
+            Address::Unix(path) => dial::unix(path, by).map(Stream::Unix),
+        }
+        .map_err(|error| match (&target.address, error.kind()) {
+            (Address::Unix(_), ErrorKind::PermissionDenied) => {
+                Error::Denied(format!("{store}: no permission to connect to the socket"))
+            }
+            _ => unreachable(store, &error),
+        })?;
+        let tls = match (&target.tls, &target.address) {
+            (Some(tls), Address::Tcp { host, .. }) => {
+                let mut raw = Bounded { stream: &mut stream, by };
+                ask_for_tls(store, &mut raw)?;
+                Some(Session::begin(store, tls, host, &mut raw)?)
+            }
+            _ => None,
+        };
+        let (inbox, taken) = (Vec::new(), 0);
+        let mut connection =
+            Self { store: store.clone(), stream, tls, inbox, taken, process: 0, has_rung: false };
+        connection.log_in(target, by).map_err(Error::from)?;
+        Ok(connection)
+    }
+
+    fn log_in(&mut self, target: &Target, by: Moment) -> Result<(), Failure> {
+        let mut startup = vec![0, 3, 0, 0];
+        let parameters = [
+            ("user", target.user.as_str()),
+            ("database", &target.database),
+            ("application_name", "dlock"),
+            ("client_encoding", "UTF8"),
+        ];
+        for (name, value) in parameters {
+            for text in [name, value] {
+                startup.extend(text.as_bytes());
+                startup.push(0);
+            }
+        }
+        startup.push(0);
+        self.send(&framed(None, &startup), by)?;
+        let mut scram: Option<ScramSha256> = None;
+        loop {
+            let message = self.message(by)?;
+            match message.kind {
+                b'R' => self.prove(&message.body, target, &mut scram, by)?,
+                b'K' => {
+                    self.process = message.body.first_chunk().map_or(0, |id| u32::from_be_bytes(*id).into())
+                }
+                b'Z' => return Ok(()),
+                b'E' => return Err(self.error(&message.body)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Answers what the server asks to know who is there.
+    fn prove(
+        &mut self,
+        asked: &[u8],
+        target: &Target,
+        scram: &mut Option<ScramSha256>,
+        by: Moment,
+    ) -> Result<(), Failure> {
+        let store = self.store.clone();
+        let denied = |why: &str| Failure::Refused(Error::Denied(format!("{store} {why}")));
+        let Some((method, rest)) = asked.split_first_chunk() else { return Err(self.not_postgres()) };
+        let method = u32::from_be_bytes(*method);
+        if method == 0 {
+            return Ok(());
+        }
+        let password = target.password.as_deref().ok_or_else(|| {
+            denied("wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file")
+        })?;
+        let answer = match (method, scram) {
+            (3, _) if self.tls.is_none() && matches!(target.address, Address::Tcp { .. }) => {
+                return Err(denied("wants the password in clear, and the connection has no TLS"));
+            }
+            (3, _) => [password.as_bytes(), b"\0"].concat(),
+            (5, _) => {
+                let salt = rest.first_chunk().copied().unwrap_or_default();
+                let hash = md5_hash(target.user.as_bytes(), password.as_bytes(), salt);
+                [hash.as_bytes(), b"\0"].concat()
+            }
+            (10, scram) if rest.split(|byte| *byte == 0).any(|name| name == SCRAM_SHA_256.as_bytes()) => {
+                let begun =
+                    scram.insert(ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported()));
+                let first = begun.message();
+                let length = u32::try_from(first.len()).unwrap_or(0).to_be_bytes();
+                [SCRAM_SHA_256.as_bytes(), b"\0", &length, first].concat()
+            }
+            (11, Some(scram)) => {
+                scram.update(rest).map_err(|_| denied("did not keep to SCRAM"))?;
+                scram.message().to_vec()
+            }
+            // That the server knows the password, too.
+            (12, Some(scram)) => {
+                return scram.finish(rest).map_err(|_| denied("could not prove that it knows the password"));
+            }
+            _ => {
+                return Err(denied(
+                    "asks for a proof that dlock cannot give (it knows SCRAM-SHA-256, md5 and password)",
+                ));
+            }
+        };
+        self.send(&framed(Some(b'p'), &answer), by)
+    }
+
+    fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        match channel.write_all(bytes).and_then(|()| channel.flush()) {
+            Ok(()) => Ok(()),
+            // What the server said before it hung up is worth more.
+            Err(error) => match self.message(by) {
+                Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
+                _ => Err(self.failure(&error)),
+            },
+        }
+    }
+
+    /// Waits for the next message, but for those that nobody asked for.
+    fn message(&mut self, by: Moment) -> Result<Message, Failure> {
+        loop {
+            while let Some(message) = self.take()? {
+                match message.kind {
+                    b'A' => self.has_rung = true,
+                    b'N' | b'S' => {}
+                    _ => return Ok(message),
+                }
+            }
+            self.fill(by).map_err(|error| self.failure(&error))?;
+        }
+    }
+
+    /// The next message, if it is there.
+    fn take(&mut self) -> Result<Option<Message>, Failure> {
+        let rest = &self.inbox[self.taken..];
+        let Some((&kind, behind)) = rest.split_first() else { return Ok(None) };
+        let Some(length) = behind.first_chunk() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if !kind.is_ascii_alphanumeric() || !(4..=ANSWER_MOST).contains(&length) {
+            return Err(self.not_postgres());
+        }
+        let Some(body) = behind.get(4..length) else { return Ok(None) };
+        let message = Message { kind, body: body.to_vec() };
+        self.taken += 1 + length;
+        Ok(Some(message))
+    }
+
+    fn fill(&mut self, by: Moment) -> io::Result<()> {
+        self.inbox.drain(..self.taken);
+        self.taken = 0;
+        let length = self.inbox.len();
+        self.inbox.resize(length + READ_SIZE, 0);
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let read = channel.read(&mut self.inbox[length..]);
+        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            read => read.map(drop),
+        }
+    }
+
+    fn failure(&self, error: &io::Error) -> Failure {
+        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
+        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
+        if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+    }
+
+    fn not_postgres(&self) -> Failure {
+        let what = "what answers there does not speak the protocol of PostgreSQL";
+        Failure::Broken(Error::Garbled(format!("{}: {what}", self.store)))
+    }
+
+    fn error(&self, body: &[u8]) -> Failure {
+        let said = Said::parse(body);
+        match meaning(&self.store, &said) {
+            Failure::Refused(error) if said.is_fatal => Failure::Silent(error),
+            failure => failure,
+        }
+    }
+
+    /// Waits for what one statement, or several in one text, did.
+    fn answer(&mut self, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
+        let (mut answer, mut failure) = (Answer::default(), None);
+        loop {
+            let message = self.message(by)?;
+            match message.kind {
+                b'D' => answer.rows.push(row(&message.body).ok_or_else(|| self.not_postgres())?),
+                b'C' => answer.changed = changed(&message.body),
+                b'E' => {
+                    let said = self.error(&message.body);
+                    if matches!(said, Failure::Broken(_) | Failure::Silent(_)) {
+                        return Err(said);
+                    }
+                    failure = failure.or(Some(said));
+                }
+                b'Z' => return Ok((answer, failure)),
+                _ => {}
+            }
+        }
+    }
+
+    fn sleep(&mut self, until: Moment) -> io::Result<bool> {
+        let timer = Timer::new()?;
+        timer.set(Some(until))?;
+        loop {
+            while let Ok(Some(message)) = self.take() {
+                self.has_rung |= message.kind == b'A';
+                if message.kind == b'E' {
+                    return Err(ErrorKind::ConnectionAborted.into());
+                }
+            }
+            if std::mem::take(&mut self.has_rung) {
+                return Ok(true);
+            }
+            if let Some(session) = &mut self.tls
+                && session.has_more()?
+            {
+                self.fill(Moment::now().after(std::time::Duration::from_secs(1)))?;
+                continue;
+            }
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) if fds[0].revents().is_empty() => return Ok(false),
+                Ok(_) => {
+                    let is_more = match &mut self.tls {
+                        Some(session) => session.take_in(&mut self.stream)?,
+                        None => true,
+                    };
+                    if is_more {
+                        self.fill(Moment::now().after(std::time::Duration::from_secs(1)))?;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl Link for Connection {
+    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
+        let bytes: Vec<u8> = statements
+            .iter()
+            .flat_map(|text| framed(Some(b'Q'), &[text.as_bytes(), b"\0"].concat()))
+            .collect();
+        self.send(&bytes, by)?;
+        let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
+        for _ in statements {
+            let (answer, failure) = self.answer(by)?;
+            answers.push(answer);
+            failed = failed.or(failure);
+        }
+        failed.map_or(Ok(answers), Err)
+    }
+
+    fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
+        self.sleep(until).map_err(|error| self.failure(&error))
+    }
+
+    fn has_bell(&self, process: u64) -> bool {
+        self.process == process
+    }
+}
+
+/// Asks the server to go on over TLS.
+fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
+    let mut answer = [0];
+    let asked =
+        raw.write_all(&framed(None, &80_877_103u32.to_be_bytes())).and_then(|()| raw.read_exact(&mut answer));
+    asked.map_err(|error| unreachable(store, &error))?;
+    match answer[0] {
+        b'S' => Ok(()),
+        b'N' => Err(Error::Misnamed(format!(
+            "cannot reach {store}: the server has no TLS (ssl = off); without TLS the URL has ?sslmode=disable"
+        ))),
+        _ => Err(Error::Misnamed(format!("cannot reach {store}: what answers there is no PostgreSQL"))),
+    }
+}
+
+/// A message with its kind, if it has one, and its length.
+fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX).to_be_bytes();
+    [kind.as_slice(), &length, body].concat()
+}
+
+/// The columns of a row, as text.
+fn row(body: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
+    let (count, mut rest) = body.split_first_chunk()?;
+    let mut columns = Vec::new();
+    for _ in 0..u16::from_be_bytes(*count) {
+        let (length, behind) = rest.split_first_chunk()?;
+        rest = behind;
+        columns.push(match usize::try_from(i32::from_be_bytes(*length)) {
+            Ok(length) => {
+                let (column, behind) = rest.split_at_checked(length)?;
+                rest = behind;
+                Some(column.to_vec())
+            }
+            Err(_) => None,
+        });
+    }
+    Some(columns)
+}
+
+/// How many rows a command says that it changed: the number at its end.
+fn changed(body: &[u8]) -> u64 {
+    let text = body.strip_suffix(b"\0").and_then(|text| std::str::from_utf8(text).ok()).unwrap_or_default();
+    text.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+impl Said {
+    fn parse(body: &[u8]) -> Self {
+        let mut said = Self::default();
+        for field in body.split(|byte| *byte == 0) {
+            let Some((kind, text)) = field.split_first() else { continue };
+            let text = String::from_utf8_lossy(text).into_owned();
+            match kind {
+                b'C' => said.code = text,
+                b'M' => said.text = text,
+                b'V' => said.is_fatal = text == "FATAL" || text == "PANIC",
+                _ => {}
+            }
+        }
+        said
+    }
+}

@@ -1,0 +1,199 @@
+//! In which words is a database asked? What each statement is to do, and the words that all databases share. Everything that
+//! comes from a user goes into a statement as hexadecimal digits, so nothing in it can be taken for words.
+
+use super::row::{self, LockRow};
+use crate::law::{LOG_KEPT, Record, Time};
+use crate::lock::{Mode, Names, Token};
+use crate::store::engine::Changed;
+use crate::store::engine::queue::{Changes, Place, Waiting};
+use std::collections::BTreeSet;
+
+/// Which locks to read.
+pub struct Question<'q> {
+    pub names: &'q BTreeSet<String>,
+    /// Who asks: it and who is before it may matter to the law.
+    pub me: Option<&'q Token>,
+    /// Whether the ends are wanted, too.
+    pub with_ends: bool,
+}
+
+/// What is to be written, in one act, if none of the locks has another version.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// All locks that were read, each with its version.
+    pub read: Vec<(String, u64)>,
+    pub bodies: Vec<NewBody>,
+    /// Who waits no more.
+    pub gone: Vec<(String, Token)>,
+    /// Who came, or is otherwise than before; with what does not change about it where it came.
+    pub come: Vec<(String, Waiting, Option<Vec<u8>>)>,
+    /// New ends, with their numbers.
+    pub ends: Vec<(String, u64, Vec<u8>)>,
+    /// The ends up to this number are too many.
+    pub old_ends: Vec<(String, u64)>,
+    /// Whose bells to ring.
+    pub woken: Vec<Token>,
+}
+
+/// A lock's own row.
+#[derive(Debug)]
+pub struct NewBody {
+    pub name: String,
+    pub version: u64,
+    /// When it was used, in milliseconds since 1970.
+    pub used: u64,
+    /// Whether there is anything to tell of it.
+    pub is_kept: bool,
+    pub body: Vec<u8>,
+}
+
+/// The words of one kind of database. Each answers a whole statement, or several to be sent together.
+pub trait Grammar {
+    /// Makes the tables, if they are missing.
+    fn tables(&self) -> [&'static str; 3];
+
+    /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
+    /// columns more.
+    fn read(&self, question: &Question<'_>) -> String;
+
+    /// The time, in microseconds since 1970.
+    fn time(&self) -> String;
+
+    /// Makes rows for locks that have none.
+    fn begin(&self, names: &[&String], now: Time) -> String;
+
+    /// Answers 1 in the last row if it was done.
+    fn write(&self, change: &Change) -> String;
+
+    /// What does not change about a waiter.
+    fn note(&self, name: &str, token: &Token) -> String {
+        format!(
+            "SELECT {} FROM dlock_waiters WHERE name = {} AND token = '{}'",
+            self.to_hex("note"),
+            self.bytes(name.as_bytes()),
+            token.secret()
+        )
+    }
+
+    /// A waiter is not silent for so many milliseconds from now on. Changes as many rows as it waits in.
+    fn heard(&self, names: &Names, token: &Token, millis: u64) -> String;
+
+    /// One row for each of these locks that the token waits for.
+    fn waits(&self, names: &Names, token: &Token) -> String {
+        let names = self.list(&mut names.iter().map(|name| name.as_str()));
+        format!(
+            "SELECT 1 FROM dlock_waiters WHERE name IN ({names}) AND token = '{}' AND place = 0",
+            token.secret()
+        )
+    }
+
+    /// The names of all locks of which there is anything to tell.
+    fn names(&self) -> String {
+        format!("SELECT {} FROM dlock_locks WHERE kept = 1", self.to_hex("name"))
+    }
+
+    /// One row: what the database calls itself, with its version; 1 if it is a standby; and what is set so that a crash may
+    /// take back what was done, as a text, empty if nothing is.
+    fn survey(&self) -> String;
+
+    /// Removes all that is kept of a lock.
+    fn remove(&self, name: &str) -> Vec<String> {
+        let table = |table| format!("DELETE FROM {table} WHERE name = {}", self.bytes(name.as_bytes()));
+        ["dlock_ends", "dlock_waiters", "dlock_locks"].map(table).to_vec()
+    }
+
+    /// Removes what is too old to keep.
+    fn tidy(&self) -> Vec<String>;
+
+    /// Whether the database has bells.
+    fn has_bells(&self) -> bool;
+
+    /// Has the bell of a token ring on this connection from now on, if there are bells.
+    fn bell(&self, token: &Token) -> Option<String>;
+
+    /// These bytes.
+    fn bytes(&self, bytes: &[u8]) -> String;
+
+    /// The bytes of a column, as hexadecimal digits.
+    fn to_hex(&self, column: &str) -> String;
+
+    fn list(&self, names: &mut dyn Iterator<Item = &str>) -> String {
+        join(names.map(|name| self.bytes(name.as_bytes())))
+    }
+}
+
+/// With commas between them.
+pub fn join(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// How a mode is written: 0 for one holder, -1 for any number, else how many.
+pub fn mode(mode: Mode) -> i64 {
+    match mode {
+        Mode::Exclusive => 0,
+        Mode::Shared => -1,
+        Mode::Slots(slots) => i64::from(slots),
+    }
+}
+
+/// How a place is written.
+pub fn place(place: Place) -> u8 {
+    match place {
+        Place::Queued => 0,
+        Place::Parked => 1,
+    }
+}
+
+impl Change {
+    /// What became of these rows.
+    pub fn of(rows: Vec<(LockRow, Changed)>, now: Time, woken: &[Token]) -> Result<Self, serde_json::Error> {
+        let mut change = Self { woken: woken.to_vec(), ..Self::default() };
+        for (row, changed) in rows {
+            change.read.push((row.name.clone(), row.version));
+            if changed == Changed::Yes {
+                change.add(row, now)?;
+            }
+        }
+        Ok(change)
+    }
+
+    fn add(&mut self, mut row: LockRow, now: Time) -> Result<(), serde_json::Error> {
+        let name = row.name.clone();
+        let Changes { news, gone } = row.queue.changes(&row.record, &row.tracked);
+        let forgotten = row.queue.waiting.iter().filter(|waiting| waiting.is_forgotten(now));
+        let is_new = |waiting: &&Waiting| news.iter().any(|(new, _)| new.token == waiting.token);
+        let gone = gone.into_iter().chain(forgotten).filter(|waiting| !is_new(waiting));
+        self.gone.extend(gone.filter_map(|waiting| Some((name.clone(), waiting.token()?))));
+        for (waiting, note) in news {
+            let note = note.map(|note| serde_json::to_vec(&note)).transpose()?;
+            self.come.push((name.clone(), waiting, note));
+        }
+        (row.record.waiters, row.record.queue) = Default::default();
+        let mut ends = row.ends;
+        for end in std::mem::take(&mut row.record.log).iter().rev() {
+            ends += 1;
+            self.ends.push((name.clone(), ends, serde_json::to_vec(end)?));
+        }
+        if ends > row.ends && ends > LOG_KEPT as u64 {
+            self.old_ends.push((name.clone(), ends - LOG_KEPT as u64));
+        }
+        let is_kept = ends > 0 || row.record != Record::default();
+        let (version, used, body) = (row.version, now.millis(), row::body(ends, &row.record)?);
+        self.bodies.push(NewBody { name, version, used, is_kept, body });
+        Ok(())
+    }
+
+    /// Whether the token stands in a queue from now on.
+    pub fn queues(&self, token: &Token) -> bool {
+        let is =
+            |waiting: &Waiting| waiting.place == Place::Queued && waiting.token().as_ref() == Some(token);
+        self.come.iter().any(|(_, waiting, _)| is(waiting))
+    }
+}
+
+/// A waiter's columns behind name and token.
+pub fn columns(waiting: &Waiting) -> String {
+    let Waiting { ticket, since, silent, forget, .. } = waiting;
+    let (mode, place) = (mode(waiting.mode), place(waiting.place));
+    format!("{ticket}, {since}, {silent}, {forget}, {mode}, {place}, 0")
+}

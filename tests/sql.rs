@@ -1,0 +1,483 @@
+//! What an administrator may do to a database that keeps locks: restart it, end every connection, take rights away, set it up
+//! oddly, damage its rows, fail over to one that knows less. And who gets in: passwords, TLS, sockets, the least rights.
+
+use crate::support::certificates::Authority;
+use crate::support::dlock::Dlock;
+use crate::support::postgres::Postgres;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::storm::{Wish, storm};
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::World;
+use rustix::process::Signal;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+/// A job that goes on until `go` is there.
+const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
+/// A name that is no table's, and needs care.
+const KEY: &str = "it's a \"key\" \\ über%";
+
+/// A world with a server of its own.
+fn own_server(options: &[&str]) -> (World, Postgres) {
+    let mut world = World::without_redis();
+    let server = Postgres::start(&world.path(""), options);
+    world.use_store(server.url("postgres"));
+    (world, server)
+}
+
+/// What ends `-- true` with that status says.
+#[track_caller]
+fn refused(world: &World, status: i32) -> String {
+    world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
+}
+
+#[test]
+fn restarts_disturb_no_job_and_no_queue() {
+    let (world, mut server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    for end in [Signal::INT, Signal::QUIT, Signal::KILL] {
+        server.stop(end);
+        server.run();
+        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+        world.wait_for_waiters("k", 1);
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+#[test]
+fn half_a_lease_without_a_server_disturbs_no_job() {
+    let (world, mut server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "8s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    server.stop(Signal::INT);
+    sleep(Duration::from_secs(3));
+    server.run();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+#[test]
+fn a_server_that_is_gone_for_good_ends_the_job_in_time() {
+    let (world, mut server) = own_server(&[]);
+    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
+    let pid = world.wait_for_pid("pid");
+    server.stop(Signal::KILL);
+    holder.finish();
+    assert!(!crate::support::proc::alive(pid), "dead before dlock says that the lock is lost");
+    assert!(world.log().contains(&"term".to_owned()));
+}
+
+/// Whoever holds or waits connects again.
+#[test]
+fn connections_that_are_ended_all_the_time_lose_nothing() {
+    let world = World::with_postgres();
+    let server = Postgres::shared();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = format!(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
+                world.database()
+            );
+            while !over.load(Ordering::Relaxed) {
+                server.ask("postgres", &end);
+                sleep(Duration::from_millis(40));
+            }
+        });
+        let runs: Vec<_> = (0..12)
+            .map(|_| {
+                let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
+                world.run("k", &["-w", "-t", "20s", "--op-timeout", "10s"], script).any_stderr().spawn()
+            })
+            .collect();
+        runs.into_iter().for_each(|run| drop(run.finish()));
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(world.log(), ["ran"; 12]);
+    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+#[test]
+fn what_a_server_refuses_is_said() {
+    let (world, server) = own_server(&["deadlock_timeout=100ms"]);
+    world.run("k", &[], "true").run();
+    let set = |text: &str| {
+        server.ask("postgres", &format!("BEGIN READ WRITE; ALTER ROLE app {text}; COMMIT"));
+    };
+    set("SET default_transaction_read_only = on");
+    assert!(refused(&world, 69).contains("read-only"), "read-only");
+    set("RESET default_transaction_read_only");
+    server.ask("postgres", "CREATE ROLE few LOGIN CONNECTION LIMIT 0");
+    let few = world.url().replace("app@", "few@");
+    let said = world.run("k", &["--store", &few], "true").status(69).any_stderr().run().stderr;
+    assert!(said.contains("too many"), "{said}");
+    // Somebody has the table, and statements may not wait for it.
+    set("SET statement_timeout = '200ms'");
+    let hog = Hog::with(&server, "LOCK TABLE dlock_locks");
+    assert!(refused(&world, 69).contains("broke off a statement"), "a timeout");
+    drop(hog);
+    set("RESET statement_timeout");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// The victim of a deadlock with somebody else's transaction tries again. A server looks for one once, when a wait has lasted so
+/// long.
+#[test]
+fn a_deadlock_is_tried_again() {
+    let (world, server) = own_server(&["deadlock_timeout=5s"]);
+    let both = || world.dlock(["run", "-k", "a", "-k", "b", "--op-timeout", "20s", "--", "true"]);
+    both().run();
+    let row = |key: &str| format!("SELECT 1 FROM dlock_locks WHERE name = 'dlock:{key}' FOR UPDATE");
+    let hog = Hog::with(&server, &format!("SET deadlock_timeout = '1min'; {}", row("b")));
+    let run = both().any_stderr().spawn();
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    wait_until("the run waits for the row", || server.ask("postgres", waits) != "0");
+    hog.say(&row("a"));
+    let log = || fs::read_to_string(server.data().join("../log")).unwrap_or_default();
+    wait_until("a deadlock was found", || log().contains("deadlock detected"));
+    drop(hog);
+    run.finish();
+}
+
+#[test]
+fn a_row_that_is_damaged_is_left_as_it_is() {
+    let world = World::with_postgres();
+    let ask = |text: &str| Postgres::shared().ask(world.database(), text);
+    world.run("k", &[], "true").run();
+    ask("UPDATE dlock_locks SET body = 'nonsense'");
+    let said = refused(&world, 69);
+    assert!(
+        said.contains("\"dlock:k\"") && said.contains("damaged") && said.contains("delete its row"),
+        "{said}"
+    );
+    assert_eq!(ask("SELECT convert_from(body, 'UTF8') FROM dlock_locks"), "nonsense");
+    world.run("other", &[], "echo other >> log").run();
+    ask("DELETE FROM dlock_locks WHERE name = 'dlock:k'");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["other", "well"]);
+}
+
+/// The primary dies, and what takes its place has not heard of the last grant.
+#[test]
+fn a_failover_that_forgets_is_noticed() {
+    let (world, mut server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    server.stop(Signal::INT);
+    let (data, replica) = (server.data(), server.data().with_extension("replica"));
+    assert!(Command::new("cp").arg("-a").args([&data, &replica]).status().unwrap().success());
+    server.run();
+    let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_state("k", "held");
+    let before = world.fence("k");
+    server.stop(Signal::KILL);
+    fs::rename(&data, data.with_extension("lost")).unwrap();
+    fs::rename(&replica, &data).unwrap();
+    server.run();
+    let said = holder.finish().stderr;
+    assert!(said.contains("lost"), "{said}");
+    world.run("k", &[], "true").run();
+    assert!(world.fence("k") > before, "fences grow all the same");
+}
+
+#[test]
+fn a_clock_that_steps_disturbs_no_long_lease() {
+    let (world, mut server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    for ahead in [10, -10, 0] {
+        server.stop(Signal::INT);
+        server.set_clock(ahead);
+        server.run();
+        assert_eq!(world.state("k"), "held");
+        world.wait_for_waiters("k", 1);
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Nothing depends on how sessions are set up.
+#[test]
+fn odd_settings_change_nothing() {
+    let world = World::with_postgres();
+    let settings = [
+        "TimeZone TO 'Asia/Kathmandu'",
+        "DateStyle TO 'German'",
+        "bytea_output TO 'escape'",
+        "standard_conforming_strings TO off",
+        "default_transaction_isolation TO 'serializable'",
+        "extra_float_digits TO -15",
+        "client_min_messages TO debug1",
+        "lock_timeout TO '10s'",
+    ];
+    for setting in settings {
+        Postgres::shared().ask("postgres", &format!("ALTER DATABASE {} SET {setting}", world.database()));
+    }
+    world.run(KEY, &["--reason", "it's \\ so"], "echo $DLOCK_KEY > key").run();
+    assert_eq!(world.read("key"), format!("{KEY}\n"));
+    assert_eq!(world.status(KEY)["key"], KEY);
+    let wishes = [
+        Wish { keys: &["k"], options: &[], kind: "alone" },
+        Wish { keys: &["k"], options: &["--shared"], kind: "shared" },
+        Wish { keys: &["k", "l"], options: &[], kind: "alone" },
+    ];
+    storm(&world, 6, 4, &wishes);
+}
+
+/// Between PgBouncer and the server a connection is somebody else's after each transaction, and no bell is heard.
+#[test]
+fn poolers_may_stand_in_between() {
+    for mode in ["session", "transaction"] {
+        let mut world = World::with_postgres();
+        world.open_to_all();
+        let port = crate::support::redis::next_port();
+        world.write(
+            "pgbouncer.ini",
+            &format!(
+                "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
+                 unix_socket_dir =\nauth_type = any\nauth_file =\npool_mode = {mode}\nmax_client_conn = 200\n\
+                 default_pool_size = {}\n",
+                Postgres::shared().port(),
+                if mode == "session" { 60 } else { 2 },
+            )
+            .replace("* = host", &format!("{} = user=app host", world.database()))
+            .replace("auth_file =\n", ""),
+        );
+        let mut pooler = Command::new("setpriv");
+        pooler.args([
+            "--reuid=postgres",
+            "--regid=postgres",
+            "--clear-groups",
+            "--",
+            "/usr/sbin/pgbouncer",
+            "-q",
+        ]);
+        let mut pooler = pooler.arg(world.path("pgbouncer.ini")).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("pgbouncer is there", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        world.use_store(format!("postgres://app@127.0.0.1:{port}/{}", world.database()));
+        let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+        world.wait_for_log("up");
+        let waiters: Vec<_> = (1..=8)
+            .map(|number| {
+                let waiter = world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn();
+                world.wait_for_waiters("k", number);
+                waiter
+            })
+            .collect();
+        world.write("go", "");
+        holder.finish();
+        waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+        assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6", "7", "8"], "{mode}");
+        pooler.kill().unwrap();
+        pooler.wait().unwrap();
+    }
+}
+
+/// Requests and replies that the network loses or delivers late, each in turn.
+#[test]
+fn what_the_network_loses_is_made_good() {
+    let world = World::with_postgres();
+    world.run("k", &[], "true").run();
+    for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Late] {
+        for at in 1..=6 {
+            let proxy = Proxy::before(Postgres::shared().port());
+            proxy.plan(at, fault);
+            let url = format!("postgres://app@127.0.0.1:{}/{}", proxy.port(), world.database());
+            let run = world
+                .run("k", &["-w", "5s", "--store", &url, "-t", "5s"], "echo ran >> log")
+                .any_stderr()
+                .run();
+            drop(run);
+            world.run("k", &["-w", "20s"], "true").any_stderr().run();
+        }
+    }
+    assert_eq!(world.lines("ran"), 18);
+    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+#[test]
+fn the_least_rights_are_enough() {
+    let world = World::with_postgres();
+    let (server, database) = (Postgres::shared(), world.database());
+    let role = format!("least_{database}");
+    server.ask(database, &format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC"));
+    let url = world.url().replace("app@", &format!("{role}@"));
+    let least = |words: &[&str]| world.dlock(words).env("DLOCK_STORE", &url).any_stderr().any_stdout();
+    // It says what an administrator has to do; that is done.
+    let said = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
+    let begin = said.find("CREATE TABLE").expect("the statements");
+    let end = said.find(" and give it").expect("their end");
+    server.ask(database, &said[begin..end]);
+    let said = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
+    assert!(said.contains("permission denied"), "{said}");
+    let documented = include_str!("../docs/stores.md");
+    let grant = documented
+        .lines()
+        .find_map(|line| line.strip_prefix("GRANT SELECT").map(|rest| format!("GRANT SELECT{rest}")));
+    server.ask(
+        database,
+        &grant.expect("docs/stores.md has the line").replace(" TO dlock;", &format!(" TO {role}")),
+    );
+    let holder = world.run("k", &["-t", "20s"], JOB).env("DLOCK_STORE", &url).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").env("DLOCK_STORE", &url).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    for words in
+        [&["status"][..], &["history", "k"], &["doctor", "--strict"], &["metrics"], &["release", "k"]]
+    {
+        least(words).run();
+    }
+    assert_eq!(world.log(), ["up", "done", "next"]);
+    server.ask(database, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+#[test]
+fn who_gets_in() {
+    let (world, server) = own_server(&["password_encryption=scram-sha-256"]);
+    server
+        .ask("postgres", "CREATE ROLE scram LOGIN PASSWORD 'sesame'; GRANT CREATE ON SCHEMA public TO scram");
+    server.ask(
+        "postgres",
+        "SET password_encryption = md5; CREATE ROLE old LOGIN PASSWORD 'sesame'; GRANT scram TO old",
+    );
+    server.ask("postgres", "CREATE ROLE clear LOGIN PASSWORD 'sesame'; GRANT scram TO clear");
+    let rules = "local all app trust\nhost all app all trust\nhost all scram all scram-sha-256\nhost all old all md5\n\
+                 local all clear password\nhost all clear all password\n";
+    fs::write(server.data().join("pg_hba.conf"), rules).unwrap();
+    server.ask("postgres", "SELECT pg_reload_conf()");
+    world.write("right", "sesame\n");
+    world.write("wrong", "sesam\n");
+    let at = |user: &str| world.url().replace("app@", &format!("{user}@"));
+    wait_until("the rules are in force", || server.try_ask("postgres", "SELECT 1").is_ok());
+    for user in ["scram", "old"] {
+        let run = |file: Option<&str>| {
+            let run = world.run("k", &["--store", &at(user)], "true").any_stderr();
+            match file {
+                Some(file) => run.env("DLOCK_PASSWORD_FILE", world.path(file)),
+                None => run.env("PGPASSWORD", "sesame"),
+            }
+        };
+        run(Some("right")).run();
+        let said = run(Some("wrong")).status(77).run().stderr;
+        assert!(said.contains("refused the user name or the password") && !said.contains("sesam"), "{said}");
+        let said = run(None).status(77).run().stderr;
+        assert!(said.contains("wants a password"), "{said}");
+    }
+    // A password goes over the network only to one that knows it, or through TLS.
+    let clear = world.run("k", &["--store", &at("clear")], "true").env("DLOCK_PASSWORD", "sesame");
+    assert!(clear.status(77).any_stderr().run().stderr.contains("in clear"));
+    let socket = format!("postgres+unix://clear@{}?db=postgres", server.socket().display());
+    world.run("k", &["--store", &socket], "true").env("DLOCK_PASSWORD", "sesame").run();
+    // Nothing is read silently that is meant for other clients.
+    let foreign =
+        world.run("k", &[], "true").env("PGHOST", "nowhere.invalid").env("PGPORT", "1").env("PGUSER", "x");
+    foreign.env("PGSSLMODE", "verify-full").env("PGPASSFILE", world.path("none")).run();
+    let nobody = world.url().replace("app@", "");
+    let said = world.run("k", &["--store", &nobody], "true").status(78).any_stderr().run().stderr;
+    assert!(said.contains("which user?"), "{said}");
+    let nowhere = world.url().replace("/postgres", "/none");
+    let nowhere = nowhere.replace("postgres:/none", "postgres:/");
+    let said = world.run("k", &["--store", &format!("{}/none", nowhere.rsplit_once('/').unwrap().0)], "true");
+    assert!(said.status(78).any_stderr().run().stderr.contains("no such database"));
+}
+
+#[test]
+fn a_server_is_trusted_as_over_rediss() {
+    let (mut world, mut server) = own_server(&[]);
+    let port = server.port();
+    let url = |rest: &str| format!("postgres://app@localhost:{port}/postgres?sslmode=verify-full{rest}");
+    fn run<'w>(world: &'w World, url: &str) -> Dlock<'w> {
+        world.run("k", &["--store", url, "-t", "20s"], "echo ran >> log").any_stderr()
+    }
+    let said = run(&world, &url("")).status(69).run().stderr;
+    assert!(said.contains("has no TLS"), "{said}");
+    server.stop(Signal::INT);
+    let (authority, stranger) = (Authority::new("ours"), Authority::new("theirs"));
+    authority.write(&world.path("ca.pem"));
+    stranger.write(&world.path("other.pem"));
+    let show = |hosts: &[&str]| {
+        let data = server.data();
+        authority.issue(hosts).write(&data, "server");
+        for file in ["server.pem", "server.key"] {
+            let owner = fs::metadata(&data).map(|data| std::os::unix::fs::MetadataExt::uid(&data)).unwrap();
+            chown(data.join(file), Some(owner), None).unwrap();
+            fs::set_permissions(data.join(file), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+    };
+    show(&["localhost"]);
+    server.add_options(&["ssl=on", "ssl_cert_file=server.pem", "ssl_key_file=server.key"]);
+    server.run();
+    let ours = url(&format!("&ca={}", world.path("ca.pem").display()));
+    run(&world, &ours).run();
+    let served = "SELECT count(*) > 0 FROM pg_stat_ssl WHERE ssl";
+    world.use_store(ours.clone());
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    assert_eq!(server.ask("postgres", served), "t");
+    // Waking goes through TLS as well.
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    let theirs = url(&format!("&ca={}", world.path("other.pem").display()));
+    assert!(run(&world, &theirs).status(69).run().stderr.contains("cannot trust"), "an unknown authority");
+    let other = ours.replace("localhost", "127.0.0.1");
+    assert!(run(&world, &other).status(69).run().stderr.contains("is for localhost"), "another name");
+    run(&world, &url("").replace("verify-full", "disable")).run();
+    let said = run(&world, &url("").replace("verify-full", "require")).status(78).run().stderr;
+    assert!(said.contains("sslmode="), "{said}");
+}
+
+/// A session that has something locked until it is dropped.
+struct Hog {
+    child: std::process::Child,
+}
+
+impl Hog {
+    fn with(server: &Postgres, statement: &str) -> Self {
+        let mut psql = Command::new("psql");
+        psql.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "-U", "app", "-XAtq", "postgres"]);
+        let child = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut hog = Self { child };
+        hog.say("BEGIN");
+        hog.say(statement);
+        hog.say("SELECT 'locked'");
+        let stdout = hog.child.stdout.take().unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout));
+        wait_for("the lock", || lines.next().and_then(Result::ok).filter(|line| line == "locked"));
+        hog
+    }
+
+    fn say(&self, statement: &str) {
+        let mut stdin = self.child.stdin.as_ref().unwrap();
+        std::io::Write::write_all(&mut stdin, format!("{statement};\n").as_bytes()).unwrap();
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}

@@ -1,0 +1,227 @@
+//! A real PostgreSQL server. One is shared by the scenarios, each of which has a database of its own there; a scenario that
+//! kills or sets up its server has one for itself. Whoever is root runs it as `postgres`, for it refuses root.
+
+use super::masters::steered_clock;
+use super::redis::next_port;
+use super::wait::{wait_for, wait_until};
+use super::world::suite_home;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+
+/// The server. Dropping it stops it at once.
+pub struct Postgres {
+    port: u16,
+    home: PathBuf,
+    options: Vec<String>,
+    /// How far its clock is ahead, in microseconds.
+    offset: i64,
+    child: Option<Child>,
+}
+
+/// A database on a server, gone when it is dropped.
+pub struct Database {
+    name: String,
+}
+
+impl Postgres {
+    /// A server in a directory of its own below `home`, with further settings, `name=value`.
+    pub fn start(home: &Path, options: &[&str]) -> Self {
+        for open in [suite_home(), home] {
+            fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("permissions");
+        }
+        let home = home.join("postgres");
+        fs::create_dir(&home).expect("a directory");
+        fs::set_permissions(&home, fs::Permissions::from_mode(0o777)).expect("permissions");
+        let data = home.join("data");
+        let made = as_postgres("initdb")
+            .args(["--username=app", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-D"])
+            .arg(&data)
+            .stdout(Stdio::null())
+            .status();
+        assert!(made.expect("initdb").success());
+        let port = wait_for("a free port for postgres", || {
+            let port = next_port();
+            std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+        });
+        let mut server = Self {
+            port,
+            home,
+            options: options.iter().map(ToString::to_string).collect(),
+            offset: 0,
+            child: None,
+        };
+        server.run();
+        server
+    }
+
+    /// That which all scenarios share.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Postgres> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let (tell, hear) = mpsc::channel();
+            // It is told to stop when the thread that started it ends.
+            thread::spawn(move || {
+                let options = ["max_connections=500"];
+                tell.send(Self::start(suite_home(), &options)).expect("somebody waits for it");
+                loop {
+                    thread::park();
+                }
+            });
+            hear.recv().expect("a server")
+        })
+    }
+
+    /// Starts it again.
+    pub fn run(&mut self) {
+        let mut command = as_postgres("postgres");
+        if self.offset != 0 {
+            command.env("LD_PRELOAD", steered_clock()).env("STEERED_OFFSET", self.offset.to_string());
+        }
+        command.arg("-D").arg(self.home.join("data"));
+        command.args(["-c", "listen_addresses=127.0.0.1", "-c", &format!("port={}", self.port)]);
+        command.arg("-c").arg(format!("unix_socket_directories={}", self.home.display()));
+        for option in &self.options {
+            command.args(["-c", option]);
+        }
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).expect("a log");
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        self.child = Some(command.spawn().expect("postgres"));
+        wait_until("postgres is there", || self.try_ask("postgres", "SELECT 1").is_ok());
+    }
+
+    /// Further settings from the next start on.
+    pub fn add_options(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(ToString::to_string));
+    }
+
+    /// From the next start on its clock is ahead by so many seconds.
+    pub fn set_clock(&mut self, ahead: i64) {
+        self.offset = ahead * 1_000_000;
+    }
+
+    /// Where its data is.
+    pub fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.home.join(format!(".s.PGSQL.{}", self.port))
+    }
+
+    /// The URL of a database there.
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://app@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// What a statement answers, a line for each row; as the administrator.
+    pub fn ask(&self, database: &str, statement: &str) -> String {
+        self.try_ask(database, statement).unwrap_or_else(|error| panic!("{statement}: {error}"))
+    }
+
+    /// The same, which may fail.
+    pub fn try_ask(&self, database: &str, statement: &str) -> Result<String, String> {
+        let output = Command::new("psql")
+            .args([
+                "-h",
+                "127.0.0.1",
+                "-p",
+                &self.port.to_string(),
+                "-U",
+                "app",
+                "-XAtqw",
+                "-v",
+                "ON_ERROR_STOP=1",
+            ])
+            .args(["-d", database, "-c", statement])
+            .env("LC_ALL", "C")
+            .output()
+            .expect("psql");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    /// How many tables dlock has in a database.
+    pub fn tables(&self, database: &str) -> usize {
+        let count = "SELECT count(*) FROM pg_class WHERE relname LIKE 'dlock%' AND relkind = 'r'";
+        self.ask(database, count).parse().expect("a number")
+    }
+
+    /// A new database.
+    pub fn database(&self) -> Database {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("w{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.ask("postgres", &format!("CREATE DATABASE {name}"));
+        Database { name }
+    }
+
+    /// Sends it a signal: TERM waits for clients, INT and QUIT do not, KILL leaves everything as it is.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(|child| Pid::from_raw(child.id().cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("it runs");
+    }
+
+    /// Ends it so, and waits for that.
+    pub fn stop(&mut self, signal: Signal) {
+        self.signal(signal);
+        self.child.take().expect("it runs").wait().expect("it ends");
+    }
+}
+
+impl Database {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let drop = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        Postgres::shared().try_ask("postgres", &drop).ok();
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+                kill_process(pid, Signal::QUIT).ok();
+            }
+            drop(child.wait());
+        }
+    }
+}
+
+/// A program of the server's, as somebody whom it lets start it. It stops when this thread ends.
+fn as_postgres(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "QUIT"]);
+    if geteuid().is_root() {
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
+    }
+    command.arg("--").arg(bin().join(program)).env("LC_ALL", "C").current_dir("/");
+    command
+}
+
+/// Debian keeps the server's programs out of the PATH.
+fn bin() -> PathBuf {
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").expect("postgresql is installed; ./test --stores does that");
+    versions.flatten().map(|version| version.path().join("bin")).max().expect("a version of postgresql")
+}
