@@ -106,6 +106,24 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     assert_eq!(said, "");
 }
 
+/// The lists of words, as containers, Kubernetes and Ansible have them, are commands that dlock understands.
+#[test]
+fn lists_of_words_are_understood() {
+    let world = World::without_redis();
+    let mut lists = 0;
+    for line in ["dockerfile", "yaml"].into_iter().flat_map(blocks).flat_map(str::lines) {
+        let Some((_, list)) = line.split_once('[').filter(|(_, list)| list.contains("dlock")) else {
+            continue;
+        };
+        let words = list.trim_end_matches(']').split(", ").map(|word| word.trim_matches('"'));
+        let arguments = words.skip(1).take_while(|word| *word != "--");
+        // The second is busy, by the --min-hold of the first, and -E makes that 0.
+        world.dlock(arguments).args(["--", "true"]).any_stderr().run();
+        lists += 1;
+    }
+    assert_eq!(lists, 3);
+}
+
 /// How a runner starts a step, and whom it signals to cancel it.
 struct Runner {
     shell: &'static [&'static str],
