@@ -196,7 +196,8 @@ fn every_variable_is_in_a_page() -> Outcome {
     let name = regex_lite::Regex::new("\"(DLOCK_[A-Z_]+)\"")?;
     let mut seen = 0;
     for (path, text) in super::walls::sources() {
-        for found in name.captures_iter(&text) {
+        // That one is for tests.
+        for found in name.captures_iter(&text).filter(|found| &found[1] != "DLOCK_REGENERATE") {
             seen += 1;
             assert!(explained.contains(&found[1]), "{}: {}", path.display(), &found[1]);
         }
