@@ -44,8 +44,11 @@ const RARELY: u32 = 8;
 
 /// So long one may be kept waiting who has something else to heed.
 const SOON: Duration = Duration::from_millis(20);
-/// After a conflict it is tried again after a time up to this, twice as much after each further one, and at most that.
-const GIVES_WAY: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(40));
+/// After a conflict it is tried again after a time up to this, twice as much after each further one.
+const GIVES_WAY: Duration = Duration::from_micros(500);
+/// At most that, if one asks for the lock; and that, if one renews it or gives it back: a crowd that comes must not keep a
+/// holder from its lease.
+const GIVES_WAY_MOST: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(1));
 /// How long it may take to name all locks.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -299,7 +302,7 @@ impl<A: Adapter> Engine<A> {
                     return Ok(answer);
                 }
                 conflicts += 1;
-                give_way(conflicts, deadline)?;
+                give_way(conflicts, look, deadline)?;
                 continue;
             }
             transaction.abort();
@@ -449,9 +452,10 @@ impl<A: Adapter> Engine<A> {
 }
 
 /// Pauses after so many conflicts, some longer than others, or gives up.
-fn give_way(conflicts: u32, deadline: Moment) -> Result<(), Error> {
-    let (first, longest) = GIVES_WAY;
-    let most = first.saturating_mul(1 << conflicts.min(10)).min(longest);
+fn give_way(conflicts: u32, look: Look, deadline: Moment) -> Result<(), Error> {
+    let (asks, holds) = GIVES_WAY_MOST;
+    let longest = if matches!(look, Look::Wants(_)) { asks } else { holds };
+    let most = GIVES_WAY.saturating_mul(1 << conflicts.min(10)).min(longest);
     let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
     let pause = most.mul_f64(chance);
     if deadline.left() <= pause {
