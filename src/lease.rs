@@ -37,8 +37,6 @@ const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 const BACKOFF: Duration = Duration::from_secs(1);
 /// How long one who waits does so after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
-/// How long a pause is between two attempts to start the thread.
-const THREAD_PAUSE: Duration = Duration::from_millis(100);
 /// How long after a release that failed at once the next attempt follows.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -140,8 +138,29 @@ pub enum Loss {
 pub struct Lease {
     reports: Receiver<Report>,
     keeper: Arc<Keeper>,
-    /// There is no thread yet; there has to be one for the hold that counts from the first moment, at the second.
-    starts: Cell<Option<(Moment, Moment)>>,
+    /// What is to be kept, and from when on: there is no thread for it yet.
+    starts: Cell<Option<(Keeping, Moment)>>,
+}
+
+/// How far the keeping of a hold is.
+#[derive(Debug, Clone, Copy)]
+struct Keeping {
+    /// From when the lease counts.
+    sent: Moment,
+    /// When it is to be renewed next.
+    next: Moment,
+    /// How many attempts in a row have failed.
+    failures: u32,
+    /// Whether it was said that the deadline has passed.
+    overdue: bool,
+    /// Whether it was said that an operator asks for the end.
+    asked: bool,
+}
+
+impl Keeping {
+    fn new(sent: Moment, schedule: &Schedule) -> Self {
+        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false }
+    }
 }
 
 /// What both threads use.
@@ -180,8 +199,8 @@ impl Lease {
         match lease.keeper.ask(alarm) {
             Some((sent, Ok(Acquired::Granted(grant)))) if !lease.keeper.request.is_too_late(sent) => {
                 lease.keeper.report(Report::Granted { grant, sent });
-                let renews = lease.keeper.request.schedule.renew_at(sent);
-                lease.starts.set(Some((sent, renews.min(sent.after(SUBSCRIBE_AFTER)))));
+                let keeping = Keeping::new(sent, &lease.keeper.request.schedule);
+                lease.starts.set(Some((keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)))));
             }
             Some((_, Ok(Acquired::Busy(blocker)))) => lease.keeper.report(Report::Busy(blocker)),
             Some((_, Ok(Acquired::Done(done)))) => lease.keeper.report(Report::Done(done)),
@@ -207,10 +226,10 @@ impl Lease {
 
     /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
     pub fn next_report(&self) -> Option<Report> {
-        if let Some((sent, at)) = self.starts.get()
+        if let Some((keeping, at)) = self.starts.get()
             && at.passed()
         {
-            self.start_keeping(sent);
+            self.start_keeping(keeping);
         }
         self.reports.try_recv().ok().or_else(|| {
             self.keeper.owner.drain();
@@ -218,14 +237,11 @@ impl Lease {
         })
     }
 
-    /// A job may have used up what a thread takes. It is tried again, as long as the lease lasts: then the guard acts.
-    fn start_keeping(&self, sent: Moment) {
-        let again = self.spawn(move |keeper| keeper.keep(sent)).err().map(|error| {
-            let error = Error::Unavailable(format!("cannot start a thread to renew the lock: {error}"));
-            self.keeper.report(Report::Trouble { error, until: self.keeper.request.schedule.term_at(sent) });
-            (sent, Moment::now().after(THREAD_PAUSE))
-        });
-        self.starts.set(again);
+    /// A job may have used up what a thread takes. Then the caller renews by itself, when it is time, and tries again.
+    fn start_keeping(&self, mut keeping: Keeping) {
+        let is_started = self.spawn(move |keeper| keeper.keep(keeping)).is_ok();
+        let goes_on = !is_started && (!keeping.next.passed() || self.keeper.renew(&mut keeping));
+        self.starts.set(goes_on.then_some((keeping, keeping.next)));
     }
 
     /// Nothing is renewed from now on: somebody else gives the lock back.
@@ -299,7 +315,7 @@ impl Keeper {
         let report = &mut |report| self.report(report);
         let sent = obtain(&mut **self.shared.store(), &self.request, first, report);
         if let Some(sent) = sent {
-            self.keep(sent);
+            self.keep(Keeping::new(sent, &self.request.schedule));
         }
     }
 
@@ -310,59 +326,61 @@ impl Keeper {
     }
 
     /// Renews until the lock is given back or lost.
-    fn keep(&self, mut sent: Moment) {
-        let schedule = self.request.schedule;
-        let (mut failures, mut overdue, mut asked) = (0u32, false, false);
-        let mut next = schedule.renew_at(sent);
-        let mut hearing = Hearing { listens_at: sent.after(SUBSCRIBE_AFTER), subscription: None };
+    fn keep(&self, mut keeping: Keeping) {
+        let mut hearing = Hearing { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
         loop {
-            self.listen(&mut hearing, next);
-            if self.shared.over.load(Ordering::Acquire) {
+            self.listen(&mut hearing, keeping.next);
+            if self.shared.over.load(Ordering::Acquire) || !self.renew(&mut keeping) {
                 return;
             }
-            let mut store = self.shared.store();
-            let began = Moment::now();
-            let (names, ask) = (&self.request.names, &self.request.ask);
-            let failed = if failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
-            let by = began.after(schedule.attempt(failed));
-            match store.renew(names, &ask.token, ask.ttl, by) {
-                Ok(answer @ (Renewal::Renewed | Renewal::Asked)) => {
-                    sent = store.renewed_from().map_or(began, |from| from.min(began));
-                    (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
-                    if failures >= WORTH_SAYING {
-                        self.report(Report::Recovered);
-                    }
-                    (failures, overdue) = (0, false);
-                    next = schedule.renew_at(sent);
-                    if answer == Renewal::Asked && !std::mem::replace(&mut asked, true) {
-                        self.report(Report::Asked);
-                    }
+        }
+    }
+
+    /// One attempt to renew, and when the next one is due. False where the lock is lost.
+    fn renew(&self, keeping: &mut Keeping) -> bool {
+        let schedule = self.request.schedule;
+        let mut store = self.shared.store();
+        let began = Moment::now();
+        let (names, ask) = (&self.request.names, &self.request.ask);
+        let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
+        let by = began.after(schedule.attempt(failed));
+        match store.renew(names, &ask.token, ask.ttl, by) {
+            Ok(answer @ (Renewal::Renewed | Renewal::Asked)) => {
+                let sent = store.renewed_from().map_or(began, |from| from.min(began));
+                (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
+                if keeping.failures >= WORTH_SAYING {
+                    self.report(Report::Recovered);
                 }
-                Ok(answer) => {
-                    let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
-                    let kill_by = schedule.kill_of_lost(Moment::now(), sent);
-                    return self.report(Report::Lost { how, kill_by });
+                if answer == Renewal::Asked && !keeping.asked {
+                    self.report(Report::Asked);
                 }
-                Err(error) => {
-                    store.reset();
-                    failures = failures.saturating_add(1);
-                    if failures == WORTH_SAYING {
-                        self.report(Report::Trouble { error, until: schedule.term_at(sent) });
+                let asked = keeping.asked || answer == Renewal::Asked;
+                *keeping = Keeping { asked, ..Keeping::new(sent, &schedule) };
+            }
+            Ok(answer) => {
+                let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
+                let kill_by = schedule.kill_of_lost(Moment::now(), keeping.sent);
+                self.report(Report::Lost { how, kill_by });
+                return false;
+            }
+            Err(error) => {
+                store.reset();
+                keeping.failures = keeping.failures.saturating_add(1);
+                if keeping.failures == WORTH_SAYING {
+                    self.report(Report::Trouble { error, until: schedule.term_at(keeping.sent) });
+                }
+                keeping.next = schedule.retry_at(began);
+                if schedule.deadline(keeping.sent).passed() {
+                    if !std::mem::replace(&mut keeping.overdue, true) {
+                        let kill_by = schedule.kill_at(keeping.sent);
+                        self.report(Report::Lost { how: Loss::Deadline, kill_by });
                     }
-                    next = schedule.retry_at(began);
-                    if schedule.deadline(sent).passed() {
-                        if !std::mem::replace(&mut overdue, true) {
-                            self.report(Report::Lost {
-                                how: Loss::Deadline,
-                                kill_by: schedule.kill_at(sent),
-                            });
-                        }
-                        // The job that is left, if any, runs without the lock; there is no hurry any more.
-                        next = schedule.renew_at(began);
-                    }
+                    // The job that is left, if any, runs without the lock; there is no hurry any more.
+                    keeping.next = schedule.renew_at(began);
                 }
             }
         }
+        true
     }
 }
 
