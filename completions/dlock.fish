@@ -34,6 +34,8 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the l
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "check" -d 'Say whether the lock that this process runs under is still held'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "wait" -d 'Wait until locks are free, without taking them'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, ask its holder to stop, or take it away'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "pause" -d 'Have nobody granted a lock for a while; whoever holds it goes on'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "resume" -d 'End a pause'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Make a run due again that --once-per takes for done'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "watch" -d 'Print what happens to locks, as it happens'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print what was counted of locks, for Prometheus'
@@ -211,6 +213,41 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -d 'The same as KEY' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l for -d 'For how long, up to 40d' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l reason -d 'Why; whoever is refused is told' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l stop -d 'Also ask whoever holds the lock to end, as \'dlock release\' does'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s k -l key -d 'The same as KEY' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l username -d 'The user to log in to the store as (or DLOCK_USERNAME)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l password-file -d 'Read the store\'s password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+json\t'One JSON object a line'"
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
+always\t'Also into a pipe'
+never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -313,6 +350,10 @@ complete -c dlock -n "__fish_dlock_using_subcommand wait" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -r -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -f -a "(__dlock_keys)"
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -r -f -a "(__dlock_keys)"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -f -a "(__dlock_keys)"

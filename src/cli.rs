@@ -17,6 +17,7 @@ pub mod history;
 pub mod key;
 mod leading;
 pub mod metrics;
+pub mod pause;
 pub mod release;
 pub mod renew;
 pub mod run;
@@ -91,6 +92,12 @@ pub enum Command {
     /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
     /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
     Release(Release),
+    /// Have nobody granted a lock for a while; whoever holds it goes on
+    ///
+    /// Who waits goes on waiting, who does not is told who paused it, why, and until when.
+    Pause(pause::Pause),
+    /// End a pause
+    Resume(pause::Resume),
     /// Make a run due again that --once-per takes for done
     ///
     /// The store forgets that a run under the lock has succeeded. Nothing else about the lock changes.
@@ -127,6 +134,12 @@ impl Command {
                 [key] => Some(key),
                 _ => None,
             },
+            Self::Pause(pause::Pause { keys, .. }) | Self::Resume(pause::Resume { keys, .. }) => {
+                match &**keys {
+                    [key] => Some(key),
+                    _ => None,
+                }
+            }
             Self::Release(release) => Some(&release.key.0),
             Self::History(history) => Some(&history.key.0),
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
@@ -145,6 +158,8 @@ impl Command {
             Self::Check(check) => &check.common,
             Self::Wait(wait) => &wait.common,
             Self::Forget(forget) => &forget.common,
+            Self::Pause(pause) => &pause.common,
+            Self::Resume(resume) => &resume.common,
             Self::History(history) => &history.common,
             Self::Release(release) => &release.common,
             Self::Watch(watch) => &watch.common,

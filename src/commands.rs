@@ -21,6 +21,7 @@ pub mod held;
 pub mod history;
 pub mod metrics;
 mod owner;
+pub mod pause;
 pub mod release;
 pub mod renew;
 pub mod run;
@@ -70,6 +71,8 @@ fn dispatch(command: &Command) -> anyhow::Result<Exit> {
         Command::Renew(flags) => renew::renew(&context()?, flags),
         Command::Check(flags) => check::check(&context()?, flags),
         Command::Wait(flags) => wait::wait(&context()?, flags),
+        Command::Pause(flags) => pause::pause(&context()?, flags),
+        Command::Resume(flags) => pause::resume(&context()?, flags),
         Command::Forget(flags) => forget::forget(&context()?, flags),
         Command::History(flags) => history::history(&context()?, flags),
         Command::Doctor(flags) => doctor::doctor(&context()?, flags),

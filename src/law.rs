@@ -28,8 +28,8 @@ mod time;
 pub mod view;
 
 pub use answer::{
-    Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Proof, Renewal, Requested,
-    Revoked, State, Success, Waiting,
+    Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
+    Requested, Revoked, State, Success, Waiting,
 };
 pub use operation::{Ask, End, Patience, Ran, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Phase, Record, Spent, Waiter};
@@ -227,6 +227,16 @@ impl LockTable {
         record.expire(now);
         record.forget(now);
         let was = record.success.take().is_some();
+        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        was
+    }
+
+    /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
+    /// holds it goes on.
+    pub fn pause(&mut self, now: Time, name: &Name, pause: Option<(&Owner, Duration)>) -> bool {
+        let record = self.record(name.as_str());
+        record.expire(now);
+        let was = record.pause(now, pause);
         self.serve(now, VecDeque::from([name.as_str().to_owned()]));
         was
     }

@@ -185,6 +185,9 @@ impl Replicas {
 /// The greatest number of slots. A grant looks for the lowest free one among those that are taken.
 pub const SLOTS_MAX: u32 = 1000;
 
+/// The longest pause.
+pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
+
 /// How long it is remembered that a run succeeded, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 

@@ -89,6 +89,10 @@ pub trait Store: Send {
     /// Makes what is wanted once in a while ([`crate::law::Terms::once_per`]) due again; whether it was done.
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error>;
 
+    /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
+    /// holds it goes on.
+    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error>;
+
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
 

@@ -81,6 +81,7 @@ mod once_per;
 mod oversell;
 mod packages;
 mod passwords;
+mod pause;
 mod pictures;
 mod quorum;
 mod readme;

@@ -30,7 +30,18 @@ fn a_held_lock_with_waiters(backend: Backend) {
     let status = world.status("k");
     assert_fields(
         &status,
-        &["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run", "last_success"],
+        &[
+            "key",
+            "state",
+            "mode",
+            "slots",
+            "fence",
+            "holders",
+            "waiters",
+            "last_run",
+            "last_success",
+            "paused",
+        ],
     );
     assert_eq!(status["key"], "k");
     assert_eq!(status["state"], "held");

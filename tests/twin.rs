@@ -48,6 +48,7 @@ enum Step {
     Intrude { lock: usize, ttl: Option<u64> },
     Request { lock: usize },
     Forget { lock: usize },
+    Pause { lock: usize, lasts: Option<u64> },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -112,6 +113,8 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
             lock.clone().prop_map(|lock| Step::Vanish { lock }),
             lock.clone().prop_map(|lock| Step::Request { lock }),
             lock.clone().prop_map(|lock| Step::Forget { lock }),
+            (lock.clone(), prop_oneof![Just(None), (1..8000u64).prop_map(Some)])
+                .prop_map(|(lock, lasts)| Step::Pause { lock, lasts }),
             (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
                 .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
         ],
@@ -194,7 +197,7 @@ impl Servers {
                 (0..count).map(target).collect(),
                 "redis+quorum://test".into(),
                 Duration::from_secs(60),
-                move |what| match what.starts_with("cannot reach") {
+                move |what| match what.starts_with("cannot reach") || what.ends_with(" is back") {
                     true => left_behind.store(true, Ordering::Relaxed),
                     false => panic!("{what}"),
                 },
@@ -322,6 +325,12 @@ impl Twins<'_> {
                 let name = self.names[lock].clone();
                 let lua = self.store.forget(&name, by()).unwrap();
                 assert_eq!(self.law.forget_success(self.now, &name), lua, "{step:?}");
+            }
+            Step::Pause { lock, lasts } => {
+                let (name, who) = (self.names[lock].clone(), owner(96));
+                let pause = lasts.map(|lasts| (&who, ms(lasts)));
+                let lua = self.store.pause(&name, pause, by()).unwrap();
+                assert_eq!(self.law.pause(self.now, &name, pause), lua, "{step:?}");
             }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Pass(span) => {

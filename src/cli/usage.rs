@@ -22,8 +22,7 @@ pub enum Parsed {
 }
 
 /// The commands, for messages.
-const COMMANDS: &str =
-    "run, status, history, watch, metrics, acquire, renew, check, wait, release, forget, doctor, completions";
+const COMMANDS: &str = "run, status, history, watch, metrics, acquire, renew, check, wait, release, pause, resume, forget, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -58,6 +57,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                     check_token("check", check.token_file.is_some(), check.key.is_some())?;
                 }
                 Command::Wait(wait) => wait.named.join(&mut wait.keys),
+                Command::Pause(pause) => pause.named.join(&mut pause.keys),
+                Command::Resume(resume) => resume.named.join(&mut resume.keys),
                 Command::Forget(forget) => forget.named.join(&mut forget.keys),
                 Command::Status(status) => status.named.join(&mut status.keys),
                 Command::Watch(watch) => watch.named.join(&mut watch.keys),
@@ -318,6 +319,10 @@ mod tests {
             &["run", "-k", "a", "--once-per", "1h", "-s", "--", "true"],
             &["run", "-k", "a", "--once-per", "1h", "-n3", "--", "true"],
             &["forget"],
+            &["resume"],
+            &["pause", "a"],
+            &["pause", "a", "--reason", "r", "--for", "41d"],
+            &["pause", "a", "--reason", "r", "--for", "0"],
             &["wait"],
             &["wait", "a", "-w"],
             &["wait", "a", "-w", "b"],

@@ -93,6 +93,8 @@ pub struct Blocker {
     /// How long until the first event that may end what is in the way; null where it has no end (a foreign key without
     /// TTL).
     pub left: Option<Duration>,
+    /// That nobody is granted it, whoever holds it now.
+    pub paused: Option<Pause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +168,8 @@ pub enum State {
     Cooling,
     /// Taken away by an operator, while the old job may still live.
     Revoked,
+    /// Free, and granted to nobody, for an operator has paused it.
+    Paused,
 }
 
 impl State {
@@ -175,8 +179,19 @@ impl State {
             Self::Free => "free",
             Self::Cooling => "cooling",
             Self::Revoked => "revoked",
+            Self::Paused => "paused",
         }
     }
+}
+
+/// Who has paused a lock: nobody is granted it meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// Who did it; the reason is there.
+    pub by: Owner,
+    pub since: u64,
+    /// When it ends by itself.
+    pub until: u64,
 }
 
 /// A value under the lock's name that dlock did not write.

@@ -10,7 +10,7 @@
 //! - One whose ticket is forgotten while it stands between others counts as before them until the queue comes to it: to look
 //!   for such in the middle would cost every waiter's heartbeat a look at all of them.
 
-use super::answer::{Left, LoggedEnd, Outcome, Success};
+use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
 use super::operation::{Ask, Ran, Terms};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
@@ -45,6 +45,9 @@ pub struct Record {
     /// The last hold that succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
+    /// Who has paused it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused: Option<Pause>,
     /// Who is to be woken when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,
@@ -214,9 +217,14 @@ impl Record {
         }
     }
 
-    /// Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is
-    /// known to, the server has lost who does: then nobody may before the key itself runs out.
+    /// Whether one more may hold it in this mode, the queue aside.
     pub(super) fn admits(&self, mode: Mode) -> bool {
+        self.paused.is_none() && self.has_room(mode)
+    }
+
+    /// The same, whether it is paused or not. Where the key says that several hold it and nobody is
+    /// known to, the server has lost who does: then nobody may before the key itself runs out.
+    fn has_room(&self, mode: Mode) -> bool {
         match (&self.lock, mode) {
             (Lock::Free, _) => true,
             (Lock::Shared { .. }, Mode::Shared) => !self.holds.is_empty(),
@@ -308,6 +316,7 @@ impl Record {
         if over {
             self.lock = Lock::Free;
         }
+        self.paused.take_if(|pause| now.millis() >= pause.until);
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()
@@ -505,7 +514,7 @@ impl Record {
     pub(super) fn is_open(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
-            Some(mode) => self.admits(mode),
+            Some(mode) => self.has_room(mode),
         }
     }
 }

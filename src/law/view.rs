@@ -1,10 +1,10 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::answer::{Blocker, Foreign, Holder, LoggedEnd, State, Success};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
-use super::time::{Time, millis};
+use super::time::{Due, Time, millis};
 use crate::lock::{Fence, Mode, Name, ONCE_PER_MOST, Owner, Token};
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ pub struct View {
     /// The last ends, newest first, at most 64.
     pub log: Vec<LoggedEnd>,
     pub stat: Stat,
+    /// Who has paused it.
+    pub paused: Option<Pause>,
     /// The last hold that succeeded, if it was granted within [`ONCE_PER_MOST`].
     pub success: Option<Success>,
 }
@@ -84,6 +86,7 @@ impl Record {
             waiters: record.queue.iter().filter_map(heard).collect(),
             log: record.log.into(),
             stat: record.stat,
+            paused: record.paused,
             success: record
                 .success
                 .filter(|success| now.millis().saturating_sub(success.since) <= millis(ONCE_PER_MOST)),
@@ -100,6 +103,7 @@ impl Record {
     /// What the lock key and the holds say together.
     pub(super) fn state(&self, now: Time) -> State {
         match self.lock {
+            Lock::Free if self.paused.is_some() => State::Paused,
             Lock::Free => State::Free,
             Lock::Foreign { .. } => State::Held,
             Lock::Cooling { .. } => State::Cooling,
@@ -124,7 +128,7 @@ impl Record {
             .filter(|(_, hold)| match state {
                 State::Held => self.is_live(now, hold),
                 State::Revoked => hold.phase == Phase::Revoked,
-                State::Free | State::Cooling => false,
+                State::Free | State::Cooling | State::Paused => false,
             })
             .collect();
         shown.sort_by_key(|(token, hold)| (hold.since, (*token).clone()));
@@ -148,7 +152,7 @@ impl Record {
             _ => (shown.first().copied(), None),
         };
         let until = match &self.lock {
-            Lock::Free => None,
+            Lock::Free => self.paused.as_ref().map(|pause| Due(pause.until)),
             Lock::Exclusive { until, .. }
             | Lock::Shared { until }
             | Lock::Slots { until, .. }
@@ -163,6 +167,7 @@ impl Record {
             holder: first.map(|(_, hold)| hold.shown(now)),
             others: u64::try_from(shown.len().saturating_sub(1)).unwrap_or(u64::MAX),
             left: until.map(|until| until.left(now)),
+            paused: self.paused.clone(),
         }
     }
 }

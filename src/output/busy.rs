@@ -6,7 +6,7 @@ use super::live::Room;
 use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
-use crate::law::{Blocker, Done, Holder, State, Waiting};
+use crate::law::{Blocker, Done, Holder, Pause, State, Waiting};
 use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
 
@@ -160,6 +160,19 @@ fn joined(keys: &[Key]) -> String {
 
 /// What stands in the way of one who asked for this mode, as a clause.
 fn reason(blocker: &Blocker, asked: Mode) -> String {
+    match &blocker.paused {
+        Some(Pause { by, .. }) if blocker.state == State::Paused => {
+            let left = blocker.left.map(span).unwrap_or_default();
+            format!("paused by {}{}, for {left} more", who(by), because(by))
+        }
+        Some(Pause { by, .. }) => {
+            format!("{}; besides, {} has paused it{}", in_the_way(blocker, asked), who(by), because(by))
+        }
+        None => in_the_way(blocker, asked),
+    }
+}
+
+fn in_the_way(blocker: &Blocker, asked: Mode) -> String {
     let left = blocker.left.map(|left| format!(", for {} at most", span(left))).unwrap_or_default();
     match (blocker.state, &blocker.holder) {
         (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, asked),
@@ -185,8 +198,8 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
                 .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker.others, "and")))
                 .unwrap_or_default()
         ),
-        (State::Free, Some(holder)) => format!("{} waited before", who(&holder.owner)),
-        (State::Free, None) => "others waited before".into(),
+        (State::Free | State::Paused, Some(holder)) => format!("{} waited before", who(&holder.owner)),
+        (State::Free | State::Paused, None) => "others waited before".into(),
     }
 }
 
@@ -296,6 +309,7 @@ mod tests {
             holder: Some(holder(true)),
             others,
             left: None,
+            paused: None,
         }
     }
 

@@ -19,6 +19,10 @@ pub fn state(view: &View) -> String {
     match (view.state, view.holders.as_slice()) {
         (State::Free, _) if view.waiters.is_empty() => "is free".into(),
         (State::Free, _) => format!("is free, and {} for it", queued(view.waiters.len())),
+        (State::Paused, _) => match &view.paused {
+            Some(pause) => format!("is paused by {}{},{left}", who(&pause.by), because(&pause.by)),
+            None => "is paused".into(),
+        },
         (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),
         (State::Revoked, []) => format!("was taken away by an operator; the old job may run{left}"),
         (State::Revoked, [holder, ..]) => {

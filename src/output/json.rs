@@ -5,7 +5,7 @@
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::law::{Holder, LoggedEnd, Outcome, State, Success};
+use crate::law::{Holder, LoggedEnd, Outcome, Pause, State, Success};
 use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
@@ -118,6 +118,7 @@ struct Lock<'a> {
     waiters: Vec<Waits<'a>>,
     last_run: Option<LastRun<'a>>,
     last_success: Option<LastSuccess<'a>>,
+    paused: Option<Paused<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -157,6 +158,15 @@ struct LastRun<'a> {
 }
 
 #[derive(Serialize)]
+struct Paused<'a> {
+    #[serde(flatten)]
+    by: Person<'a>,
+    reason: Option<&'a str>,
+    since: String,
+    until: String,
+}
+
+#[derive(Serialize)]
 struct LastSuccess<'a> {
     #[serde(flatten)]
     who: Who<'a>,
@@ -184,6 +194,7 @@ impl<'a> Lock<'a> {
             waiters: view.waiters.iter().map(Waits::of).collect(),
             last_run: view.log.first().map(LastRun::of),
             last_success: view.success.as_ref().map(LastSuccess::of),
+            paused: view.paused.as_ref().map(Paused::of),
         }
     }
 }
@@ -206,6 +217,12 @@ impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter) -> Self {
         let (mode, slots) = mode(waiter.mode);
         Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting) }
+    }
+}
+
+impl<'a> Paused<'a> {
+    fn of(Pause { by, since, until }: &'a Pause) -> Self {
+        Self { by: by.into(), reason: by.reason.as_deref(), since: utc(*since), until: utc(*until) }
     }
 }
 
@@ -243,8 +260,18 @@ mod tests {
         assert!(!text.contains(|c: char| c != '\n' && crate::output::acts(c)));
         let array: serde_json::Value = serde_json::from_str(&text)?;
         for lock in array.as_array().into_iter().flatten() {
-            let fields =
-                ["key", "state", "mode", "slots", "fence", "holders", "waiters", "last_run", "last_success"];
+            let fields = [
+                "key",
+                "state",
+                "mode",
+                "slots",
+                "fence",
+                "holders",
+                "waiters",
+                "last_run",
+                "last_success",
+                "paused",
+            ];
             assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
             for holder in lock["holders"].as_array().into_iter().flatten() {
                 let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];

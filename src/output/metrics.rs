@@ -17,6 +17,7 @@ pub struct Sample {
     stat: Stat,
     holders: u64,
     waiters: u64,
+    paused: u64,
     /// In milliseconds.
     lease: Option<u64>,
 }
@@ -33,6 +34,7 @@ impl Sample {
             stat: view.stat.clone(),
             holders: holders as u64,
             waiters: view.waiters.len() as u64,
+            paused: view.paused.is_some().into(),
             lease: lease.or(foreign).filter(|_| is_held).map(millis),
         }
     }
@@ -58,6 +60,7 @@ impl Exposition {
         self.keys += 1;
         self.all.holders += sample.holders;
         self.all.waiters += sample.waiters;
+        self.all.paused += sample.paused;
         sum(&mut self.all.stat, &sample.stat);
         self.shown.insert(sample.key.clone(), sample);
         if self.shown.len() > self.most {
@@ -100,6 +103,9 @@ impl Exposition {
             histogram(&lock.stat.held)
         });
         family("holders", "gauge", "Holders now.", &|lock| count(lock.holders));
+        family("paused", "gauge", "1 while nobody is granted the lock (dlock pause).", &|lock| {
+            count(lock.paused)
+        });
         family("queue_length", "gauge", "Waiters now.", &|lock| count(lock.waiters));
         family("last_end_timestamp_seconds", "gauge", "When a hold last ended so, by outcome.", &|lock| {
             by_outcome(|outcome| lock.stat.last.get(&outcome).copied().map(seconds))

@@ -2,7 +2,7 @@
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
 use super::columns::{broken, padded};
-use super::owner::cell;
+use super::owner::{because, cell};
 use super::table::{Width, colour, last};
 use super::time::{local, span};
 use super::{Coloured, escaped};
@@ -71,6 +71,10 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
         (_, Some(left)) if view.holders.is_empty() => lines.add(0, "free in", &span(left)),
         (_, None) => lines.add(0, "free in", "no end"),
         _ => {}
+    }
+    if let Some(pause) = &view.paused {
+        let (by, until) = (cell(&pause.by), local(pause.until, view.now));
+        lines.add(0, "paused", &format!("until {until} by {by}{}", because(&pause.by)));
     }
     if !view.waiters.is_empty() {
         lines.add(0, "waiting", &view.waiters.len().to_string());

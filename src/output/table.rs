@@ -340,6 +340,7 @@ pub(super) mod tests {
                 log: vec![],
                 stat: Stat::default(),
                 success: None,
+                paused: None,
             })
         };
         let holder = Holder {

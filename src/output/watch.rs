@@ -26,6 +26,8 @@ fn word(kind: EventKind) -> &'static str {
         EventKind::Left => "left",
         EventKind::Busy => "busy",
         EventKind::Done => "done",
+        EventKind::Paused => "paused",
+        EventKind::Resumed => "resumed",
         EventKind::Granted => "granted",
         EventKind::Over(outcome) => outcome.word(),
         EventKind::Ended => "ended",

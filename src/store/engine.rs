@@ -629,6 +629,18 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
+    fn pause(
+        &mut self,
+        name: &Name,
+        pause: Option<(&Owner, Duration)>,
+        deadline: Moment,
+    ) -> Result<bool, Error> {
+        self.adapter.refresh()?;
+        self.transact(&name.clone().into(), None, Look::Heads, deadline, |transaction| {
+            transaction.table.pause(transaction.now, name, pause)
+        })
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
         self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {

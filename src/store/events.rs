@@ -20,6 +20,10 @@ pub enum EventKind {
     Busy,
     /// Somebody found done what it wanted the lock for.
     Done,
+    /// An operator has paused it.
+    Paused,
+    /// It is paused no more.
+    Resumed,
     /// Somebody has the lock, and knows.
     Granted,
     /// A hold is over, and this is how.
@@ -126,6 +130,16 @@ fn between(old: &View, new: &View) -> Vec<Event> {
         if count > 0 {
             events.push(Event { count, ..Event::new(kind, new.now) });
         }
+    }
+    match (&old.paused, &new.paused) {
+        (before, Some(pause)) if before.as_ref() != Some(pause) => {
+            let by = Some(pause.by.clone());
+            events.push(Event { owner: by, ..Event::new(EventKind::Paused, pause.since) });
+        }
+        (Some(pause), None) => {
+            events.push(Event::new(EventKind::Resumed, pause.until.min(new.now)));
+        }
+        _ => {}
     }
     events.sort_by_key(Event::order);
     events

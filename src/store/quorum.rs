@@ -337,6 +337,18 @@ impl Store for QuorumStore {
         Ok(forgotten > 0)
     }
 
+    /// A majority is enough: whoever is granted the lock has one of these.
+    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error> {
+        let who = pause.map(|(who, _)| json(who)).transpose()?.unwrap_or_default();
+        let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts)).to_string();
+        let answers = self.look(&call(&scripts::PAUSE, name, &[&who, &lasts]), by);
+        let (paused, majority) = (answers.count("paused"), self.masters.majority());
+        if paused + answers.count("open") < majority {
+            return Err(self.short(&answers));
+        }
+        Ok(paused >= majority)
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &json(&revoke.by)?]);
@@ -374,7 +386,7 @@ impl Store for QuorumStore {
             (State::Held, None) => Revoked::Holds { holders, left },
             (State::Cooling, None) => Revoked::Cooling,
             (State::Revoked, None) => Revoked::AlreadyRevoked { holders, left },
-            (State::Free, None) => Revoked::Free,
+            (State::Free | State::Paused, None) => Revoked::Free,
         })
     }
 
@@ -408,7 +420,7 @@ impl Store for QuorumStore {
         let joined = Joined::of(&all, self.masters.len());
         // Several that try at the same time hold nothing yet.
         let trying = joined.firmness == Firmness::Split;
-        let MasterView { state, left, holder, foreign, token } =
+        let MasterView { state, left, holder, foreign, token, paused } =
             if trying { MasterView::FREE } else { joined.seen };
         for (at, seen) in seen {
             if (seen.state, &seen.token) != (state, &token) {
@@ -417,7 +429,8 @@ impl Store for QuorumStore {
                 (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
             }
         }
-        let mode = (state != State::Free && foreign.is_none()).then_some(Mode::Exclusive);
+        let is_kept = !matches!(state, State::Free | State::Paused);
+        let mode = (is_kept && foreign.is_none()).then_some(Mode::Exclusive);
         Ok(View {
             name: name.clone(),
             now,
@@ -430,6 +443,7 @@ impl Store for QuorumStore {
             waiters: Vec::new(),
             log: view::join_logs(log),
             stat: view::join_stats(stats),
+            paused,
             success: successes.into_iter().max_by_key(|success| success.fence),
         })
     }

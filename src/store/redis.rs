@@ -133,11 +133,11 @@ impl RedisStore {
         let escaped = escape_glob(prefix);
         let kinds = match (which, prefix) {
             (Which::Known, _) => "fence",
-            // Of hold, queue, quorum; of these and spent; and of fence.
-            (Which::Live, "") => "[hqf][oue]*",
-            (Which::Live, _) => "[hq][ou]*",
-            (Which::Recent, "") => "[hqsf][oupe]*",
-            (Which::Recent, _) => "[hqs][oup]*",
+            // Of hold, queue, quorum and pause; of these and spent; and of fence.
+            (Which::Live, "") => "[hqpf][ouae]*",
+            (Which::Live, _) => "[hqp][oua]*",
+            (Which::Recent, "") => "[hqpsf][ouape]*",
+            (Which::Recent, _) => "[hqps][ouap]*",
         };
         let (mut names, mut idle) = (BTreeSet::new(), Vec::new());
         for key in self.scan(server, &format!("dlock.{kinds}:{{*}}:{escaped}*"), false)? {
@@ -365,6 +365,18 @@ impl Store for RedisStore {
         }
     }
 
+    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error> {
+        let who = pause.map(|(who, _)| json(who)).transpose()?.unwrap_or_default();
+        let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts)).to_string();
+        let (what, reply) =
+            self.caller.run(&script::PAUSE, std::slice::from_ref(name), &[&who, &lasts], by)?;
+        match what.as_str() {
+            "paused" => Ok(true),
+            "open" => Ok(false),
+            _ => Err(reply.unknown()),
+        }
+    }
+
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let args = [when, &json(&revoke.by)?];
@@ -405,7 +417,7 @@ impl Store for RedisStore {
             log.extend(ends.logged_end()?);
         }
         log.truncate(law::LOG_KEPT);
-        let (stat, success) = (reply.stat()?, reply.last_success()?);
+        let (stat, success, paused) = (reply.stat()?, reply.last_success()?, reply.pause()?);
         Ok(View {
             name: name.clone(),
             now,
@@ -419,6 +431,7 @@ impl Store for RedisStore {
             log,
             stat,
             success,
+            paused,
         })
     }
 

@@ -68,7 +68,7 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
         let more = match view.state {
             State::Cooling => "; nobody holds it, and --force ends that, too",
             State::Revoked => "; --force --now grants it to the next at once",
-            State::Free | State::Held => "; nothing to release",
+            State::Free | State::Paused | State::Held => "; nothing to release",
         };
         return Ok(Found::Nobody(format!("{}{more}", describe::state(view))));
     }

@@ -3,10 +3,11 @@
 
 use super::{Hold, Lock, Phase, Record};
 use crate::law::WATCH_KEPT;
-use crate::law::answer::{Foreign, Holder, Outcome, Requested, Revoked, State};
+use crate::law::answer::{Foreign, Holder, Outcome, Pause, Requested, Revoked, State};
 use crate::law::operation::{Revoke, When};
-use crate::law::time::{Due, Time};
+use crate::law::time::{Due, Time, millis};
 use crate::lock::{Fence, Owner, Token};
+use std::time::Duration;
 
 impl Record {
     /// Asks the hold with this fence to end.
@@ -29,6 +30,15 @@ impl Record {
     /// Wakes the token whenever something changes, for a while.
     pub(in crate::law) fn watch(&mut self, now: Time, token: &Token) {
         self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
+    }
+
+    /// Has nobody granted it for a while, whoever holds it goes on; or ends that. Whether it was so before.
+    pub(in crate::law) fn pause(&mut self, now: Time, pause: Option<(&Owner, Duration)>) -> bool {
+        let new = pause.map(|(by, lasts)| {
+            let since = now.millis();
+            Pause { by: by.clone(), since, until: since.saturating_add(millis(lasts)) }
+        });
+        std::mem::replace(&mut self.paused, new).is_some()
     }
 
     /// Takes the lock away from all who hold it.
@@ -86,7 +96,7 @@ impl Record {
         };
         let holders: Vec<Holder> = shown.into_iter().map(|(_, holder)| holder).collect();
         match was {
-            State::Free => Revoked::Free,
+            State::Free | State::Paused => Revoked::Free,
             State::Cooling => Revoked::Cooling,
             State::Held if !holders.is_empty() => Revoked::Holds { holders, left },
             State::Held | State::Revoked => Revoked::AlreadyRevoked { holders, left },

@@ -20,6 +20,7 @@ enum Step {
     Late(usize),
     Revoke { lock: usize, when: When },
     Forget(usize),
+    Pause { lock: usize, lasts: Option<u64> },
     Bury(usize),
     Reborn(usize),
     Pass(u64),
@@ -66,6 +67,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (who.clone(), prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::No)], job)
             .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
         1 => lock.clone().prop_map(Step::Forget),
+        1 => (lock.clone(), prop_oneof![1 => Just(None), 2 => (1..8000u64).prop_map(Some)])
+            .prop_map(|(lock, lasts)| Step::Pause { lock, lasts }),
         1 => who.clone().prop_map(Step::Late),
         2 => (lock.clone(), when).prop_map(|(lock, when)| Step::Revoke { lock, when }),
         1 => who.clone().prop_map(Step::Bury),
@@ -246,6 +249,12 @@ impl World {
                 let (answer, _) = self.run(&lock.clone().into(), |table| table.forget_success(now, &lock))?;
                 self.observer.forgotten(lock.as_str(), answer)?;
             }
+            Step::Pause { lock, lasts } => {
+                let (lock, by) = (name(LOCKS[lock]), Owner::default());
+                let pause = lasts.map(|lasts| (&by, Duration::from_millis(lasts)));
+                let (was, _) = self.run(&lock.clone().into(), |table| table.pause(now, &lock, pause))?;
+                self.observer.paused(now, lock.as_str(), lasts, was)?;
+            }
             Step::Bury(who) => {
                 let asker = self.askers[who].clone();
                 self.table.reap(now, &asker.token);
@@ -279,6 +288,11 @@ impl World {
             if foreign {
                 self.disturb(lock, None);
             }
+        }
+        for lock in LOCKS.map(name) {
+            let was = self.table.pause(self.now, &lock, None);
+            self.observer.paused(self.now, lock.as_str(), None, was)?;
+            self.observer.look(self.now, &self.table)?;
         }
         let mut due: Vec<(Time, Asker)> =
             self.observer.waiters(self.now).into_iter().map(|asker| (self.now, asker)).collect();

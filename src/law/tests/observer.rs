@@ -85,6 +85,8 @@ pub(super) struct Observer {
     spent: BTreeMap<u32, u64>,
     foreign: BTreeMap<String, Option<u64>>,
     arrivals: u64,
+    /// Until when locks are paused, in ms.
+    pauses: BTreeMap<String, u64>,
     /// When the last hold of each lock was granted that succeeded, in ms.
     successes: BTreeMap<String, u64>,
     /// Who was told of its grant in this step: its place counts until the step is judged.
@@ -215,6 +217,19 @@ impl Observer {
         asker.terms.once_per.is_some_and(|span| asker.names.iter().all(|name| done(name, span)))
     }
 
+    fn is_paused(&self, now: u64, lock: &str) -> bool {
+        self.pauses.get(lock).is_some_and(|until| now < *until)
+    }
+
+    pub(super) fn paused(&mut self, now: Time, lock: &str, lasts: Option<u64>, was: bool) -> Check {
+        prop_assert_eq!(was, self.is_paused(now.millis(), lock), "whether {} was paused", lock);
+        match lasts {
+            Some(lasts) => self.pauses.insert(lock.to_owned(), now.millis() + lasts),
+            None => self.pauses.remove(lock),
+        };
+        Ok(())
+    }
+
     pub(super) fn forgotten(&mut self, lock: &str, was: bool) -> Check {
         prop_assert_eq!(was, self.successes.remove(lock).is_some(), "whether {} was done", lock);
         Ok(())
@@ -236,6 +251,7 @@ impl Observer {
             && !self.beliefs.iter().any(kept)
             && !self.shown.iter().any(|(lock, id, _)| *id != asker.id && asker.has(lock))
             && !asker.names.iter().any(|name| self.is_foreign(now, name.as_str()))
+            && !asker.names.iter().any(|name| self.is_paused(now.millis(), name.as_str()))
     }
 
     fn is_foreign(&self, now: Time, lock: &str) -> bool {
@@ -460,6 +476,8 @@ impl Observer {
         slot: Option<u32>,
     ) -> Check {
         let Some(asker) = self.askers.get(&id) else { return Ok(()) };
+        let is_paused = |name: &Name| self.is_paused(fence / 1000, name.as_str());
+        prop_assert!(!asker.names.iter().any(is_paused), "{} was granted what is paused", id);
         prop_assert!(!self.is_done(fence / 1000, asker), "{} was granted what is done", id);
         let has = |lock: &str, id: u32| {
             seen.get(&lock.to_owned())

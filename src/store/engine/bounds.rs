@@ -35,6 +35,9 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
     if !record.waiters.is_empty() || !record.queue.is_empty() {
         return Err("waiters stand in the record itself");
     }
+    if let Some(pause) = &record.paused {
+        check_number(pause.since.max(pause.until))?;
+    }
     if let Some(success) = &record.success {
         check_number(success.since.max(success.ended).max(success.fence.0))?;
     }

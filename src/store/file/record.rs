@@ -337,7 +337,8 @@ impl RecordFile {
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }
-        for since in record.success.iter_mut().map(|success| &mut success.since) {
+        let pause = record.paused.iter_mut().flat_map(|pause| [&mut pause.since, &mut pause.until]);
+        for since in record.success.iter_mut().map(|success| &mut success.since).chain(pause) {
             *since = since.saturating_add(shift / 1000);
         }
         record.watchers.values_mut().for_each(due);

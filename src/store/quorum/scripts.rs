@@ -31,6 +31,7 @@ pub static LEAVE: Code = turns!(QUORUM_LEAVE, "scripts/leave.lua");
 pub static PROVE: Code = code!(QUORUM_PROVE, "scripts/prove.lua");
 pub static REQUEST: Code = code!(QUORUM_REQUEST, "scripts/request.lua");
 pub static FORGET: Code = code!(QUORUM_FORGET, "scripts/forget.lua");
+pub static PAUSE: Code = code!(QUORUM_PAUSE, "scripts/pause.lua");
 pub static REVOKE: Code = code!(QUORUM_REVOKE, "scripts/revoke.lua");
 pub static INSPECT: Code =
     Code::new(hashes::QUORUM_INSPECT, &MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]);

@@ -2,7 +2,7 @@
 //! refused and for who looks. Asks nobody.
 
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, State, Success};
+use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use crate::lock::{Fence, Mode};
 use crate::store::Error;
 use crate::store::redis::reply::Reply;
@@ -24,22 +24,33 @@ pub struct MasterView {
     pub holder: Option<Holder>,
     /// The value that dlock did not write.
     pub foreign: Option<Foreign>,
+    pub paused: Option<Pause>,
 }
 
 impl MasterView {
     /// Nothing is in the way.
-    pub const FREE: Self =
-        Self { state: State::Free, left: None, token: String::new(), holder: None, foreign: None };
+    pub const FREE: Self = Self {
+        state: State::Free,
+        left: None,
+        token: String::new(),
+        holder: None,
+        foreign: None,
+        paused: None,
+    };
 
-    /// The next twelve fields of a reply: whose it is on this master, and what is in the way; told by this clock.
+    /// The next thirteen fields of a reply: whose it is on this master, and what is in the way; told by this clock.
     pub fn read(reply: &mut Reply, clock: Clock) -> Result<Self, Error> {
         let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
-        let (_, left) = (reply.mode()?, reply.span_if_any()?);
+        let (_, left, mut paused) = (reply.mode()?, reply.span_if_any()?, reply.pause()?);
         let (owner, fence) = (reply.text()?, reply.text()?);
         let mut holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
         holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
+        if let Some(pause) = &mut paused {
+            clock.set(&mut pause.since);
+            clock.set(&mut pause.until);
+        }
         let foreign = is_foreign.then_some(Foreign { kind: owner, left });
-        Ok(Self { state, left, token, holder, foreign })
+        Ok(Self { state, left, token, holder, foreign, paused })
     }
 
     fn is_confirmed(&self) -> bool {
@@ -149,11 +160,12 @@ impl Joined {
 
     /// As the answer to who wanted the lock.
     pub fn blocker(&self) -> Blocker {
-        let MasterView { state, left, mut holder, foreign, .. } = self.seen.clone();
+        let MasterView { state, left, mut holder, foreign, paused, .. } = self.seen.clone();
         // There is no queue from which it could have been called; it has a majority, or is about to.
         holder.iter_mut().for_each(|holder| holder.confirmed = true);
-        let mode = if foreign.is_some() || state == State::Free { None } else { Some(Mode::Exclusive) };
-        Blocker { at: 0, state, mode, holder, others: 0, left }
+        let is_nobodys = matches!(state, State::Free | State::Paused);
+        let mode = if foreign.is_some() || is_nobodys { None } else { Some(Mode::Exclusive) };
+        Blocker { at: 0, state, mode, holder, others: 0, left, paused }
     }
 }
 
@@ -248,7 +260,7 @@ mod tests {
             confirmed,
         };
         let left = Some(Duration::from_secs(left));
-        MasterView { state: State::Held, left, token: token.into(), holder: Some(holder), foreign: None }
+        MasterView { state: State::Held, left, token: token.into(), holder: Some(holder), ..MasterView::FREE }
     }
 
     fn cooling() -> MasterView {

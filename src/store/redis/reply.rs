@@ -4,7 +4,7 @@
 
 use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Done, Holder, LoggedEnd, Outcome, State, Success};
+use crate::law::{Blocker, Done, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use crate::lock::{Fence, Mode, Owner, SLOTS_MAX};
 use crate::store::Error;
 use redis::Value;
@@ -137,6 +137,7 @@ impl Reply {
             "foreign" => Ok((State::Held, true)),
             "cooling" => Ok((State::Cooling, false)),
             "revoked" => Ok((State::Revoked, false)),
+            "paused" => Ok((State::Paused, false)),
             _ => Err(garbled(&self.store, "a state that is not known")),
         }
     }
@@ -147,17 +148,17 @@ impl Reply {
         at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))
     }
 
-    /// The next twelve fields: what is in the way, at one of `locks` locks.
+    /// The next thirteen fields: what is in the way, at one of `locks` locks.
     pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
         let at = self.lock(locks)?;
         let (state, is_foreign) = self.state()?;
-        let (mode, left) = (self.mode()?, self.span_if_any()?);
+        let (mode, left, paused) = (self.mode()?, self.span_if_any()?, self.pause()?);
         let (owner, fence) = (self.text()?, self.text()?);
         if is_foreign || fence.is_empty() {
-            return Ok(Blocker { at, state, mode, holder: None, others: 0, left });
+            return Ok(Blocker { at, state, mode, holder: None, others: 0, left, paused });
         }
         let holder = self.holder(&owner, &fence)?;
-        Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left })
+        Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left, paused })
     }
 
     /// The next field as holds, seven fields each.
@@ -197,6 +198,15 @@ impl Reply {
             count(&mut stat, &field, total);
         }
         Ok(stat)
+    }
+
+    /// The next field as a pause, if there is one.
+    pub fn pause(&mut self) -> Result<Option<Pause>, Error> {
+        let json = self.text()?;
+        // What is none, the scripts take for none.
+        let Ok([by, since, until]) = serde_json::from_str::<[String; 3]>(&json) else { return Ok(None) };
+        let (since, until) = (self.number_in(&since)?, self.number_in(&until)?);
+        Ok(Some(Pause { by: self.owner_in(&by)?, since, until }))
     }
 
     /// The next four fields: a hold that succeeded.

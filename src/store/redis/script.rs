@@ -38,6 +38,7 @@ pub static ACQUIRE: Code = changes!(ACQUIRE, "scripts/acquire.lua");
 pub static RENEW: Code = changes!(RENEW, "scripts/renew.lua");
 pub static LEAVE: Code = changes!(LEAVE, "scripts/leave.lua");
 pub static FORGET: Code = changes!(FORGET, "scripts/forget.lua");
+pub static PAUSE: Code = changes!(PAUSE, "scripts/pause.lua");
 pub static REVOKE: Code = changes!(REVOKE, "scripts/revoke.lua");
 pub static REQUEST: Code = changes!(REQUEST, "scripts/request.lua");
 pub static PROVE: Code = Code::new(hashes::PROVE, &SERVER, &[RECORD, include_str!("scripts/prove.lua")]);
@@ -162,6 +163,7 @@ mod tests {
             ("RENEW", &RENEW),
             ("LEAVE", &LEAVE),
             ("FORGET", &FORGET),
+            ("PAUSE", &PAUSE),
             ("REVOKE", &REVOKE),
             ("REQUEST", &REQUEST),
             ("PROVE", &PROVE),
@@ -175,6 +177,7 @@ mod tests {
             ("QUORUM_PROVE", &quorum::PROVE),
             ("QUORUM_REQUEST", &quorum::REQUEST),
             ("QUORUM_FORGET", &quorum::FORGET),
+            ("QUORUM_PAUSE", &quorum::PAUSE),
             ("QUORUM_REVOKE", &quorum::REVOKE),
             ("QUORUM_INSPECT", &quorum::INSPECT),
         ];

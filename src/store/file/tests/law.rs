@@ -24,6 +24,7 @@ enum Event {
     Revoke { key: usize, when: When },
     Request { key: usize },
     Forget { key: usize },
+    Pause { key: usize, lasts: Option<u64> },
     Pass(u64),
 }
 
@@ -54,7 +55,9 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (who, ran).prop_map(|(who, ran)| Event::Leave { who, ran }),
         1 => (key.clone(), when).prop_map(|(key, when)| Event::Revoke { key, when }),
         1 => key.clone().prop_map(|key| Event::Request { key }),
-        1 => key.prop_map(|key| Event::Forget { key }),
+        1 => key.clone().prop_map(|key| Event::Forget { key }),
+        1 => (key, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
+            .prop_map(|(key, lasts)| Event::Pause { key, lasts }),
         8 => span.prop_map(Event::Pass),
     ]
 }
@@ -152,6 +155,13 @@ impl<'a> Sides<'a> {
             Event::Forget { key } => {
                 let name = named(KEYS[key])?;
                 let (answer, law) = (self.store()?.forget(&name, by())?, self.law.forget_success(now, &name));
+                ensure!(answer == law, "{answer:?}, {law:?}");
+            }
+            Event::Pause { key, lasts } => {
+                let (name, by_whom) = (named(KEYS[key])?, Owner::default());
+                let pause = lasts.map(|lasts| (&by_whom, ms(lasts)));
+                let (answer, law) =
+                    (self.store()?.pause(&name, pause, by())?, self.law.pause(now, &name, pause));
                 ensure!(answer == law, "{answer:?}, {law:?}");
             }
             Event::Revoke { key, when } => {

@@ -13,7 +13,7 @@ local lock = named(token)[1]
 if redis.call('EXISTS', spent_key(lock, token)) == 1 then return answer('spent') end
 if why then return why end
 expire(lock)
-local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free'
+local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and not pause_of(lock)
 if not is_mine then
   local was = done({ lock }, tonumber(ARGV[8]))
   if was then

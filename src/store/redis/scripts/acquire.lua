@@ -119,7 +119,8 @@ for i, lock in ipairs(locks) do spent[i] = spent_key(lock, token) end
 if redis.call('EXISTS', unpack(spent)) > 0 then return { 'spent', int(us) } end
 for _, lock in ipairs(locks) do
   expire(lock)
-  alone = alone and lock.kind == 'free' and redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token)) == 0
+  alone = alone and lock.kind == 'free' and 
+    redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token), key_of('pause', lock)) == 0
 end
 
 -- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.

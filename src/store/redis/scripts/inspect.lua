@@ -3,7 +3,7 @@
 -- ARGV: none.
 -- Reply: {'seen', now us, state, mode or '', left ms or '', type of a foreign value or '', last fence or '',
 --         {holder…, holder…}, {owner, mode, since us, …}, {log…}, {field, total, …},
---         the last hold that succeeded: {owner, fence, since ms, ended ms} or {}}; a holder: owner, fence, since, until, slot, asked, confirmed.
+--         the last hold that succeeded: {owner, fence, since ms, ended ms} or {}, the pause or ''}; a holder: owner, fence, since, until, slot, asked, confirmed.
 -- Why atomic: holders, queue and log are of one moment.
 
 local lock = named()[1]
@@ -26,6 +26,9 @@ if lock.kind == 'foreign' then
   left_ms = ttl >= 0 and int(ttl) or ''
 end
 
+local pause = pause_of(lock)
+if state == 'free' and pause then state, left_ms = 'paused', int(left(pause['until'])) end
+
 local shown = state == 'held' and live or state == 'revoked' and revoked or {}
 
 local waiters = {}
@@ -36,4 +39,4 @@ for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
   end
 end
 return { 'seen', int(us), state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '',
-  people(shown), waiters, log, stat, last_success(lock) }
+  people(shown), waiters, log, stat, last_success(lock), pause and pause.json or '' }

@@ -9,15 +9,17 @@ local PREFIX = ARGV[#ARGV]
 
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
--- Whether one more may hold it in this mode, the queue aside. Where the key says that several hold it and nobody is known
+-- Whether one more may hold it in this mode, the queue aside, and whether it is paused or not. Where the key says that several hold it and nobody is known
 -- to, the server has lost who does: then nobody may before the key itself runs out.
-local function admits(lock, mode)
+local function has_room(lock, mode)
   if lock.kind == 'free' then return true end
   if lock.kind ~= mode or not is_many(lock) then return false end
   return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
 end
 
-local function is_open(lock) return lock.kind == 'free' or admits(lock, lock.kind) end
+local function admits(lock, mode) return has_room(lock, mode) and not pause_of(lock) end
+
+local function is_open(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
 
 -- The slot to give: the lowest that is free in all of the locks; nothing if there is none, '' where the mode has none.
 local function slot_for(locks, mode)

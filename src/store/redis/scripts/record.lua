@@ -21,7 +21,8 @@
 -- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
--- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
+-- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
+-- STRING (who has paused it: JSON [owner, since ms, until ms]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
@@ -455,9 +456,34 @@ local function revoked_of(lock)
   return revoked
 end
 
--- What is in the way of one who wants the lock in this mode: state, mode, left, owner (or the type of a foreign value),
+-- Who has paused the lock, so that nobody is granted it; nothing where it is over, or somebody put something else there.
+local function pause_of(lock)
+  if lock.paused == nil then
+    local json = redis.pcall('GET', key_of('pause', lock))
+    local ok, p = pcall(cjson.decode, type(json) == 'string' and json or '')
+    local is_one = ok and type(p) == 'table' and type(p[1]) == 'string' and tonumber(p[2])
+    local due = is_one and tonumber(p[3])
+    lock.paused = due and due > ms and { json = json, ['until'] = due }
+  end
+  return lock.paused
+end
+
+local function set_pause(lock, by, lasts)
+  if by == '' then
+    redis.call('DEL', key_of('pause', lock))
+  else
+    local json = cjson.encode({ by, int(ms), int(ms + lasts) })
+    redis.call('SET', key_of('pause', lock), json, 'PXAT', int(ms + lasts))
+  end
+  lock.paused, lock.changed = nil, true
+end
+
+-- What is in the way of one who wants the lock in this mode: state, mode, left, the pause, owner (or the type of a foreign value),
 -- fence, since, until, slot, asked, confirmed, others.
-local function blocker(lock, mode)
+local function obstruction(lock, mode, pause)
+  if lock.kind == 'free' and pause then
+    return { 'paused', '', int(left(pause['until'])), '', '', '', '', '', '', '', '0' }
+  end
   if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '0' } end
   if lock.kind == 'foreign' then
     local ttl = redis.call('PTTL', lock.L)
@@ -495,6 +521,13 @@ local function blocker(lock, mode)
   if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '0' } end
   return { state, kind, int(left(due)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.slot,
     hold.asked, hold.confirmed and '1' or '0', int(others) }
+end
+
+local function blocker(lock, mode)
+  local pause = pause_of(lock)
+  local fields = obstruction(lock, mode, pause)
+  table.insert(fields, 4, pause and pause.json or '')
+  return fields
 end
 
 -- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed of each.
