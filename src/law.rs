@@ -111,7 +111,8 @@ impl LockTable {
             }
             Patience::Queue => {
                 let (ahead, next) = self.place(now, names, ask);
-                Acquired::Waiting(Waiting { ahead, next, blocker: self.blocker(now, names, ask) })
+                let blocker = self.blocker(now, names, ask);
+                Acquired::Waiting(Waiting { ahead, next, blocker, turn: None })
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use serde_json::{Value, json};
 
 on_every_store!(
+    who_waits_is_told_about_when_it_is_its_turn,
     a_held_lock_with_waiters,
     every_lock_under_the_prefix,
     a_free_lock,
@@ -74,7 +75,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
     let at = shown["acquired_at"].as_str().expect("a time");
     assert!(at.ends_with('Z') && at.contains('T'), "RFC 3339 in UTC: {at}");
     let waiting = &status["waiters"][0];
-    assert_fields(waiting, &["host", "pid", "user", "mode", "slots", "waiting_ms"]);
+    assert_fields(waiting, &["host", "pid", "user", "mode", "slots", "waiting_ms", "turn_ms"]);
     assert_eq!(waiting["pid"], waiter.pid());
     assert_eq!(waiting["mode"], "exclusive");
     assert!(waiting["waiting_ms"].is_u64());
@@ -374,4 +375,33 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
     for name in ["go", "up"] {
         std::fs::remove_file(world.path(name)).expect("it was there");
     }
+}
+
+/// Only where enough runs say so.
+fn who_waits_is_told_about_when_it_is_its_turn(backend: Backend) {
+    let world = World::new(backend);
+    for key in ["k", "k", "k", "k", "k", "l"] {
+        world.run(key, &[], "sleep 0.2").run();
+    }
+    let hold = |key| world.run(key, &[], HOLD).spawn();
+    let wait = |key| world.run(key, &["-w"], "true").any_stderr().spawn();
+    let holders = ["k", "l"].map(hold);
+    world.wait_for_lines("up", 2);
+    let mut waiters: Vec<_> = ["k", "l"].map(wait).into();
+    world.wait_for_waiters("k", 1);
+    waiters.push(wait("k"));
+    world.wait_for_waiters("k", 2);
+    world.wait_for_waiters("l", 1);
+    let turns = |key| -> Vec<Option<u64>> {
+        let status = world.status(key);
+        let waiters = status["waiters"].as_array().expect("waiters");
+        waiters.iter().map(|waiter| waiter["turn_ms"].as_u64()).collect()
+    };
+    let [first, second] = turns("k")[..] else { panic!("two wait") };
+    assert!(first.is_some() && second >= first.map(|first| first + 200), "{first:?}, {second:?}");
+    assert_eq!(turns("l"), [None], "one run says nothing");
+    let text = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    assert!(text.contains("its turn in about "), "{text}");
+    world.write("go", "");
+    holders.into_iter().chain(waiters).for_each(|one| drop(one.finish()));
 }

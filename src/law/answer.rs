@@ -74,6 +74,8 @@ pub struct Waiting {
     pub next: Duration,
     /// What stands in the way.
     pub blocker: Blocker,
+    /// How long until its turn, where somebody has looked how long runs mostly take.
+    pub turn: Option<Duration>,
 }
 
 /// What stands in the way of a grant.

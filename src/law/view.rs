@@ -1,7 +1,7 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Pause, State, Success};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
@@ -34,6 +34,39 @@ pub struct View {
     pub paused: Option<Pause>,
     /// The last hold that succeeded, if it was granted within [`ONCE_PER_MOST`].
     pub success: Option<Success>,
+}
+
+/// How long a run mostly takes, by the last ends in the log: the middle of those that ended by themselves. Nothing where they
+/// are too few to say, or too different.
+pub fn typical(log: &[LoggedEnd]) -> Option<Duration> {
+    const LOOKED_AT: usize = 9;
+    const ENOUGH: usize = 5;
+    let ran = log.iter().filter(|end| end.outcome == Outcome::Released && end.job.is_some());
+    let mut spans: Vec<u64> = ran.take(LOOKED_AT).map(|end| end.ended.saturating_sub(end.since)).collect();
+    spans.sort_unstable();
+    let (low, middle, high) = (spans.len() / 4, spans.len() / 2, spans.len() * 3 / 4);
+    let alike = spans.get(high)?.saturating_sub(1000) <= spans.get(low)?.saturating_mul(4);
+    (spans.len() >= ENOUGH && alike).then(|| spans.get(middle).copied().map(Duration::from_millis)).flatten()
+}
+
+/// How long until it is the turn of one who has so many before it, where a run takes so long and one has been under way for
+/// a while. A run that takes longer than usual is about to end, as far as anybody knows.
+pub fn turn_in(typical: Duration, ahead: u64, held: Option<Duration>) -> Duration {
+    let rest = held.map_or(Duration::ZERO, |held| typical.saturating_sub(held));
+    rest.saturating_add(typical.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)))
+}
+
+impl View {
+    /// How long until each of those who wait may have the lock, as far as its history tells. Only where all want it alone: how
+    /// many run at a time is not known elsewhere.
+    pub fn turns(&self) -> Vec<Option<Duration>> {
+        let alone = self.state != State::Paused
+            && self.mode.is_none_or(|mode| mode == Mode::Exclusive)
+            && self.waiters.iter().all(|waiter| waiter.mode == Mode::Exclusive);
+        let typical = typical(&self.log).filter(|_| alone);
+        let held = self.holders.first().map(|holder| holder.held);
+        (0..).zip(&self.waiters).map(|(ahead, _)| Some(turn_in(typical?, ahead, held))).collect()
+    }
 }
 
 /// A waiter, as seen from outside.

@@ -3,13 +3,20 @@
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
-use crate::law::{Acquired, End, Ran};
+use crate::law::view::{turn_in, typical};
+use crate::law::{Acquired, End, Ran, State};
+use crate::lock::Mode;
 use crate::store::{Error, Store};
 use std::thread;
 use std::time::Duration;
 
 /// A waiter never asks faster than this, whatever the store says.
 const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
+/// One who has waited for this long looks how long runs mostly take, and again each time it has passed so often.
+const LOOK_AFTER: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// Whoever has more before it does not look: each look is at all who wait.
+const LOOKERS: u64 = 50;
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
 const LATE_ANSWERS: u32 = 2;
 
@@ -41,6 +48,7 @@ impl Obtaining<'_> {
     fn obtain(&mut self, mut first: Option<Answer>) -> Option<Moment> {
         let budget = self.request.budget();
         let (mut queued, mut troubled, mut late) = (false, false, 0);
+        let (mut look, mut usual) = (Moment::now().after(LOOK_AFTER), None);
         loop {
             let (sent, answer) = first.take().unwrap_or_else(|| {
                 let sent = Moment::now();
@@ -75,13 +83,20 @@ impl Obtaining<'_> {
                     self.report(Report::TakenAway);
                     return None;
                 }
-                Ok(Acquired::Waiting(waiting)) => {
+                Ok(Acquired::Waiting(mut waiting)) => {
                     if std::mem::take(&mut troubled) {
                         self.report(Report::Recovered);
                     }
                     queued = true;
                     let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
                     let blocker = waiting.blocker.clone();
+                    if waiting.ahead < LOOKERS && look.passed() {
+                        look = Moment::now().after(LOOK_AGAIN);
+                        usual = self.usual();
+                    }
+                    let held = waiting.blocker.holder.as_ref().map(|holder| holder.held);
+                    let is_told = waiting.blocker.state != State::Paused;
+                    waiting.turn = usual.filter(|_| is_told).map(|usual| turn_in(usual, waiting.ahead, held));
                     self.report(Report::Waiting(waiting));
                     match self.sleep(next) {
                         Ok(true) => {}
@@ -110,6 +125,17 @@ impl Obtaining<'_> {
     /// to be relied on: it is asked for until they have it.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
+    }
+
+    /// How long runs mostly take. If nobody can say, nothing depends on it.
+    fn usual(&mut self) -> Option<Duration> {
+        let by = Moment::now().after(self.request.op_timeout);
+        match self.request.names.as_slice() {
+            [name] if self.request.ask.mode == Mode::Exclusive => {
+                typical(&self.store.inspect(name, by).ok()?.log)
+            }
+            _ => None,
+        }
     }
 
     fn fail(&mut self, error: Error) -> Option<Moment> {

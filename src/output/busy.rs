@@ -4,7 +4,7 @@
 use super::columns::width;
 use super::live::Room;
 use super::owner::{because, who};
-use super::time::{local, millis, span};
+use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::law::{Blocker, Done, Holder, Pause, State, Waiting};
 use crate::lock::{Key, Mode, Owner};
@@ -60,8 +60,9 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> St
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
+    let turn = waiting.turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
     let whole = format!(
-        "waiting{since} for {}, place {place} in the queue: {}",
+        "waiting{since} for {}, place {place} in the queue{turn}: {}",
         asked.at(blocker.at),
         reason(blocker, asked.mode)
     );
@@ -79,7 +80,7 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> St
             let (held, lease) = (span(holder.held), span(holder.lease));
             [
                 format!(
-                    "waiting {waited} for {key}, place {place}: held for {held} by {user}@{host} (pid {pid}){others}, lease \
+                    "waiting {waited} for {key}, place {place}{turn}: held for {held} by {user}@{host} (pid {pid}){others}, lease \
                      {lease}"
                 ),
                 format!(
@@ -114,6 +115,7 @@ pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Room) -> Str
 /// The same, `age` later, if nothing has happened meanwhile.
 fn aged(waiting: &Waiting, age: Duration) -> Waiting {
     let mut waiting = waiting.clone();
+    waiting.turn = waiting.turn.map(|turn| turn.saturating_sub(age));
     let blocker = &mut waiting.blocker;
     blocker.left = blocker.left.map(|left| left.saturating_sub(age));
     if let Some(holder) = &mut blocker.holder {
@@ -375,7 +377,10 @@ mod tests {
     #[test]
     fn a_waiting_line_fits_and_moves_on() -> Result<(), String> {
         let asked = asked(&["nightly"], Mode::Exclusive)?;
-        let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3) };
+        let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3), turn: None };
+        let turn = Waiting { turn: Some(Duration::from_secs(400)), ..waits.clone() };
+        let line = waiting(&asked, &turn, Duration::from_secs(95), Room::Endless);
+        says(&line, &["place 2 in the queue, its turn in about 7m:"]);
         let waits = aged(&waits, Duration::from_secs(10));
         let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Room::Columns(columns));
         let parts =
@@ -398,7 +403,7 @@ mod tests {
                         Blocker { state, holder: holder.clone(), left, ..blocker(Mode::Exclusive, 1) };
                     let asked = asked(&["k"], Mode::Shared)?;
                     println!("{}", busy(&asked, &blocker, Tried::Once, NOT_RUN));
-                    let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker };
+                    let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker, turn: None };
                     for room in [Room::Endless, Room::Columns(40), Room::Columns(1)] {
                         says(&waiting(&asked, &waits, Duration::from_secs(10), room), &["10s", "place 3"]);
                     }

@@ -10,6 +10,7 @@ use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 /// What `status --json` prints: an array, also for one key.
 pub fn status(views: &[View]) -> Result<String, Error> {
@@ -140,6 +141,7 @@ struct Waits<'a> {
     mode: &'static str,
     slots: Option<u32>,
     waiting_ms: u64,
+    turn_ms: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -191,7 +193,7 @@ impl<'a> Lock<'a> {
             slots: slots.flatten(),
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
-            waiters: view.waiters.iter().map(Waits::of).collect(),
+            waiters: view.waiters.iter().zip(view.turns()).map(|(one, turn)| Waits::of(one, turn)).collect(),
             last_run: view.log.first().map(LastRun::of),
             last_success: view.success.as_ref().map(LastSuccess::of),
             paused: view.paused.as_ref().map(Paused::of),
@@ -214,9 +216,9 @@ impl<'a> Holds<'a> {
 }
 
 impl<'a> Waits<'a> {
-    fn of(waiter: &'a Waiter) -> Self {
-        let (mode, slots) = mode(waiter.mode);
-        Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting) }
+    fn of(waiter: &'a Waiter, turn: Option<Duration>) -> Self {
+        let ((mode, slots), turn_ms) = (mode(waiter.mode), turn.map(millis));
+        Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting), turn_ms }
     }
 }
 

@@ -4,7 +4,7 @@
 use super::columns::{broken, padded};
 use super::owner::{because, cell};
 use super::table::{Width, colour, last};
-use super::time::{local, span};
+use super::time::{about, local, span};
 use super::{Coloured, escaped};
 use crate::law::{Holder, State};
 use crate::lock::{By, Mode};
@@ -79,12 +79,13 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
     if !view.waiters.is_empty() {
         lines.add(0, "waiting", &view.waiters.len().to_string());
     }
-    for (at, waiter) in view.waiters.iter().enumerate() {
+    for ((at, waiter), turn) in view.waiters.iter().enumerate().zip(view.turns()) {
         // What goes without saying is not said.
         let is_usual = view.mode.unwrap_or_default() == waiter.mode;
         let mode = if is_usual { String::new() } else { format!(", {}", waiter.mode) };
         let (who, waiting) = (cell(&waiter.owner), span(waiter.waiting));
-        let text = format!("{who}, for {waiting}{mode}: {}", waiter.owner.command);
+        let turn = turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
+        let text = format!("{who}, for {waiting}{mode}{turn}: {}", waiter.owner.command);
         lines.add(2, &format!("{}.", at + 1), &text);
     }
     if let Some(end) = view.log.first() {

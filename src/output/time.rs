@@ -6,6 +6,13 @@ use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use std::time::Duration;
 
+/// A span of which nobody knows more than the first unit.
+pub fn about(span: Duration) -> String {
+    let seconds = span.as_secs().max(1);
+    let unit = [86_400, 3600, 60].into_iter().find(|unit| seconds >= 2 * unit).unwrap_or(1);
+    self::span(Duration::from_secs(seconds.div_ceil(unit) * unit))
+}
+
 /// A span as people say it: two units at most.
 pub fn span(span: Duration) -> String {
     let seconds = span.as_secs();

@@ -635,7 +635,7 @@ impl<A: Adapter> Store for Engine<A> {
         pause: Option<(&Owner, Duration)>,
         deadline: Moment,
     ) -> Result<bool, Error> {
-        self.adapter.refresh()?;
+        self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Heads, deadline, |transaction| {
             transaction.table.pause(transaction.now, name, pause)
         })

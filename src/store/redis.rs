@@ -249,6 +249,7 @@ impl Store for RedisStore {
                 ahead: reply.number()?,
                 next: reply.span()?,
                 blocker: reply.blocker(names.as_slice().len())?,
+                turn: None,
             })),
             "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
             "done" => {

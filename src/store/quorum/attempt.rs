@@ -47,7 +47,7 @@ impl QuorumStore {
                 Firmness::Split => between(BACK_OFF),
             };
             if ask.patience == Patience::Queue {
-                return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker }));
+                return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker, turn: None }));
             }
             // Who does not wait still tries again if nobody got a majority: else all might be turned away.
             if joined.firmness == Firmness::Firm || by.left() < next * 2 {
