@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """table.py [PART…]: what ./bench prints. Starts its own servers, in a directory of its own, and ends them. A part that
 cannot be measured here says why, and the others go on."""
-import contextlib, ctypes, os, re, resource, shutil, signal, socket, statistics, subprocess, sys, tempfile, threading, time
+import contextlib, os, re, resource, shutil, signal, socket, statistics, subprocess, sys, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DLOCK = os.path.abspath(os.environ['DLOCK'])
+CYCLES = os.environ.get('CYCLES')
 ROUNDS = int(os.environ.get('ROUNDS', '200'))
 CROWDS = [int(n) for n in os.environ.get('CROWDS', '30,200,1000').split(',')]
 HOME = tempfile.mkdtemp(prefix='dlock-bench-')
@@ -284,20 +285,40 @@ def looking(redis):
         redis.ask('HSET', f'dlock.hold:{{dlock:n{at}}}:dlock:n{at}', token, hold)
     redis.ask('CONFIG', 'SET', 'slowlog-log-slower-than', '500')
     redis.ask('SLOWLOG', 'RESET')
-    for words, target in ((['status'], '1 s'), (['metrics'], '1 s'), (['__complete', 'dlock', 'check', ''], '0.3 s')):
-        if words[0] == '__complete':
-            script = subprocess.run([DLOCK, 'completions', 'bash'], env=CLEAN, capture_output=True, text=True).stdout
-            question = re.search(r'dlock (_\w+|--?\w*complete\w*)', script)
-            if not question:
-                continue
+    line = f'dlock --store {redis.url} check n'
+    for name, words, target in (('status', ['status', '--store', redis.url], '1 s'), ('metrics', ['metrics', '--store', redis.url], '1 s'),
+                                ('completion', ['complete-keys', 'bash', line, 'n'], '0.3 s')):
         began = time.monotonic()
-        command = [DLOCK, *words, '--store', redis.url] if words[0] != '__complete' else ['bash', '-c', script + f'\nexport DLOCK_STORE={redis.url}; COMP_WORDS=(dlock check n); COMP_CWORD=2; COMP_LINE="dlock check n"; COMP_POINT=13; _dlock dlock n check; echo ${{#COMPREPLY[@]}}']
-        out = subprocess.run(command, env=CLEAN | {'PATH': os.path.dirname(DLOCK) + ':' + CLEAN['PATH']}, capture_output=True, text=True)
-        took = time.monotonic() - began
-        name = 'completion' if words[0] == '__complete' else words[0]
-        row(f'{took:.2f} s', target, f'{name} with 10,000 locks held', f'{len(out.stdout)} bytes said')
+        out = subprocess.run([DLOCK, *words], env=CLEAN, capture_output=True, text=True)
+        row(f'{time.monotonic() - began:.2f} s', target, f'{name} with 10,000 locks held', f'{out.stdout.count(chr(10))} lines')
     slow = [entry for entry in redis.ask('SLOWLOG', 'GET', '50') if entry[3][0].upper() in ('EVAL', 'EVALSHA', 'SCAN')]
     row(f'{max([e[2] for e in slow], default=0) / 1000:.1f} ms', '5 ms', 'the longest that one of them stalled the server', '')
+
+
+def server(redis):
+    """What a server sustains, asked by dlock's own store code (benches/cycles.rs)."""
+    def cycles(*words):
+        out = subprocess.run([CYCLES, str(redis.port), *map(str, words)], env=CLEAN, capture_output=True, text=True)
+        if out.returncode:
+            raise RuntimeError(out.stderr.strip())
+        return [float(word) for word in out.stdout.split()]
+
+    if not CYCLES:
+        return row('-', '', 'cycles a second of the server', 'skipped: cargo bench did not build benches/cycles.rs')
+    cycles('run', 1, 0.5)
+    for keys in (1, 1000, 100000):
+        busy, (done,) = redis.info('used_cpu_user') + redis.info('used_cpu_sys'), cycles('run', keys, 4)
+        busy = redis.info('used_cpu_user') + redis.info('used_cpu_sys') - busy
+        row(f'{done / busy:.0f}', '', f'cycles a second of one core of the server, {keys} keys', f'{busy / 4 * 100:.0f} % of a core busy; a cycle is an acquire and a release')
+    redis.ask('FLUSHALL')
+    for what, words in (('held', ('hold', 2000)), ('idle', ('leave', 2000))):
+        before = redis.info('used_memory')
+        cycles(*words)
+        row(f'{(redis.info("used_memory") - before) / 2000:.0f} B', '', f'memory of a key that is {what}', 'the log and the totals with it' if what == 'idle' else '')
+        redis.ask('FLUSHALL')
+    failed, took = cycles('storm', 2000)
+    row(f'{took:.2f} s', '1 s', '2,000 fresh connections, each a whole acquire', f'{failed:.0f} failed')
+    return None
 
 
 def size(_):
@@ -307,7 +328,7 @@ def size(_):
         row(f'{os.path.getsize(out.name) / 1e6:.2f} MB', '4 MB', 'the binary, with TLS, stripped', DLOCK)
 
 
-PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, looking, size)}
+PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size)}
 
 
 def main(names):
