@@ -47,6 +47,10 @@ pub(in crate::store) mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const POP_SECONDS: u64 = 30;
+/// Whoever has more than this many before it is heard less often: what a thousand say by the second adds up.
+const CROWD: u64 = 100;
+/// Two of them still fit into [`law::SILENCE`].
+const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 /// And how many are asked for in one write.
@@ -245,12 +249,18 @@ impl Store for RedisStore {
                 let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
                 Ok(Acquired::Granted(Grant { fence, waited, slot }))
             }
-            "waiting" => Ok(Acquired::Waiting(Waiting {
-                ahead: reply.number()?,
-                next: reply.span()?,
-                blocker: reply.blocker(names.as_slice().len())?,
-                turn: None,
-            })),
+            "waiting" => {
+                let (ahead, mut next) = (reply.number()?, reply.span()?);
+                if ahead > CROWD && next == law::HEARTBEAT {
+                    next = FAR_HEARTBEAT;
+                }
+                Ok(Acquired::Waiting(Waiting {
+                    ahead,
+                    next,
+                    blocker: reply.blocker(names.as_slice().len())?,
+                    turn: None,
+                }))
+            }
             "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
             "done" => {
                 let at = reply.lock(names.as_slice().len())?;
