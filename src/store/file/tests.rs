@@ -40,6 +40,12 @@ impl FileStore {
     }
 }
 
+fn names_of(keys: &[&str]) -> Result<Names> {
+    let names = keys.iter().map(|key| named(key)).collect::<Result<Vec<_>>>()?;
+    let mut names = names.into_iter();
+    Ok(Names::new(names.next().context("no key")?, names))
+}
+
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -69,10 +75,7 @@ impl Place {
 
     /// One that asks for these locks.
     fn wants(&self, keys: &[&str], mode: Mode) -> Result<Process> {
-        let names = keys.iter().map(|key| named(key)).collect::<Result<Vec<_>>>()?;
-        let mut names = names.into_iter();
-        let first = names.next().context("no key")?;
-        Ok(Process { names: Names::new(first, names), mode, ..self.process()? })
+        Ok(Process { names: names_of(keys)?, mode, ..self.process()? })
     }
 
     fn path(&self, kind: FileRole) -> Result<PathBuf> {

@@ -3,7 +3,7 @@
 //! of those who wait.
 
 use super::*;
-use crate::law::{ABSENCE, LockTable, Requested, Waiting};
+use crate::law::{ABSENCE, Due, LockTable, Requested, Waiting};
 use proptest::sample::subsequence;
 use std::mem::discriminant;
 
@@ -144,6 +144,15 @@ impl<'a> Sides<'a> {
                 let answer = process.store.renew(&process.names, &process.token, ms(ttl), by())?;
                 let law = self.law.renew(now, &process.names, &process.token, ms(ttl));
                 ensure!(answer == law, "{answer:?}, {law:?}");
+                // Whose renewal is refused has said first how long its job may go on.
+                for name in process.names.iter().filter(|_| law == Renewal::Revoked) {
+                    let record = self.law.records.get_mut(name.as_str()).context("no record")?;
+                    record.lasts(&process.token, Due::after(now, ms(ttl)));
+                }
+                // A renewal of one's own changes nothing for others, which the law's does: somebody else comes by.
+                let (all, stranger) = (names_of(&KEYS)?, Token::random()?);
+                self.store()?.leave(&all, &stranger, &ended(), by())?;
+                let _ = self.law.leave(now, &all, &stranger, &ended());
             }
             Event::Leave { who, ran } => {
                 let (process, end) = (&mut self.people[who], End { ran, job: Some(Ended::Code(0)) });
