@@ -119,8 +119,31 @@ fn every_lock_that_looks_like_it_is_paused(backend: Backend) {
     }
     world.dlock(["resume", "deploy-*"]).run();
     assert_eq!(world.state("deploy-db"), "free");
-    let said = "dlock: .* knows no lock like nothing-\\*\n";
-    world.dlock(["pause", "nothing-*", "--reason", "r"]).stderr_like(said).run();
+    let said = "dlock: .* knows no lock like nothing-\\*; a pattern means .*\n";
+    world.dlock(["pause", "nothing-*", "--reason", "r"]).stderr_like(said).status(75).run();
+    world.dlock(["resume", "nothing-*"]).stderr_like(said).run();
+}
+
+/// Who may write to the store may pause a lock: for as long as anybody may, and in words that can be read.
+#[test]
+fn what_is_no_pause_stops_nobody() {
+    let world = World::new(Backend::Redis);
+    let now: u64 = world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000;
+    let by = "{\\\"host\\\":\\\"h\\\"}";
+    let forged = |by: &str, until: &str| format!("[\"{by}\",\"1\",\"{until}\"]");
+    let long = (now + 41 * 24 * 3_600_000).to_string();
+    for until in ["99999999999999", "1e308", "nan", "-1", "", &long] {
+        world.redis().ask::<()>(&["SET", "dlock.pause:{dlock:k}:dlock:k", &forged(by, until)]);
+        world.run("k", &[], "true").run();
+        assert_eq!(world.state("k"), "free", "{until}");
+    }
+    let soon = (now + 60_000).to_string();
+    world.redis().ask::<()>(&["SET", "dlock.pause:{dlock:k}:dlock:k", &forged("nobody", &soon)]);
+    let said = "dlock: k in .* is busy: paused by \\?@\\? .*\n";
+    world.run("k", &[], "true").stderr_like(said).status(75).run();
+    assert_eq!(world.state("k"), "paused");
+    world.dlock(["resume", "k"]).run();
+    assert_eq!(world.state("k"), "free");
 }
 
 fn one_paused_key_of_several_is_in_the_way(backend: Backend) {

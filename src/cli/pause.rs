@@ -27,6 +27,7 @@ EXIT STATUS
    64  the command line makes no sense
    69  the store cannot be reached, or refused
    74  output could not be written
+   75  the store knows no lock like that: nothing is paused
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid";
 

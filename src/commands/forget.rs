@@ -13,11 +13,15 @@ pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<
     for name in names {
         let was = store.forget(&name, context.deadline()).map_err(|error| context.with_origin(error))?;
         let (key, store) = (name.key(), &context.settings.store);
-        let text = match was {
-            true => format!("{key} in {store} is due again: the next run with --once-per runs its command"),
-            false => format!("{key} in {store} was due already: no run is remembered that succeeded"),
+        let (kind, text) = if was {
+            let text =
+                format!("{key} in {store} is due again: the next run with --once-per runs its command");
+            (Kind::Done, text)
+        } else {
+            // Perhaps it is called otherwise.
+            (Kind::Note, format!("{key} in {store} was due already: no run is remembered that succeeded"))
         };
-        context.printer.say(Kind::Done, &text);
+        context.printer.say(kind, &text);
     }
     Ok(Exit::Ok)
 }

@@ -15,7 +15,7 @@ use crate::store::{self, Store, Which};
 /// `dlock pause`.
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
-    each(context, &flags.keys, |store, name| {
+    let count = each(context, &flags.keys, |store, name| {
         store.pause(name, Some((&by, flags.lasts)), context.deadline())?;
         let view = store.inspect(name, context.deadline())?;
         let goes_on = if flags.stop { "is asked to end" } else { "goes on" };
@@ -28,7 +28,9 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             }
         }
         Ok(format!("is paused for {}: nobody is granted it{}", span(flags.lasts), held.concat()))
-    })
+    })?;
+    // Whoever asks for a freeze must not believe in one that is none.
+    Ok(if count == 0 { Exit::Busy(Exit::BUSY) } else { Exit::Ok })
 }
 
 /// `dlock resume`.
@@ -36,15 +38,16 @@ pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
     each(context, &flags.keys, |store, name| {
         let was = store.pause(name, None, context.deadline())?;
         Ok(if was { "is not paused any more".into() } else { "was not paused".into() })
-    })
+    })?;
+    Ok(Exit::Ok)
 }
 
-/// Does it to each lock that is meant, and says what has become of it.
+/// Does it to each lock that is meant, and says what has become of it. Answers how many these were.
 fn each(
     context: &Context,
     keys: &[Key],
     act: impl Fn(&mut dyn Store, &Name) -> Result<String, store::Error>,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<usize> {
     let wanted = Wanted::of(context, keys)?;
     let origin = |error| context.with_origin(error);
     let mut store = context.open()?;
@@ -60,8 +63,11 @@ fn each(
     }
     if names.is_empty() {
         let patterns = wanted.patterns().join(" or ");
-        let text = format!("{} knows no lock like {patterns}", context.settings.store);
+        let text = format!(
+            "{} knows no lock like {patterns}; a pattern means locks that were used before: name a new one",
+            context.settings.store
+        );
         context.printer.say(Kind::Warning, &text);
     }
-    Ok(Exit::Ok)
+    Ok(names.len())
 }

@@ -16,7 +16,7 @@ use super::stat::Stat;
 use super::time::{Due, Time, millis};
 use super::{ABSENCE, LOG_KEPT, SILENCE, SPENT_KEPT};
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, Token};
+use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, PAUSE_MOST, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -316,7 +316,9 @@ impl Record {
         if over {
             self.lock = Lock::Free;
         }
-        self.paused.take_if(|pause| now.millis() >= pause.until);
+        // One that ends later than any may was made by a clock that was wrong: it would never end.
+        self.paused
+            .take_if(|pause| !(1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis())));
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()

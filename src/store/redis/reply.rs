@@ -69,6 +69,12 @@ impl Reply {
             .map_err(|error| garbled(&self.store, &format!("an owner that is not understood: {error}")))
     }
 
+    /// The same, where nothing depends on it: what is not understood is somebody unknown.
+    fn owner_or_unknown(&self, json: &str) -> Owner {
+        let unknown = |_| Owner { host: "?".into(), user: "?".into(), ..Owner::default() };
+        self.owner_in(json).unwrap_or_else(unknown)
+    }
+
     /// The same, if the text is not empty.
     pub fn owner_if_any(&self, json: &str) -> Result<Option<Owner>, Error> {
         if json.is_empty() { Ok(None) } else { self.owner_in(json).map(Some) }
@@ -206,12 +212,13 @@ impl Reply {
         // What is none, the scripts take for none.
         let Ok([by, since, until]) = serde_json::from_str::<[String; 3]>(&json) else { return Ok(None) };
         let (since, until) = (self.number_in(&since)?, self.number_in(&until)?);
-        Ok(Some(Pause { by: self.owner_in(&by)?, since, until }))
+        Ok(Some(Pause { by: self.owner_or_unknown(&by), since, until }))
     }
 
     /// The next four fields: a hold that succeeded.
     fn success(&mut self) -> Result<Success, Error> {
-        let (owner, fence) = (self.owner()?, Fence(self.number()?));
+        let owner = self.text().map(|json| self.owner_or_unknown(&json))?;
+        let fence = Fence(self.number()?);
         Ok(Success { owner, fence, since: self.number()?, ended: self.number()? })
     }
 

@@ -6,7 +6,7 @@
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
-use crate::lock::{Name, ONCE_PER_MOST, SLOTS_MAX};
+use crate::lock::{Name, ONCE_PER_MOST, PAUSE_MOST, SLOTS_MAX};
 use redis::{Cmd, ServerError, Value, cmd};
 use std::sync::OnceLock;
 
@@ -112,6 +112,7 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
         ("LOG_KEPT", law::LOG_KEPT as u64),
         ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
+        ("PAUSE_MOST", law::millis(PAUSE_MOST)),
         ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
         ("PARTS", layout.kinds.len() as u64 + 1),
     ];

@@ -77,6 +77,10 @@ fn connected(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
     }
     rustix::net::sockopt::socket_error(&socket)??;
     let stream = TcpStream::from(socket);
+    // On a port that programs are given, where nobody listens, one may meet oneself (RFC 9293, a simultaneous open).
+    if stream.local_addr()? == *address {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
     stream.set_nonblocking(false)?;
     Ok(stream)
 }

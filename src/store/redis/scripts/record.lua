@@ -3,7 +3,7 @@
 -- Who waits is told in queue.lua.
 --
 -- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
--- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
+-- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
 -- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
 -- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
 --
@@ -309,13 +309,24 @@ local function tally_end(lock, hold, outcome, job)
   for field, at in pairs(times) do redis.pcall('HSET', lock.STAT, field, int(at)) end
 end
 
--- The last hold that succeeded; nothing where somebody put something else there.
+-- A number that a record has as text; nothing where somebody else wrote there what dlock does not.
+local function number_in(text)
+  local number = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+  return number and number < 2 ^ 53 and number or nil
+end
+
+-- What is kept as JSON in a list that begins with an owner; nothing where somebody put something else there.
+local function kept_in(key)
+  local json = redis.pcall('GET', key)
+  local ok, kept = pcall(cjson.decode, type(json) == 'string' and json or '')
+  return ok and type(kept) == 'table' and type(kept[1]) == 'string' and kept or nil, json
+end
+
+-- The last hold that succeeded.
 local function success_of(lock)
-  local json = redis.pcall('GET', key_of('done', lock))
-  local ok, s = pcall(cjson.decode, type(json) == 'string' and json or '')
-  if not ok or type(s) ~= 'table' or type(s[1]) ~= 'string' then return nil end
-  local fence, since, ended = tonumber(s[2]), tonumber(s[3]), tonumber(s[4])
-  return fence and since and ended and { owner = s[1], fence = s[2], since = since, ended = ended }
+  local s = kept_in(key_of('done', lock)) or {}
+  local fence, since, ended = number_in(s[2]), number_in(s[3]), number_in(s[4])
+  return fence and since and ended and { owner = s[1], fence = s[2], since = since, ended = ended } or nil
 end
 
 -- Of several that hold it together the one that was granted it last.
@@ -456,14 +467,13 @@ local function revoked_of(lock)
   return revoked
 end
 
--- Who has paused the lock, so that nobody is granted it; nothing where it is over, or somebody put something else there.
+-- Who has paused the lock, so that nobody is granted it; nothing where it is over. One that ends later than any may was
+-- made by a clock that was wrong, or by nobody: it would never end.
 local function pause_of(lock)
   if lock.paused == nil then
-    local json = redis.pcall('GET', key_of('pause', lock))
-    local ok, p = pcall(cjson.decode, type(json) == 'string' and json or '')
-    local is_one = ok and type(p) == 'table' and type(p[1]) == 'string' and tonumber(p[2])
-    local due = is_one and tonumber(p[3])
-    lock.paused = due and due > ms and { json = json, ['until'] = due }
+    local p, json = kept_in(key_of('pause', lock))
+    local due = p and number_in(p[2]) and number_in(p[3])
+    lock.paused = due and due > ms and due <= ms + PAUSE_MOST and { json = json, ['until'] = due }
   end
   return lock.paused
 end
