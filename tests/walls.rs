@@ -1,7 +1,8 @@
 //! The walls of the house: which part of src may know which. Read from the source, because the compiler does not
 //! mind.
 
-use std::collections::BTreeSet;
+use regex_lite::Regex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -99,6 +100,77 @@ fn the_law_reads_no_clock_and_does_no_io() {
             assert_eq!(found, None, "{}: {line}", path.display());
         }
     }
+}
+
+/// What one file leaves to another comes back from it by no way round. A file and those below it are one.
+#[test]
+fn no_circle_between_files() {
+    let files: BTreeMap<Vec<String>, String> =
+        sources().into_iter().map(|(path, text)| (module(&path), code_lines(&text).collect())).collect();
+    let mut knows: BTreeMap<&Vec<String>, BTreeSet<Vec<String>>> = BTreeMap::new();
+    for (file, text) in &files {
+        let known = paths(text).into_iter().filter_map(|path| resolved(&path, file, &files));
+        knows.insert(
+            file,
+            known.filter(|known| !known.starts_with(file) && !file.starts_with(known)).collect(),
+        );
+    }
+    // Who knows nobody that is left, or is known to nobody that is left, is in no circle.
+    loop {
+        let left: BTreeSet<Vec<String>> = knows.keys().map(|file| (*file).clone()).collect();
+        let known: BTreeSet<Vec<String>> = knows.values().flatten().cloned().collect();
+        knows.retain(|file, knows| !knows.is_disjoint(&left) && known.contains(*file));
+        if knows.len() == left.len() {
+            break;
+        }
+    }
+    assert_eq!(knows.keys().map(|file| file.join("::")).collect::<Vec<_>>(), [""; 0]);
+}
+
+/// `store/redis.rs` as `store`, `redis`.
+fn module(path: &Path) -> Vec<String> {
+    path.with_extension("").iter().map(|part| part.to_str().expect("a name").to_owned()).collect()
+}
+
+/// The paths that a text names, those of `use` with their groups taken apart.
+fn paths(text: &str) -> Vec<String> {
+    let inline = Regex::new(r"\b(?:crate|super)(?:::\w+)+").expect("a pattern");
+    let groups = Regex::new(r"\buse ([^;]+);").expect("a pattern");
+    let mut paths: Vec<String> = inline.find_iter(text).map(|path| path.as_str().to_owned()).collect();
+    groups.captures_iter(text).for_each(|group| paths.extend(taken_apart(&group[1].replace(' ', ""))));
+    paths
+}
+
+/// `a::{b, c::d}` as `a::b` and `a::c::d`.
+fn taken_apart(tree: &str) -> Vec<String> {
+    let Some((before, group)) = tree.strip_suffix('}').and_then(|tree| tree.split_once('{')) else {
+        return vec![tree.to_owned()];
+    };
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in group.chars() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        match parts.last_mut() {
+            Some(part) if c != ',' || depth > 0 => part.push(c),
+            _ => parts.push(String::new()),
+        }
+    }
+    parts.iter().flat_map(|part| taken_apart(part)).map(|part| format!("{before}{part}")).collect()
+}
+
+/// The file that a path in `file` leads to, if it is one of ours.
+fn resolved(path: &str, file: &[String], files: &BTreeMap<Vec<String>, String>) -> Option<Vec<String>> {
+    let mut at = file.to_vec();
+    let mut found = None;
+    for part in path.split("::") {
+        match part {
+            "crate" => at.clear(),
+            "self" => {}
+            "super" => drop(at.pop()),
+            part => at.push(part.to_owned()),
+        }
+        found = files.contains_key(&at).then(|| at.clone()).or(found);
+    }
+    found
 }
 
 /// A file opens with the question that it answers.
