@@ -2,11 +2,12 @@
 
 use crate::support::dlock::{BINARY, Dlock, Running};
 use crate::support::proc;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
 
 on_every_store!(
     the_documented_script_holds_its_lock_and_gives_it_back,
@@ -264,7 +265,8 @@ fn a_signal_leaves_the_queue(backend: Backend) {
         world.wait_for_waiters("k", 1);
         waiter.signal(signal);
         waiter.finish();
-        assert_eq!(world.waiters("k"), 0, "{signal:?}");
+        // It ends at once, whatever a busy store does; a place that nobody gave back stands for longer than that.
+        wait_within(Duration::from_secs(4), "nobody waits", || (world.waiters("k") == 0).then_some(()));
     }
     let waiter = world.dlock(["acquire", "--export", "-k", "k", "-w"]).stdout("(exit 143)\n").dies_of(15);
     let waiter = waiter.spawn();

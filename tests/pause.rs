@@ -75,13 +75,13 @@ fn who_holds_it_goes_on(backend: Backend) {
     let world = World::new(backend);
     let inside = format!("{BINARY} run -k k -- sh -c 'echo inside >> log'");
     let job = format!("echo up >> log; until [ -e go ]; do sleep 0.02; done; {inside}; echo over >> log");
-    let holder = world.run("k", &["-t", "1s"], &job).spawn();
+    let holder = world.run("k", &["-t", "4s"], &job).spawn();
     world.wait_for_log("up");
     let said = "dlock: k in .* is paused for 1m: nobody is granted it; .*@.* \\(pid \\d+\\) goes on\n";
     world.dlock(["pause", "-v", "k", "--for", "1m", "--reason", "r"]).stderr_like(said).run();
     // It is renewed some times.
     let lease = || world.status("k")["holders"][0]["held_ms"].as_u64();
-    wait_until("it outlives its lease", || lease().is_some_and(|held| held > 1500));
+    wait_until("it outlives its lease", || lease().is_some_and(|held| held > 4500));
     let besides = "dlock: k in .* is busy: held by .*; besides, .* has paused it \\(r\\); the command did not run; .*\n";
     world.run("k", &[], "true").stderr_like(besides).status(75).run();
     world.write("go", "");
