@@ -47,13 +47,13 @@ impl Obtaining<'_> {
 
     fn obtain(&mut self, mut first: Option<Answer>) -> Option<Moment> {
         let budget = self.request.budget();
-        let (mut queued, mut troubled, mut late) = (false, false, 0);
+        let (mut blocker, mut troubled, mut late) = (None, false, 0);
         let (mut look, mut usual) = (Moment::now().after(LOOK_AFTER), None);
         loop {
             let (sent, answer) = first.take().unwrap_or_else(|| {
                 let sent = Moment::now();
                 let by = match self.request.until {
-                    Until::At(end) if queued || troubled => {
+                    Until::At(end) if blocker.is_some() || troubled => {
                         sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
                     }
                     _ => sent.after(budget),
@@ -87,9 +87,8 @@ impl Obtaining<'_> {
                     if std::mem::take(&mut troubled) {
                         self.report(Report::Recovered);
                     }
-                    queued = true;
                     let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
-                    let blocker = waiting.blocker.clone();
+                    let in_the_way = blocker.insert(waiting.blocker.clone());
                     if waiting.ahead < LOOKERS && look.passed() {
                         look = Moment::now().after(LOOK_AGAIN);
                         usual = self.usual();
@@ -100,14 +99,20 @@ impl Obtaining<'_> {
                     self.report(Report::Waiting(waiting));
                     match self.sleep(next) {
                         Ok(true) => {}
-                        Ok(false) => return self.give_up(Report::Busy(blocker)),
+                        Ok(false) => return self.give_up(Report::Busy(in_the_way.clone())),
                         Err(error) => return self.give_up(Report::Failed(error)),
                     }
                 }
-                Err(error) if self.rides_out(&error, queued) => {
+                Err(error) if self.rides_out(&error, blocker.is_some()) => {
                     self.store.reset();
                     if self.is_over() {
-                        return self.fail(error);
+                        return match blocker {
+                            // The wait ended while it was asked, and left no time to ask again.
+                            Some(blocker) if !troubled && !matches!(error, Error::Unacknowledged(_)) => {
+                                self.give_up(Report::Busy(blocker))
+                            }
+                            _ => self.fail(error),
+                        };
                     }
                     if !troubled {
                         troubled = true;

@@ -455,13 +455,13 @@ impl<A: Adapter> Engine<A> {
 fn give_way(conflicts: u32, look: Look, deadline: Moment) -> Result<(), Error> {
     let (asks, holds) = GIVES_WAY_MOST;
     let longest = if matches!(look, Look::Wants(_)) { asks } else { holds };
-    let most = GIVES_WAY.saturating_mul(1 << conflicts.min(10)).min(longest);
-    let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
-    let pause = most.mul_f64(chance);
-    if deadline.left() <= pause {
+    // Never so long that it could not be tried again several times.
+    let most = GIVES_WAY.saturating_mul(1 << conflicts.min(10)).min(longest).min(deadline.left() / 4);
+    if deadline.passed() {
         return Err(Error::Unavailable("others have changed the lock each time before this could".into()));
     }
-    std::thread::sleep(pause);
+    let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
+    std::thread::sleep(most.mul_f64(chance));
     Ok(())
 }
 

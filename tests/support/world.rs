@@ -202,7 +202,13 @@ impl World {
 
     /// dlock with arguments, on this world's store.
     pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
-        Dlock::new(self, args).env("DLOCK_STORE", self.url())
+        let dlock = Dlock::new(self, args).env("DLOCK_STORE", self.url());
+        #[cfg(feature = "postgres")]
+        if self.database.is_some() {
+            // The server is shared with other scenarios, which may have it serve hundreds at once.
+            return dlock.env("DLOCK_OP_TIMEOUT", "5s");
+        }
+        dlock
     }
 
     /// `dlock run -k KEY options -- sh -c SCRIPT`.
