@@ -56,8 +56,14 @@ fn each(
         return Err(origin(missing).into());
     }
     let names: Vec<&Name> = wanted.named.iter().chain(&found.names).collect();
-    for name in &names {
-        let said = act(&mut *store, name).map_err(origin)?;
+    for (at, name) in names.iter().enumerate() {
+        let said = act(&mut *store, name).map_err(|error| {
+            if names.len() > 1 {
+                let text = format!("{at} of {} locks were reached before {}", names.len(), name.key());
+                context.printer.say(Kind::Warning, &text);
+            }
+            origin(error)
+        })?;
         let text = format!("{} in {} {said}", name.key(), context.settings.store);
         context.printer.say(Kind::Done, &text);
     }

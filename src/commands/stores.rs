@@ -177,8 +177,8 @@ impl Context {
     fn not_built(&self, dialect: Dialect) -> Error {
         let feature = dialect.scheme();
         Error::Config(format!(
-            "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it with \
-             `cargo install flock-fleet --features {feature}`",
+            "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it from a \
+             clone with `cargo install --locked --path . --features {feature}`",
             self.settings.store
         ))
     }

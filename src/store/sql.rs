@@ -1,6 +1,6 @@
-//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who
-//! wait for it, and one for each of its last ends. What is done with them is the engine's affair; here is what a database does
-//! for it, whichever it is. What they do in different words is told in [`postgres`] and [`mysql`].
+//! How can a database keep locks? The store `postgres://…`: one row for each lock, one for each of those who wait for it, and
+//! one for each of its last ends. What is done with them is the engine's affair; here is what a database does for it, and
+//! [`postgres`] has the words and the bytes.
 //!
 //! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
 //! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
@@ -24,7 +24,7 @@ mod statement;
 use crate::clock::Moment;
 use crate::law::{Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Tracked, Written};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::redis::{Address, Tls};
 use crate::store::{Error, Listener, Subscription};
 use row::{Found, LockRow};
@@ -215,8 +215,9 @@ impl Tables {
         let text = tables.join("; ");
         let made = self.ask(&tables.map(str::to_owned), Again::Yes);
         match made {
+            Ok(_) => self.ask(statements, Again::Yes),
             // Somebody else makes them at the same time.
-            Ok(_) | Err(Failure::Conflict) => self.ask(statements, Again::Yes),
+            Err(Failure::Conflict) if !self.by.get().passed() => self.ask_tables(statements),
             Err(Failure::Refused(Error::Denied(why))) => Err(Failure::Refused(Error::Denied(format!(
                 "{why}; the tables of dlock are missing, and this user may not make them: have an administrator run {text} and give \
                  it the rights that docs/stores.md names"
@@ -578,6 +579,3 @@ impl Subscription for Hearing {
 fn heard(said: u64) -> (u64, u64) {
     (said, said.saturating_sub(millis(SILENCE)).saturating_add(millis(TICKET_KEPT)))
 }
-
-/// Nobody is told to live or not.
-type NoLives = std::collections::BTreeMap<Token, Tracked>;

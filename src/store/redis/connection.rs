@@ -9,15 +9,14 @@
 use super::failure::{is_end, refusal, unreachable};
 use super::tls::{Session, speaks_no_tls};
 use super::{Address, Target, script};
-use crate::clock::{Moment, Timer};
+use crate::clock::Moment;
 use crate::store::Error;
 use redis::{Cmd, Value, cmd};
 use resp::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Write};
-use streams::{Bounded, Channel, Inbox, Stream};
+use std::io::{self, Write};
+use streams::{Bounded, Channel, Inbox, Stream, any_readable};
 
 pub(in crate::store) mod dial;
 mod resp;
@@ -74,16 +73,7 @@ impl Connection {
     /// Connects by `by`. AUTH and SELECT go out with the first command, in the same write.
     pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
         let store = &target.shown;
-        let mut stream = match &target.address {
-            Address::Tcp { host, port } => dial::tcp(host, *port, by).map(Stream::Tcp),
-            Address::Unix(path) => dial::unix(path, by).map(Stream::Unix),
-        }
-        .map_err(|error| match (&target.address, error.kind()) {
-            (Address::Unix(_), ErrorKind::PermissionDenied) => {
-                Error::Denied(format!("{store}: no permission to connect to the socket"))
-            }
-            _ => unreachable(store, &error),
-        })?;
+        let mut stream = dial::open(store, &target.address, by)?;
         let tls = match (&target.tls, &target.address) {
             (Some(tls), Address::Tcp { host, port }) => {
                 // The rest is for finding out who it is that is silent.
@@ -339,21 +329,6 @@ impl Connection {
             }
             _ => unreachable(store, error),
         })
-    }
-}
-
-/// Sleeps until there is something to read, or `until` has come (false).
-fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
-    let timer = Timer::new()?;
-    timer.set(Some(until))?;
-    let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
-    fds.push(PollFd::new(&timer, PollFlags::IN));
-    loop {
-        match poll(&mut fds, None) {
-            Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
     }
 }
 

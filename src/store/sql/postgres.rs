@@ -232,11 +232,13 @@ fn meaning(store: &str, said: &Said) -> Failure {
         // A serialization failure, a deadlock, somebody who makes the same table or row.
         "40001" | "40P01" | "23505" | "42P07" | "42710" => Failure::Conflict,
         "42P01" => Failure::NoTables(Error::Unfit(format!("{store} has no tables for locks: {text}"))),
-        "42703" | "42804" => unfit(format!("{store} has other tables of the names that dlock uses: {text}")),
+        "42703" | "42804" => {
+            unfit(format!("{store} has tables with the names of dlock's, and they are not dlock's: {text}"))
+        }
         "42501" | "3F000" => denied(format!("{store} denies this user a right that dlock needs: {text}")),
         "28P01" => denied(format!("{store} refused the user name or the password")),
         code if code.starts_with("28") => {
-            denied(format!("{store} lets this user in from here in no way: {text}"))
+            denied(format!("{store} does not let this user in from here: {text}"))
         }
         "3D000" => unfit(format!("{store}: there is no such database: {text}")),
         "25006" => unavailable(format!("{store} is read-only, as a standby is; name the primary")),

@@ -1,7 +1,7 @@
 //! What do the rows of a lock say? Reading and checking them. Whoever may write the tables may have put anything there: all of
 //! it has bounds, and what is not understood is left as it is.
 
-use super::{Answer, NoLives, heard};
+use super::{Answer, heard};
 use crate::law::{Due, HISTORY_KEPT, Lock, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::Error;
@@ -42,7 +42,8 @@ pub struct LockRow {
     pub queue: Queue,
     /// What does not change about those who wait, of those to whom the law may turn.
     pub notes: BTreeMap<Token, Vec<u8>>,
-    pub tracked: NoLives,
+    /// Nobody: no connection tells who lives.
+    pub tracked: BTreeMap<Token, Tracked>,
     log: Vec<LoggedEnd>,
 }
 
@@ -78,7 +79,7 @@ impl Entry for LockRow {
 
 impl LockRow {
     fn new(name: &str) -> Self {
-        let (queue, notes, tracked) = (Queue::default(), BTreeMap::new(), NoLives::new());
+        let (queue, notes, tracked) = (Queue::default(), BTreeMap::new(), BTreeMap::new());
         Self {
             name: name.into(),
             version: 0,

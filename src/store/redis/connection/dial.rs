@@ -2,8 +2,10 @@
 
 use super::streams::{Bounded, Stream};
 use crate::clock::Moment;
-use crate::store::redis::alarm;
+use crate::store::Error;
+use crate::store::redis::failure::unreachable;
 use crate::store::redis::tls::hello;
+use crate::store::redis::{Address, alarm};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -17,6 +19,20 @@ use std::time::Duration;
 
 /// How long to wait before a full queue of a Unix socket is tried again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
+
+/// A stream to the server of `store`.
+pub fn open(store: &str, address: &Address, by: Moment) -> Result<Stream, Error> {
+    match address {
+        Address::Tcp { host, port } => tcp(host, *port, by).map(Stream::Tcp),
+        Address::Unix(path) => unix(path, by).map(Stream::Unix),
+    }
+    .map_err(|error| match (address, error.kind()) {
+        (Address::Unix(_), ErrorKind::PermissionDenied) => {
+            Error::Denied(format!("{store}: no permission to connect to the socket"))
+        }
+        _ => unreachable(store, &error),
+    })
+}
 
 /// Whether what is silent to TLS is Redis without it, which waits for the end of what it takes for a line.
 pub fn speaks_redis(host: &str, port: u16, by: Moment) -> bool {

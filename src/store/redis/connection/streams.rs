@@ -2,10 +2,11 @@
 //! a socket whose every read and write ends at one moment, TLS if there is any, and what was read and is not parsed yet.
 //! What the bytes mean is not known here.
 
-use crate::clock::Moment;
+use crate::clock::{Moment, Timer};
 use crate::store::redis::alarm;
 use crate::store::redis::tls::Session;
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,6 +20,21 @@ const READ_SIZE: (usize, usize) = (4 * 1024, 64 * 1024);
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+/// Sleeps until there is something to read, or `until` has come (false).
+pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
+    let timer = Timer::new()?;
+    timer.set(Some(until))?;
+    let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
+    fds.push(PollFd::new(&timer, PollFlags::IN));
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }
 
 /// What has been read and not yet parsed.

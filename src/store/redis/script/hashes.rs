@@ -1,6 +1,6 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "af9356838a3f42d827eb6138bcbc683b43546ddf";
+pub const ACQUIRE: &str = "748b15f49438d39290ee862baf2ab57cf085e055";
 pub const RENEW: &str = "bfa254bd679babd17e2b762c1f4c0ea994f92638";
 pub const LEAVE: &str = "491466087570d7b6a884da1099d64ec1157e0cfc";
 pub const FORGET: &str = "05ad78a66598d82e4050ba06ca3eef8005e5514b";

@@ -1,8 +1,10 @@
--- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: Book::acquire).
+-- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: LockTable::acquire).
 -- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
---       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always); last, as of all scripts, what the locks' names begin with.
+--       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always); last, as of all scripts, what the locks'
+--       names begin with.
 -- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
---          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms} · {'spent', now us}. `at`: which of the locks it is, from 0.
+--          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms}
+--          {'spent', now us}. `at`: which of the locks it is, from 0.
 -- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
 -- and of several locks one has all or none.
 
@@ -119,7 +121,7 @@ for i, lock in ipairs(locks) do spent[i] = spent_key(lock, token) end
 if redis.call('EXISTS', unpack(spent)) > 0 then return { 'spent', int(us) } end
 for _, lock in ipairs(locks) do
   expire(lock)
-  alone = alone and lock.kind == 'free' and 
+  alone = alone and lock.kind == 'free' and
     redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token), key_of('pause', lock)) == 0
 end
 

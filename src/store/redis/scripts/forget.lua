@@ -1,4 +1,4 @@
--- forget.lua: makes what is wanted once in a while due again (law: Book::forget_success).
+-- forget.lua: makes what is wanted once in a while due again (law: LockTable::forget_success).
 -- ARGV: none.
 -- Replies: {'forgotten', now us} · {'nothing', now us}: nothing was done.
 -- Why here: who waits may be entitled from now on, and is served in the same step.

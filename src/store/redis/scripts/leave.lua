@@ -1,4 +1,4 @@
--- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: Book::leave).
+-- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: LockTable::leave).
 -- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or '').
 -- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} · {'not-held', now us}.
 -- Why atomic: compare and delete; the next waiter is granted the lock in the same step, so it is never idle; and the

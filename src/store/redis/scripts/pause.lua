@@ -1,4 +1,4 @@
--- pause.lua: has nobody granted the lock for a while, or ends that (law: Book::pause). Who holds it goes on.
+-- pause.lua: has nobody granted the lock for a while, or ends that (law: LockTable::pause). Who holds it goes on.
 -- ARGV: who does it (JSON; '' ends it), for how long ms.
 -- Replies: {'paused', now us} · {'open', now us}: what it was before.
 -- Why here: the scripts that grant look at it, by the same clock; and who waits is served in the same step when it ends.

@@ -1,4 +1,4 @@
--- prove.lua: whether the token holds all of these locks, and how (law: Book::prove). Writes nothing.
+-- prove.lua: whether the token holds all of these locks, and how (law: LockTable::prove). Writes nothing.
 -- ARGV: token.
 -- Replies: {'held', now us, mode, slot or '', fence, lease ms} · {'not-held', now us}.
 -- Why atomic: of several locks one holds all at one moment or none.

@@ -1,4 +1,4 @@
--- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: Book::renew).
+-- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: LockTable::renew).
 -- ARGV: token, ttl ms.
 -- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) · {'revoked', now us} · {'not-held', now us}.
 -- Why atomic: compare and extend; and a lock found to have run out goes to the next waiter in the same step.

@@ -1,4 +1,4 @@
--- request.lua: asks a hold to end, and wakes whoever has it (law: Book::request).
+-- request.lua: asks a hold to end, and wakes whoever has it (law: LockTable::request).
 -- ARGV: fence, who asks (JSON).
 -- Replies: {'asked', now us} · {'gone', now us}.
 -- Why atomic: it acts on the hold that was shown, not on one that came in between.

@@ -1,4 +1,4 @@
--- watch.lua: has a token woken whenever something changes about the lock, for a while (law: Book::watch).
+-- watch.lua: has a token woken whenever something changes about the lock, for a while (law: LockTable::watch).
 -- ARGV: token.
 -- Replies: {'watching', now us}.
 -- Why here: the scripts that change something look at this set, by the same clock.

@@ -7,22 +7,23 @@
 
 use super::super::{Answer, Failure, Link, Target};
 use super::meaning;
-use crate::clock::{Moment, Timer};
+use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::redis::Address;
 use crate::store::redis::connection::dial;
-use crate::store::redis::connection::streams::{Bounded, Channel, Stream};
+use crate::store::redis::connection::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::redis::failure::{is_end, unreachable};
 use crate::store::redis::tls::Session;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use std::io::{self, ErrorKind, Read, Write};
+use std::time::Duration;
 
 /// No answer is longer than that of some hundred thousand waiters.
 const ANSWER_MOST: usize = 256 << 20;
 const READ_SIZE: usize = 16 * 1024;
+/// What has begun to come is there within this time.
+const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a server says of an error.
 #[derive(Debug, Default)]
@@ -55,16 +56,7 @@ impl Connection {
     /// Connects and logs in by `by`.
     pub fn begin(target: &Target, by: Moment) -> Result<Self, Error> {
         let store = &target.shown;
-        let mut stream = match &target.address {
-            Address::Tcp { host, port } => dial::tcp(host, *port, by).map(Stream::Tcp),
-            Address::Unix(path) => dial::unix(path, by).map(Stream::Unix),
-        }
-        .map_err(|error| match (&target.address, error.kind()) {
-            (Address::Unix(_), ErrorKind::PermissionDenied) => {
-                Error::Denied(format!("{store}: no permission to connect to the socket"))
-            }
-            _ => unreachable(store, &error),
-        })?;
+        let mut stream = dial::open(store, &target.address, by)?;
         let tls = match (&target.tls, &target.address) {
             (Some(tls), Address::Tcp { host, .. }) => {
                 let mut raw = Bounded { stream: &mut stream, by };
@@ -259,10 +251,8 @@ impl Connection {
     }
 
     fn sleep(&mut self, until: Moment) -> io::Result<bool> {
-        let timer = Timer::new()?;
-        timer.set(Some(until))?;
         loop {
-            while let Ok(Some(message)) = self.take() {
+            while let Some(message) = self.take().map_err(|_| ErrorKind::InvalidData)? {
                 self.has_rung |= message.kind == b'A';
                 if message.kind == b'E' {
                     return Err(ErrorKind::ConnectionAborted.into());
@@ -271,26 +261,19 @@ impl Connection {
             if std::mem::take(&mut self.has_rung) {
                 return Ok(true);
             }
-            if let Some(session) = &mut self.tls
-                && session.has_more()?
-            {
-                self.fill(Moment::now().after(std::time::Duration::from_secs(1)))?;
-                continue;
+            let is_there = match &mut self.tls {
+                Some(session) => session.has_more()?,
+                None => false,
+            };
+            if !is_there && !any_readable(&[&self.stream], until)? {
+                return Ok(false);
             }
-            let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-            match poll(&mut fds, None) {
-                Ok(_) if fds[0].revents().is_empty() => return Ok(false),
-                Ok(_) => {
-                    let is_more = match &mut self.tls {
-                        Some(session) => session.take_in(&mut self.stream)?,
-                        None => true,
-                    };
-                    if is_more {
-                        self.fill(Moment::now().after(std::time::Duration::from_secs(1)))?;
-                    }
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+            let is_more = match &mut self.tls {
+                Some(session) if !is_there => session.take_in(&mut self.stream)?,
+                _ => true,
+            };
+            if is_more {
+                self.fill(Moment::now().after(REST_WITHIN))?;
             }
         }
     }
