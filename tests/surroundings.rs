@@ -82,7 +82,8 @@ fn an_ignored_sigchld_hides_no_status(backend: Backend) {
 fn the_environment_gains_the_hold_and_nothing_else(backend: Backend) {
     let world = World::new(backend);
     let job = "env | grep ^DLOCK_ | sort";
-    let output = world.run("some key", &[], job).env("DLOCK_SLOT", "7").any_stdout().run();
+    let run = world.run("some key", &[], job).env("DLOCK_SLOT", "7").env_remove("DLOCK_OP_TIMEOUT");
+    let output = run.any_stdout().run();
     let lines = output.stdout.lines().collect::<Vec<_>>();
     let value = |name: &str| {
         let found = lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
