@@ -3,6 +3,7 @@
 use crate::support::dlock::{End, Running};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use std::time::{Duration, Instant};
 
 const CONTENDERS: usize = 50;
 
@@ -199,4 +200,28 @@ fn a_waiter_speaks_up_after_a_while(backend: Backend) {
     holder.finish();
     quiet.finish();
     waiter.finish();
+}
+
+/// The last request of a wait has only what is left of it. If that was too short, the one that gives the place back tells
+/// whether the store is there.
+#[test]
+fn a_wait_that_ends_while_it_is_asked_ends_busy() {
+    let world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "60s"], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let waiter = world
+        .run("k", &["-w", "6s", "--op-timeout", "30s"], "echo no >> log")
+        .status(75)
+        .any_stderr()
+        .spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    let over = Instant::now() + Duration::from_secs(7);
+    wait_until("the wait is over", || Instant::now() > over);
+    world.redis().resume();
+    waiter.finish();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!((world.log(), world.waiters("k")), (vec!["up".into()], 0));
 }
