@@ -158,6 +158,7 @@ fn a_bad_store_is_78() {
         "postgres://u@h,i/d",
         "postgres://u@h/d?sslmode=prefer",
         "postgres://u@h/d?sslmode=disable&ca=/f",
+        "postgres://u@h/d?sslmode=verify-ca",
         "postgres+unix://u@/s",
         "file:relative",
         "file:",

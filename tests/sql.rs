@@ -445,6 +445,13 @@ fn a_server_is_trusted_as_over_rediss() {
     assert!(run(&world, &theirs).status(69).run().stderr.contains("cannot trust"), "an unknown authority");
     let other = ours.replace("localhost", "127.0.0.1");
     assert!(run(&world, &other).status(69).run().stderr.contains("is for localhost"), "another name");
+    // Where the host is not checked, its authority is all the same.
+    let any_host = |url: &str| url.replace("verify-full", "verify-ca");
+    run(&world, &any_host(&other)).run();
+    assert!(
+        run(&world, &any_host(&theirs)).status(69).run().stderr.contains("cannot trust"),
+        "an unknown authority"
+    );
     run(&world, &url("").replace("verify-full", "disable")).run();
     let said = run(&world, &url("").replace("verify-full", "require")).status(78).run().stderr;
     assert!(said.contains("sslmode="), "{said}");

@@ -213,7 +213,7 @@ impl Context {
     /// anything is asked for.
     fn certificates(&self, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
         let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-        Tls::read(Files { ca: named.ca.clone(), client }, shown)
+        Tls::read(Files { ca: named.ca.clone(), client, any_host: named.any_host }, shown)
             .map_err(|error| self.with_origin(error).into())
     }
 }

@@ -136,6 +136,8 @@ pub struct Tls {
     pub ca: Option<PathBuf>,
     /// What to show a server that asks who is there.
     pub client: Option<ClientCertificate>,
+    /// Whether the server's certificate may name any host.
+    pub any_host: bool,
 }
 
 /// A certificate of this client's own.
@@ -476,7 +478,7 @@ fn parameters_of<'p>(
         (None, None) => None,
         (Some(_), None) => return Err("sentinel-username= needs sentinel-password-file=".into()),
     };
-    Ok(Parameters { tls: (wire == Wire::Tls).then_some(Tls { ca, client }), sentinel })
+    Ok(Parameters { tls: (wire == Wire::Tls).then_some(Tls { ca, client, any_host: false }), sentinel })
 }
 
 /// `redis+unix://`.
@@ -519,22 +521,33 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     for (parameter, text) in parts.parameters() {
         match (parameter, text) {
             ("sslmode", _) if mode.is_some() => return Err("sslmode= is given twice".into()),
-            ("sslmode", "disable") => mode = Some(Wire::Plain),
-            ("sslmode", "verify-full") => mode = Some(Wire::Tls),
+            ("sslmode", "disable") => mode = Some((Wire::Plain, false)),
+            ("sslmode", "verify-ca") => mode = Some((Wire::Tls, true)),
+            ("sslmode", "verify-full") => mode = Some((Wire::Tls, false)),
             ("sslmode", _) => {
-                return Err("sslmode= is verify-full or disable: dlock trusts a server that it has verified, or speaks to it \
-                            without TLS"
-                    .into());
+                return Err(
+                    "sslmode= is verify-full, verify-ca or disable: dlock trusts a server that it has verified, \
+                            or speaks to it without TLS"
+                        .into(),
+                );
             }
             other => others.push(other),
         }
     }
     // What does not leave this machine needs no TLS.
-    let wire = mode.unwrap_or(if host.is_loopback() { Wire::Plain } else { Wire::Tls });
+    let (wire, any_host) = mode.unwrap_or((if host.is_loopback() { Wire::Plain } else { Wire::Tls }, false));
     if wire == Wire::Plain && others.iter().any(|(name, _)| matches!(*name, "ca" | "cert" | "key")) {
         return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", host.name));
     }
-    let Parameters { tls, .. } = parameters_of(others.into_iter(), wire, Sentinels::No)?;
+    let Parameters { mut tls, .. } = parameters_of(others.into_iter(), wire, Sentinels::No)?;
+    if let Some(tls) = &mut tls {
+        tls.any_host = any_host;
+        if any_host && tls.ca.is_none() {
+            return Err("sslmode=verify-ca needs ca=, the file with your own authority: from the others that this machine \
+                        trusts anybody can have a certificate"
+                .into());
+        }
+    }
     Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(host), name, tls }, parts))
 }
 

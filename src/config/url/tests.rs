@@ -39,7 +39,8 @@ fn databases() -> Result<(), String> {
     let database =
         |at, name: &str, tls| Location::Database { dialect: Dialect::Postgres, at, name: name.into(), tls };
     let over_tcp = |host: &str, port| DatabaseAt::Tcp(at(host, port));
-    let ca = Some(Tls { ca: Some("/f".into()), client: None });
+    let ca = Tls { ca: Some("/f".into()), ..Tls::default() };
+    let any_host = Some(Tls { any_host: true, ..ca.clone() });
     for (text, place, shown) in [
         (
             "postgres://u@h/ops",
@@ -58,8 +59,13 @@ fn databases() -> Result<(), String> {
         ),
         (
             "postgres://u@localhost/d?ca=/f&sslmode=verify-full",
-            database(over_tcp("localhost", 5432), "d", ca),
+            database(over_tcp("localhost", 5432), "d", Some(ca)),
             "postgres://localhost:5432/d",
+        ),
+        (
+            "postgres://u@h/d?sslmode=verify-ca&ca=/f",
+            database(over_tcp("h", 5432), "d", any_host),
+            "postgres://h:5432/d",
         ),
         (
             "postgres+unix://u@/run/s?db=d",
@@ -151,7 +157,7 @@ fn several_hosts() -> Result<(), String> {
 fn certificates() -> Result<(), String> {
     let url = parse("rediss://h:1/2?key=/k&ca=/a%20b&cert=/c")?;
     let client = Some(ClientCertificate { cert: "/c".into(), key: "/k".into() });
-    let tls = Some(Tls { ca: Some("/a b".into()), client });
+    let tls = Some(Tls { ca: Some("/a b".into()), client, any_host: false });
     assert_eq!(url.place, Location::Tcp { host: at("h", 1), db: 2, tls });
     assert_eq!(url.place.to_string(), "rediss://h:1/2");
     for (text, word) in [

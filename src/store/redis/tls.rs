@@ -1,6 +1,6 @@
 //! How is a Redis server spoken to over TLS, and when is it not trusted? Certificates are read here, the handshake is
 //! done here, and what fails in it becomes one line that says which check failed and what to do. There is no way to
-//! switch a check off. Sockets and deadlines are those of `connect`.
+//! switch a check off, but that a database may be told not to check the host (sslmode=verify-ca). Sockets and deadlines are those of `connect`.
 //!
 //! Statuses: a server that cannot be trusted counts as one that cannot be reached (69), also for a holder, who keeps
 //! trying until its deadline: whoever stands in the way must not be able to end a job sooner. A server that turns this
@@ -12,10 +12,14 @@ use super::failure::plain;
 use crate::clock::Moment;
 use crate::store::Error;
 use rustls::client::Resumption;
-use rustls::crypto::ring;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore, Stream};
+use rustls::{DigitallySignedStruct, SignatureScheme};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +37,8 @@ pub struct Files {
     pub ca: Option<PathBuf>,
     /// This client's own chain, and its private key.
     pub client: Option<(PathBuf, PathBuf)>,
+    /// Whether the server's certificate may name any host.
+    pub any_host: bool,
 }
 
 /// All that connections over TLS have in common. It has no state that a fork could split in two: sessions are not
@@ -68,7 +74,7 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(broken)?
-        .with_root_certificates(trusted);
+        .with_root_certificates(trusted.clone());
     let mut config = match &files.client {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
@@ -92,8 +98,55 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
             })?
         }
     };
+    if files.any_host {
+        config.dangerous().set_certificate_verifier(Arc::new(AnyHost(trusted)));
+    }
     config.resumption = Resumption::disabled();
     Ok(config)
+}
+
+/// Checks that one of these authorities issued a server's certificate, and not for which host.
+#[derive(Debug)]
+struct AnyHost(RootCertStore);
+
+impl ServerCertVerifier for AnyHost {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let certificate = ParsedCertificate::try_from(certificate)?;
+        let algorithms = ring::default_provider().signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.0, chain, now, algorithms)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = ring::default_provider().signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, &algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = ring::default_provider().signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
 }
 
 fn named_roots(path: &Path) -> Result<RootCertStore, String> {
@@ -366,7 +419,7 @@ mod tests {
         let directory = tempfile::tempdir()?;
         let ca = directory.path().join("ca.pem");
         fs::write(&ca, rcgen::generate_simple_self_signed(["a".to_owned()])?.cert.pem())?;
-        let young = Tls::read(Files { ca: Some(ca.clone()), client: None }, "s")?;
+        let young = Tls::read(Files { ca: Some(ca.clone()), ..Files::default() }, "s")?;
         let old = Tls { read: Moment::from_boot(Duration::ZERO), ..young.clone() };
         assert!(Arc::ptr_eq(&young.current(), &young.config));
         assert!(!Arc::ptr_eq(&old.current(), &old.config));

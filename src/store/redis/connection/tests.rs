@@ -77,7 +77,7 @@ fn both_ends(directory: &tempfile::TempDir) -> Outcome<(Arc<ServerConfig>, Tls)>
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
         .with_single_cert(vec![issued.cert.der().clone()], key)?;
-    Ok((Arc::new(server), Tls::read(Files { ca: Some(ca), client: None }, "the server")?))
+    Ok((Arc::new(server), Tls::read(Files { ca: Some(ca), ..Files::default() }, "the server")?))
 }
 
 /// Tickets make the descriptor readable and are no reply; two replies in one packet are two.
