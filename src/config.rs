@@ -7,16 +7,17 @@
 use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
 use clap::ValueEnum;
+use credentials::Login;
 use file::{File, Value};
-use reach::{Access, Beside, PasswordAt, absolute};
+use reach::{Access, Beside};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use url::{Location, Secret};
 
+mod credentials;
 pub mod file;
 pub mod reach;
 pub mod run;
@@ -391,152 +392,6 @@ impl<'a> Layers<'a> {
             .try_map(|text| url::parse(&text))
     }
 
-    /// User and password. A password in the URL counts as set where the URL was set. On the highest layer that has a
-    /// password there may be several only if they are equal.
-    fn credentials(&self, url: &Set<url::Url>) -> Result<Login, Error> {
-        let Self { flags, files, file, .. } = self;
-        let rank = |source: &Source| match source {
-            Source::Flag(_) => usize::MAX,
-            Source::Variable(_) => usize::MAX - 1,
-            Source::File { path, .. } => 1 + files.iter().position(|file| file.path == *path).unwrap_or(0),
-            Source::Default => 0,
-        };
-        let in_url = |text: &Option<String>| {
-            text.as_ref().map(|text| Set { value: text.clone(), source: url.source.clone() })
-        };
-        let separate = self.text(flags.username.as_deref(), "--username", "DLOCK_USERNAME", "username")?;
-        let username =
-            highest("users", &rank, separate.into_iter().chain(in_url(&url.value.username)).collect())?;
-        let secret_of = |below: Set<url::Url>| {
-            let of_user = below.value.is_of(username.as_ref().map(|set| &set.value));
-            let secret = below.value.password.filter(|_| of_user)?;
-            Some((Form::Text, Set { value: secret.expose().to_owned(), source: below.source }))
-        };
-        let secret = url.value.password.as_ref().map(|secret| secret.expose().to_owned());
-        let flag = flags.password_file.as_deref().map(|path| of_flag(path, "--password-file")).transpose()?;
-        let given = [
-            (Form::File, flag),
-            (Form::Text, self.variable("DLOCK_PASSWORD")),
-            (Form::File, self.variable("DLOCK_PASSWORD_FILE")),
-            (Form::Text, in_url(&secret)),
-            (Form::Text, file.text("password")),
-            (Form::File, file.text("password-file")),
-        ];
-        let mut given: Vec<_> = given.into_iter().filter_map(|(form, set)| Some((form, set?))).collect();
-        given.extend(self.urls_below(url).into_iter().filter_map(secret_of));
-        let top = given.iter().map(|(_, set)| rank(&set.source)).max().unwrap_or(0);
-        let (mut read, mut file) = (Vec::new(), None);
-        for (form, set) in given.into_iter().filter(|(_, set)| rank(&set.source) == top) {
-            read.push(match form {
-                Form::Text => set,
-                Form::File => {
-                    let path = password_path(&set);
-                    let read = set.try_map(|_| password_in(&path))?;
-                    file.get_or_insert(path);
-                    read
-                }
-            });
-        }
-        match (username, highest("passwords", &rank, read)?) {
-            (username, Some(password)) => Ok(Login {
-                password_at: file.map_or(PasswordAt::Elsewhere, |path| PasswordAt::File(absolute(&path))),
-                credentials: Some(Credentials {
-                    username: username.map(|set| set.value),
-                    password: Some(Secret::new(password.value)),
-                }),
-                password_source: Some(password.source),
-            }),
-            (Some(username), None) if matches!(url.value.place, Location::Database { .. }) => Ok(Login {
-                credentials: Some(Credentials { username: Some(username.value), password: None }),
-                ..Login::default()
-            }),
-            (Some(username), None) => Err(invalid(
-                &username.source,
-                "a user is named and no password; DLOCK_PASSWORD or --password-file gives it",
-            )),
-            (None, None) => Ok(Login::default()),
-        }
-    }
-
-    /// The URLs on lower layers that name the place that is in force. A job gets DLOCK_STORE without the password in it:
-    /// whoever could read that where it stands still can.
-    fn urls_below(&self, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
-        let files = self.files.iter().filter_map(|file| file.text("store"));
-        let texts = self.variable("DLOCK_STORE").into_iter().chain(files);
-        let others = texts.filter(|text| text.source != url.source);
-        let parsed =
-            others.filter_map(|text| Some(Set { value: url::parse(&text.value).ok()?, source: text.source }));
-        parsed.filter(|other| other.value.place == url.value.place).collect()
-    }
-
-    /// What a dlock inside of a job has to find beside the store and the user.
-    fn beside(&self, login: &Login) -> Beside {
-        let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
-        let secret = login.credentials.as_ref().and_then(|login| Some(login.password.as_ref()?.expose()));
-        let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
-        let store = self.variable("DLOCK_STORE").filter(|_| in_store);
-        let store = store.and_then(|store| url::parse(&store.value).ok());
-        let variable = self.variables.get("DLOCK_PASSWORD").map(String::as_str);
-        let in_file = match &login.password_source {
-            Some(Source::File { path, .. }) if login.password_at == PasswordAt::Elsewhere => Some(path),
-            _ => None,
-        };
-        let named = in_file.filter(|_| self.flags.config.is_some());
-        let relative = || {
-            let path = self.variables.get("DLOCK_CONFIG").map(Path::new)?;
-            path.is_relative().then_some(path)
-        };
-        Beside {
-            store_has_it: store.is_some_and(|store| store.is_of(user)),
-            variable_differs: matches!(login.password_at, PasswordAt::File(_))
-                && variable.is_some_and(|variable| Some(variable) != secret),
-            config: named.map(PathBuf::as_path).or_else(relative).map(absolute),
-        }
-    }
-}
-
-/// What to log in with, and where that was found.
-#[derive(Default)]
-struct Login {
-    credentials: Option<Credentials>,
-    password_at: PasswordAt,
-    password_source: Option<Source>,
-}
-
-impl Layers<'_> {
-    /// Every file that the settings lead to, whatever it is for: a password that a stronger layer overrules is one all
-    /// the same.
-    fn sensitive_files(&self, url: &Set<url::Url>) -> Vec<(PathBuf, Sensitivity)> {
-        use Sensitivity::{Secret, Trusted};
-        let below = self.urls_below(url);
-        let of_url = |path: &Path| {
-            below.iter().chain([url]).any(|url| match &url.source {
-                Source::File { path: named, .. } => named == path && url.value.password.is_some(),
-                _ => false,
-            })
-        };
-        let mut found: BTreeMap<PathBuf, Sensitivity> = BTreeMap::new();
-        for file in &self.files {
-            let has_secret = file.get("password").is_some() || of_url(&file.path);
-            found.insert(file.path.clone(), if has_secret { Secret } else { Trusted });
-        }
-        let passwords = [
-            self.flags.password_file.as_ref().map(PathBuf::from),
-            self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),
-            self.file.text("password-file").map(|set| password_path(&set)),
-            url.value.sentinel.as_ref().map(|login| login.password_file.clone()),
-        ];
-        found.extend(passwords.into_iter().flatten().map(|path| (path, Secret)));
-        if let Some(tls) = url.value.place.tls() {
-            let client = tls.client.as_ref();
-            let trusted = tls.ca.iter().chain(client.map(|client| &client.cert));
-            // Certificate and key may be one file.
-            found.extend(trusted.map(|path| (path.clone(), Trusted)));
-            found.extend(client.map(|client| (client.key.clone(), Secret)));
-        }
-        found.into_iter().collect()
-    }
-
     /// The configuration files in force, the weakest first.
     fn read_files(&self, around: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
         let named = match &self.flags.config {
@@ -566,52 +421,6 @@ impl Layers<'_> {
         }
         Ok(found)
     }
-
-    /// The variables with a password in them, whatever overrules them.
-    fn exposed(&self) -> Vec<&'static str> {
-        let in_url = |set: Set<String>| url::parse(&set.value).is_ok_and(|url| url.password.is_some());
-        let store = self.variable("DLOCK_STORE").is_some_and(in_url).then_some("DLOCK_STORE");
-        self.variable("DLOCK_PASSWORD").map(|_| "DLOCK_PASSWORD").into_iter().chain(store).collect()
-    }
-}
-
-/// Where a password file is. A configuration file names its neighbours: under cron the current directory means nothing.
-fn password_path(named: &Set<String>) -> PathBuf {
-    match &named.source {
-        Source::File { path, .. } => path.parent().unwrap_or(Path::new("/")).join(&named.value),
-        _ => PathBuf::from(&named.value),
-    }
-}
-
-/// What a setting for the password is.
-enum Form {
-    Text,
-    /// Where the password is.
-    File,
-}
-
-/// The one value of the highest layer; two different ones there are an error that names both places.
-fn highest(
-    what: &str,
-    rank: &impl Fn(&Source) -> usize,
-    candidates: Vec<Set<String>>,
-) -> Result<Option<Set<String>>, Error> {
-    let mut best: Option<Set<String>> = None;
-    for next in candidates {
-        match &best {
-            Some(kept) if rank(&next.source) < rank(&kept.source) => {}
-            Some(kept) if rank(&next.source) == rank(&kept.source) => {
-                if next.value != kept.value {
-                    return Err(Error::Config(format!(
-                        "{} and {} give different {what} for the store; leave one out",
-                        kept.source, next.source
-                    )));
-                }
-            }
-            _ => best = Some(next),
-        }
-    }
-    Ok(best)
 }
 
 /// The text of a flag. Only `--prefix` may be empty.
@@ -622,20 +431,6 @@ fn of_flag(text: &OsStr, name: &'static str) -> Result<Set<String>, Error> {
         Some("") if name != "--prefix" => Err(invalid(&source, "the value is empty")),
         Some(text) => Ok(Set { value: text.into(), source }),
     }
-}
-
-/// The password in a file. One line end at its end does not count.
-fn password_in(path: &Path) -> Result<String, String> {
-    const MOST: u64 = 64 * 1024;
-    let said = |error: std::io::Error| format!("cannot read {}: {}", path.display(), file::plain(&error));
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(said)?;
-    if bytes.len() as u64 > MOST {
-        return Err(format!("{} is too long for a password", path.display()));
-    }
-    let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
-    let text = text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
-    if text.is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(text.into()) }
 }
 
 #[cfg(test)]

@@ -103,6 +103,23 @@ fn invariants_and_links_lead_somewhere() {
     }
 }
 
+/// What a page says that a test shows, a test shows: `file::name`.
+#[test]
+fn tests_that_pages_name_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let named = regex_lite::Regex::new("`([a-z0-9_]+)::([a-z0-9_]+)`").expect("a pattern");
+    let mut found = 0;
+    for (page, text) in documents() {
+        for name in named.captures_iter(&text) {
+            let file = root.join("tests").join(format!("{}.rs", &name[1]));
+            let tests = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {}: {error}", &name[0]));
+            assert!(tests.contains(&format!("fn {}(", &name[2])), "{page}: {}", &name[0]);
+            found += 1;
+        }
+    }
+    assert!(found > 0);
+}
+
 /// A heading as a link names it.
 fn anchor(heading: &str) -> String {
     let kept = |c: char| c.is_alphanumeric() || c == '-' || c == ' ' || c == '_';

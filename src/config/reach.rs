@@ -3,7 +3,7 @@
 //! file is known to whoever was told it, by DLOCK_PASSWORD mostly.
 
 use super::url::{self, Location, Secret};
-use super::{Credentials, Error, Settings, Source, Store, invalid, password_in};
+use super::{Credentials, Error, Settings, Source, Store, invalid};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -84,7 +84,7 @@ impl Settings {
         let sentinel_credentials = url.sentinel_credentials().map_err(invalid)?;
         let password = match (&access.password, &url.place) {
             (PasswordAt::Nowhere, _) | (_, Location::File { .. }) => None,
-            (PasswordAt::File(path), _) => Some(Secret::new(password_in(path).map_err(invalid)?)),
+            (PasswordAt::File(path), _) => Some(Secret::of_file(path).map_err(invalid)?),
             (PasswordAt::Elsewhere, _) => self.password_variable.clone(),
         };
         let username = access.username.clone();

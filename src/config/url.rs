@@ -4,6 +4,7 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use split::{Parts, absolute, authority, decode, number};
 use std::fmt;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -212,6 +213,24 @@ impl Secret {
         Self(text.into())
     }
 
+    /// The one in a file. One line end at its end does not count.
+    pub fn of_file(path: &Path) -> Result<Self, String> {
+        const MOST: u64 = 64 * 1024;
+        let said =
+            |error: std::io::Error| format!("cannot read {}: {}", path.display(), super::file::plain(&error));
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes))
+            .map_err(said)?;
+        if bytes.len() as u64 > MOST {
+            return Err(format!("{} is too long for a password", path.display()));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
+        let text =
+            text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
+        if text.is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(Self(text.into())) }
+    }
+
     /// The secret itself; for the store only.
     pub fn expose(&self) -> &str {
         &self.0
@@ -256,7 +275,7 @@ impl Url {
     /// What to show the sentinels, read from its file.
     pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
         let read = |login: &SentinelLogin| {
-            let password = Some(Secret::new(super::password_in(&login.password_file)?));
+            let password = Some(Secret::of_file(&login.password_file)?);
             Ok(super::Credentials { username: login.username.clone(), password })
         };
         self.sentinel.as_ref().map(read).transpose()
