@@ -112,7 +112,8 @@ fn tests_that_pages_name_are_there() {
     for (page, text) in documents() {
         for name in named.captures_iter(&text) {
             let file = root.join("tests").join(format!("{}.rs", &name[1]));
-            let tests = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {}: {error}", &name[0]));
+            let tests =
+                fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {}: {error}", &name[0]));
             assert!(tests.contains(&format!("fn {}(", &name[2])), "{page}: {}", &name[0]);
             found += 1;
         }
