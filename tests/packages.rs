@@ -1,6 +1,6 @@
-//! The Debian package, in a copy of this machine whose changes are thrown away: what a fresh install offers, what an
-//! upgrade does to a job that holds a lock, and that a purge leaves nothing behind. `./test --packages` runs it, as root
-//! (or with sudo).
+//! The packages, in a copy of this machine whose changes are thrown away. The Debian package: what a fresh install offers,
+//! what an upgrade does to a job that holds a lock, and that a purge leaves nothing behind. The rpm: that it installs the
+//! same, and keeps what an administrator wrote. `./test --packages` runs them, as root (or with sudo).
 
 use crate::support::dlock::BINARY;
 use crate::support::machine::{Machine, printed};
@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 /// Installs a package.
 #[track_caller]
@@ -27,30 +28,77 @@ fn files(machine: &Machine<'_>) -> BTreeSet<String> {
     all.lines().filter(|path| !kept.iter().any(|place| path.starts_with(place))).map(str::to_owned).collect()
 }
 
-/// Builds the package around the binary under test, and the same again as a later version.
-fn packages(world: &World) -> [PathBuf; 2] {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut build = Command::new(root.join("packaging/build"));
-    printed("packaging/build", &build.args(["--binary", BINARY, "deb"]).output().expect("packaging/build"));
-    let directory = fs::read_dir(root.join("target/packages")).expect("packages");
-    let mut paths = directory.flatten().map(|entry| entry.path());
-    let first = paths.find(|path| path.extension().is_some_and(|end| end == "deb")).expect("a package");
+/// Builds the packages around the binary under test, once for all tests.
+fn packages() -> &'static [PathBuf; 2] {
+    static PACKAGES: LazyLock<[PathBuf; 2]> = LazyLock::new(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut build = Command::new(root.join("packaging/build"));
+        let build = build.args(["--binary", BINARY, "deb", "rpm"]);
+        printed("packaging/build", &build.output().expect("packaging/build"));
+        let directory = fs::read_dir(root.join("target/packages")).expect("packages");
+        let paths = directory.flatten().map(|entry| entry.path()).collect::<Vec<_>>();
+        ["deb", "rpm"].map(|kind| {
+            let mut paths = paths.iter().filter(|path| path.extension().is_some_and(|end| end == kind));
+            paths.next().unwrap_or_else(|| panic!("no {kind}")).clone()
+        })
+    });
+    &PACKAGES
+}
+
+/// The same package again, as a later version.
+fn later(world: &World, package: &Path) -> PathBuf {
     let later =
         "dpkg-deb --raw-extract \"$1\" later && sed -i 's/^Version: .*/&+later/' later/DEBIAN/control &&
         dpkg-deb -Zgzip -z1 --root-owner-group --build later later.deb";
-    let output = world.command("sh").args(["-c", later, "sh"]).arg(&first).output();
+    let output = world.command("sh").args(["-c", later, "sh"]).arg(package).output();
     printed("dpkg-deb", &output.expect("sh"));
-    [first, world.path("later.deb")]
+    world.path("later.deb")
+}
+
+/// The rpm has what the Debian package has, keeps the settings when it is installed again, and goes without a trace but for
+/// those. rpm works on a directory of its own here, as this machine has another package manager.
+#[test]
+#[ignore = "needs cargo-deb, cargo-generate-rpm and root; ./test --packages"]
+fn an_rpm_installs_what_the_debian_package_does() {
+    let world = World::without_redis();
+    let [deb, rpm] = packages();
+    let machine = Machine::start(&world, "web-1");
+    machine.copy(deb, "/dlock.deb");
+    machine.copy(rpm, "/dlock.rpm");
+    // Where the two differ by the habits of their distributions.
+    let usual = |list: String| {
+        let paths = list.lines().filter(|path| !path.ends_with('/'));
+        let paths = paths.map(|path| {
+            let path = path.trim_start_matches('.').trim_end_matches(".gz");
+            let path = path.replace("zsh/site-functions", "zsh/vendor-completions");
+            path.replace("/usr/share/licenses/dlock/", "/usr/share/doc/dlock/")
+        });
+        paths.filter(|path| !path.ends_with("/copyright")).collect::<BTreeSet<_>>()
+    };
+    let of_deb = usual(machine.run("dpkg-deb --fsys-tarfile /dlock.deb | tar -t"));
+    let of_rpm = usual(machine.run("rpm -qlp /dlock.rpm"));
+    assert_eq!(of_rpm.symmetric_difference(&of_deb).collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(machine.run("rpm -qcp /dlock.rpm").trim(), "/etc/dlock.toml");
+
+    machine
+        .run("mkdir /there && rpm --root /there --initdb && rpm --root /there --install --nodeps /dlock.rpm");
+    machine.run("rpm --root /there --verify --nodeps dlock && /there/usr/bin/dlock --version");
+    machine.run("echo 'prefix = \"mine:\"' >> /there/etc/dlock.toml");
+    machine.run("rpm --root /there --upgrade --nodeps --force /dlock.rpm");
+    assert_eq!(machine.run("tail -n 1 /there/etc/dlock.toml"), "prefix = \"mine:\"\n");
+    machine.run("rpm --root /there --erase dlock");
+    let left = machine.run("find /there -type f | grep -vE 'rpmdb|^/there/var/'");
+    assert_eq!(left, "/there/etc/dlock.toml.rpmsave\n");
 }
 
 #[test]
-#[ignore = "needs cargo-deb and root; ./test --packages"]
+#[ignore = "needs cargo-deb, cargo-generate-rpm and root; ./test --packages"]
 fn a_package_is_installed_used_upgraded_and_purged() {
     let world = World::without_redis();
-    let [first, later] = packages(&world);
+    let [first, _] = packages();
     let machine = Machine::start(&world, "web-1");
     let before = files(&machine);
-    install(&machine, &first);
+    install(&machine, first);
 
     // Whatever the pages point to is there.
     let page = machine.run("MANWIDTH=80 man dlock-run | col -bx");
@@ -81,7 +129,7 @@ fn a_package_is_installed_used_upgraded_and_purged() {
     let mut waiter = machine.command("exec dlock run -q -k held -w -- true").spawn().expect("nsenter");
     let waits = || machine.run("dlock status held --json").contains("\"waiting_ms\"");
     wait_until("the other one waits", waits);
-    install(&machine, &later);
+    install(&machine, &later(&world, first));
     assert!(machine.run("dpkg -s dlock").contains("+later"));
     let fence = machine.run("dlock run -k held -E 0 -- echo ran; dlock status held");
     assert!(fence.contains("held") && !fence.contains("ran"), "{fence}");
