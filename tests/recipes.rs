@@ -1,16 +1,17 @@
 //! Do the recipes work as they are written? Those that need a cron daemon, systemd's own checks or root run on machines
-//! to throw away, by `./test --packages`; what CI runners do to a step is done here. The examples of one line are
-//! `readme`'s, the shop's scripts `oversell`'s.
+//! to throw away, by `./test --packages`; what CI runners do to a step is done here. The shop's scripts are `oversell`'s,
+//! the script that takes a lock itself is `acquire`'s, the alerts are `metrics`'.
 
 use crate::support::dlock::BINARY;
 use crate::support::machine::Machine;
 use crate::support::proc;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
+use regex_lite::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// The fenced blocks of a language in docs/recipes.md.
@@ -20,17 +21,20 @@ fn blocks(language: &str) -> Vec<&'static str> {
     parts.filter_map(|part| part.strip_prefix(language)?.strip_prefix('\n')).collect()
 }
 
-/// Two hosts with a cron daemon each, and the crontab that the page begins with, every minute. One runs the job; nobody
-/// gets mail of that, nor of the other one that stood by. A job that fails is tried on both, and both send mail.
+/// Two hosts with a cron daemon each, and the lines of the page, every minute. One host runs each job; nobody gets mail
+/// of that, nor of the other one that stood by. A job that fails is tried on both, and both send mail. Both write metrics.
 #[test]
 #[ignore = "takes a minute and needs root; ./test --packages"]
 fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
     let world = World::with_redis(&[]);
-    let line = blocks("crontab")[0].lines().next().expect("a line");
-    let every_minute = line.strip_prefix("0 3 * * *").map(|command| format!("* * * * *{command}"));
-    let every_minute = every_minute.expect("at three in the morning");
-    let failing = every_minute.replace("nightly-report", "failing").replace("bin/report", "bin/fail");
-    let crontab = format!("MAILTO=ops@example.com\n{every_minute}\n{failing}\n");
+    let lines = blocks("crontab");
+    let [nightly, often, key_per_day] = [0, 1, 2].map(|index| every_minute(lines[index]));
+    let metrics = lines.iter().find(|line| line.contains("dlock metrics")).expect("metrics");
+    let failing = nightly.replace("nightly-report", "failing").replace("bin/report", "bin/fail");
+    // At night it is tried again for hours; here both lines come at the same minute.
+    let often = often.replace("nightly-report", "evening-report");
+    let crontab =
+        ["MAILTO=ops@example.com", &nightly, &often, &key_per_day, &failing, metrics, ""].join("\n");
     world.write("crontab", &crontab);
     let store = blocks("toml")[0].replace("redis://redis.internal:6379", &world.url());
     world.write("dlock.toml", &store);
@@ -41,15 +45,15 @@ fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
     world.write("sendmail", "#!/bin/sh\ncat >> /mail\n");
     let machines = ["web-1", "web-2"].map(|name| {
         let machine = Machine::start(&world, name);
-        let program = line.split_whitespace().find(|word| word.ends_with("/dlock")).expect("dlock");
+        let program = nightly.split_whitespace().find(|word| word.ends_with("/dlock")).expect("dlock");
         machine.copy(Path::new(BINARY), program);
         machine.copy(&world.path("dlock.toml"), "/etc/dlock.toml");
         machine.copy(&world.path("report"), "/usr/local/bin/report");
         machine.copy(&world.path("fail"), "/usr/local/bin/fail");
         machine.copy(&world.path("sendmail"), "/usr/sbin/sendmail");
         machine.copy(&world.path("crontab"), "/crontab");
-        machine
-            .run("rm -rf /var/spool/cron/crontabs/* /etc/cron.d/* && : > /etc/crontab && crontab /crontab");
+        machine.run("mkdir -p /var/lib/node_exporter; rm -rf /var/spool/cron/crontabs/* /etc/cron.d/*");
+        machine.run(": > /etc/crontab && crontab /crontab");
         machine
     });
     let daemons = machines.each_ref().map(|machine| {
@@ -66,20 +70,97 @@ fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
     let mails =
         || machines.iter().map(|machine| machine.run("cat /mail 2>/dev/null || true")).collect::<String>();
     wait_until("the failures are mailed", || mails().matches("\nbroken").count() == 2);
+    wait_until("every job has run", || {
+        machines.iter().flat_map(|machine| lines_of(machine, &log)).filter(|line| line == "report").count()
+            == 3
+    });
+    for machine in &machines {
+        wait_until("the metrics", || machine.run("cat /var/lib/node_exporter/*.prom || true") != "");
+    }
     for mut daemon in daemons {
         drop(daemon.kill());
         drop(daemon.wait());
     }
-    let mut log = machines.iter().flat_map(|machine| lines(machine, &log)).collect::<Vec<_>>();
+    let mut log = machines.iter().flat_map(|machine| lines_of(machine, &log)).collect::<Vec<_>>();
     log.sort();
-    assert_eq!(log, ["fail", "fail", "report"]);
+    assert_eq!(log, ["fail", "fail", "report", "report", "report"]);
     let mails = mails();
     assert_eq!(mails.matches("\nSubject:").count(), 2, "{mails}");
     assert!(!mails.contains("dlock:"), "{mails}");
 }
 
-fn lines(machine: &Machine<'_>, file: &str) -> Vec<String> {
+/// A line of a crontab, at every minute in place of its own time.
+fn every_minute(line: &str) -> String {
+    let command = line.splitn(6, ' ').nth(5).expect("five fields and a command");
+    format!("* * * * * {command}")
+}
+
+fn lines_of(machine: &Machine<'_>, file: &str) -> Vec<String> {
     machine.run(&format!("cat {file}")).lines().map(str::to_owned).collect()
+}
+
+/// systemd itself runs the standby of the page, as two services of one host. One runs the server and the other waits. What
+/// waiting cannot mend, here a password that was changed, has the services started again for as long as it lasts. A stop
+/// ends the server by TERM, and then the other one runs it.
+#[test]
+#[ignore = "needs root; ./test --packages"]
+fn a_standby_takes_over_and_survives_a_store_that_refuses_it() {
+    let world = World::with_redis(&["--requirepass", "new"]);
+    let settings = |password: &str| format!("store = \"{}\"\npassword = \"{password}\"\n", world.url());
+    world.write("right", &settings("new"));
+    world.write("wrong", &settings("old"));
+    let server =
+        "#!/bin/sh\ntrap 'echo TERM >> /log; exit' TERM\necho up >> /log\nwhile :; do sleep 0.1; done\n";
+    world.write("server", server);
+    let block = blocks("ini").into_iter().find(|block| block.contains("leader.service")).expect("a standby");
+    world.write("unit", block);
+    // Else the test takes half a minute for more starts than systemd allows by default.
+    world.write("sooner", "[Service]\nRestartSec=100ms\n");
+    let machine = Machine::start(&world, "web-1");
+    machine.copy(Path::new(BINARY), "/usr/bin/dlock");
+    machine.copy(&world.path("server"), "/usr/local/bin/server");
+    machine.copy(&world.path("wrong"), "/etc/dlock.toml");
+    for service in ["leader", "standby"] {
+        machine.copy(&world.path("unit"), &format!("/etc/systemd/user/{service}.service"));
+        machine.copy(&world.path("sooner"), &format!("/etc/systemd/user/{service}.service.d/sooner.conf"));
+    }
+    let mut manager = systemd(&machine);
+    machine.run(&format!("{ASK_SYSTEMD} start leader"));
+    wait_until("more starts than systemd allows by default", || {
+        let starts = machine.run(&format!("{ASK_SYSTEMD} show leader --value -p NRestarts"));
+        starts.trim().parse::<u32>().is_ok_and(|starts| starts > 7)
+    });
+    let log = || lines_of(&machine, "/log");
+    machine.run("touch /log");
+    machine.copy(&world.path("right"), "/etc/dlock.toml");
+    wait_until("the server runs", || log() == ["up"]);
+    machine.run(&format!("{ASK_SYSTEMD} start standby"));
+    wait_until("the other one waits", || {
+        machine.run("dlock status leader --json").contains("\"waiting_ms\"")
+    });
+    assert_eq!(log(), ["up"]);
+    machine.run(&format!("{ASK_SYSTEMD} stop leader"));
+    wait_until("the other one runs the server", || log() == ["up", "TERM", "up"]);
+    machine.run(&format!("{ASK_SYSTEMD} stop standby"));
+    assert_eq!(log(), ["up", "TERM", "up", "TERM"]);
+    machine.run(&format!("{ASK_SYSTEMD} exit"));
+    drop(manager.wait());
+}
+
+/// Before the words of a question to the systemd of a machine.
+const ASK_SYSTEMD: &str = "SYSTEMD_IGNORE_CHROOT=1 XDG_RUNTIME_DIR=/run/manager systemctl --user";
+
+/// Starts a systemd that manages units on a machine: as a user's, for the first process there is another one.
+fn systemd(machine: &Machine<'_>) -> Child {
+    let line = "mkdir -p /run/systemd/system /run/manager
+        XDG_RUNTIME_DIR=/run/manager exec /lib/systemd/systemd --user";
+    let mut manager = machine.command(line);
+    let manager = manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    wait_until("systemd answers", || {
+        let asked = machine.command(&format!("{ASK_SYSTEMD} is-system-running")).output().expect("nsenter");
+        ["running\n", "degraded\n"].iter().any(|state| asked.stdout == state.as_bytes())
+    });
+    manager.expect("nsenter")
 }
 
 /// The units are what systemd understands, every word.
@@ -122,6 +203,118 @@ fn lists_of_words_are_understood() {
         lists += 1;
     }
     assert_eq!(lists, 3);
+}
+
+/// The blocks of shell do their work as they stand, and what they start runs under the lock that they name.
+#[test]
+fn shell_blocks_run_as_they_are_written() {
+    let mut run = 0;
+    for block in blocks("sh").into_iter().filter(|block| !block.starts_with("#!/bin/sh\n")) {
+        let world = World::without_redis();
+        // A line for the top of a script: a script follows.
+        let rest = if block.contains("\"$0\"") { "\n./rest" } else { "" };
+        let (programs, noted, status) = play(&world, &format!("{block}{rest}"));
+        assert_eq!(status, Some(0), "{block}\n{noted:?}");
+        for program in programs {
+            let noted = noted.iter().find(|line| line.starts_with(&format!("{program} ")));
+            let noted = noted.unwrap_or_else(|| panic!("{program} has not run: {block}"));
+            let key = noted.rsplit_once(" under ").expect("a note").1;
+            assert!(!key.is_empty() && block.contains(key), "{noted}: {block}");
+        }
+        run += 1;
+    }
+    assert!(run >= 14, "{run} blocks");
+}
+
+/// What the tables write in place of other tools' lines works, and flock's lines do what dlock's do.
+#[test]
+fn the_tables_of_other_tools_are_right() {
+    let page = include_str!("../docs/recipes.md");
+    let (_, tables) = page.split_once("## In place of other tools\n").expect("the tables");
+    let tables = tables.split("\n## ").next().expect("the section").replace("\\|", "\u{1}");
+    let mut run = 0;
+    for row in tables.lines().filter(|line| line.starts_with('|')) {
+        let cells = row.split('|').map(code).collect::<Vec<_>>();
+        let [_, theirs, ours, _] = &cells[..] else { panic!("{row}") };
+        for example in ours {
+            let example = match example.as_str() {
+                line if line.starts_with("dlock ") => line.to_owned(),
+                options if options.starts_with("-k ") => format!("dlock run {options} -- CMD"),
+                options if options.starts_with('-') && options.contains(' ') => {
+                    format!("dlock run -k l {options} -- CMD")
+                }
+                _ => continue,
+            };
+            let example = example.replace("sleep infinity", "CMD");
+            let world = World::without_redis();
+            let (programs, noted, status) = play(&world, &example);
+            assert!(
+                status == Some(0) && !noted.is_empty() && noted.len() == programs.len(),
+                "{row}\n{noted:?}"
+            );
+            assert!(noted.iter().all(|line| !line.ends_with(" under ")), "{row}\n{noted:?}");
+            run += 1;
+            let Some(flock) = theirs.iter().find(|line| line.starts_with("flock ")) else { continue };
+            let world = World::without_redis();
+            let (_, flocks, status) = play(&world, flock);
+            let same = |noted: &[String]| {
+                let mut lines =
+                    noted.iter().filter_map(|line| line.split(" under ").next()).collect::<Vec<_>>();
+                lines.sort_unstable();
+                lines.join("\n")
+            };
+            assert_eq!((status, same(&flocks)), (Some(0), same(&noted)), "{row}");
+            if flock.contains(" -n ") {
+                let job = "echo up >> log; until test -e go; do sleep 0.02; done";
+                let holder = world.dlock(["run", "-k", "l", "--", "sh", "-c", job]);
+                let holder = holder.under(&["flock", "lock"]).spawn();
+                world.wait_for_log("up");
+                let told = if flock.contains("-E 9") { [Some(9), Some(9)] } else { [Some(1), Some(75)] };
+                assert_eq!([play(&world, flock).2, play(&world, &example).2], told, "{row}");
+                world.write("go", "");
+                holder.finish();
+            }
+        }
+    }
+    assert!(run >= 20, "{run} lines");
+}
+
+/// What stands between backticks.
+fn code(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(|code| code.replace('\u{1}', "|")).collect()
+}
+
+/// Runs an example by a shell. dlock is found, and for every other program that it names a stand-in, which notes its name,
+/// its words and the lock it runs under. Returns these programs, what was noted, and the status.
+fn play(world: &World, example: &str) -> (Vec<String>, Vec<String>, Option<i32>) {
+    let stand_in = "#!/bin/sh\necho \"${0##*/} $* under ${DLOCK_KEY-}\" >> log\n";
+    let named = Regex::new(r"(?:\./|/usr/local/bin/|/etc/init\.d/)([a-z][a-z.-]*)").expect("a pattern");
+    let mut programs = named.captures_iter(example).map(|found| found[1].to_owned()).collect::<Vec<_>>();
+    for program in &programs {
+        world.script(program, stand_in);
+    }
+    for (sign, bare) in
+        [("ansible-playbook ", "ansible-playbook"), ("CMD", "CMD"), ("a | b", "a"), ("a | b", "b")]
+    {
+        if example.contains(sign) {
+            world.script(&format!("bin/{bare}"), stand_in);
+            programs.push(bare.to_owned());
+        }
+    }
+    programs.sort_unstable();
+    programs.dedup();
+    world.write("log", "");
+    let example = named.replace_all(example, "./$1").replace("/tmp/l ", "lock ");
+    world.script("example", &format!("#!/bin/sh\n{example}\n"));
+    let bin = Path::new(BINARY).parent().expect("a directory").display();
+    let mut shell = world.command("./example");
+    shell.env("PATH", format!("{}:{bin}:/usr/bin:/bin", world.path("bin").display()));
+    shell.env("DLOCK_STORE", world.url()).env("USER", "somebody").stdin(Stdio::null());
+    let output = shell.output().expect("sh");
+    if !output.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    (programs, world.log(), output.status.code())
 }
 
 /// How a runner starts a step, and whom it signals to cancel it.

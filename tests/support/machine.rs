@@ -25,6 +25,7 @@ mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 mount -t proc proc "$1/root/proc"
 mount --rbind /dev "$1/root/dev"
+mount --rbind /sys "$1/root/sys"
 rm -f "$1"/root/etc/dpkg/dpkg.cfg.d/* "$1"/root/etc/dlock.toml
 echo "$2" > "$1/root/proc/sys/kernel/hostname"
 echo up
