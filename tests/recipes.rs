@@ -75,7 +75,7 @@ fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
             == 3
     });
     for machine in &machines {
-        wait_until("the metrics", || machine.run("cat /var/lib/node_exporter/*.prom || true") != "");
+        wait_until("the metrics", || !machine.run("cat /var/lib/node_exporter/*.prom || true").is_empty());
     }
     for mut daemon in daemons {
         drop(daemon.kill());
