@@ -157,7 +157,8 @@ impl QuorumStore {
         let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
         let now = Moment::now();
         let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.patience()));
-        self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
+        let answers = self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
+        self.listen(&answers);
     }
 }
 
