@@ -1,9 +1,10 @@
-//! How is the lock kept and given back? One thread talks to the store, from the first request ([`obtain`]) to the last
-//! renewal, so that the thread which supervises the job never waits for a server. When the job is over there is nothing to
-//! supervise, and its owner gives the lock back itself: to wake the thread for it would cost the next waiter.
+//! How is the lock kept and given back? One thread talks to the store, to the last renewal, so that the thread which
+//! supervises the job never waits for a server. When the job is over there is nothing to supervise, and its owner gives the
+//! lock back itself: to wake the thread for it would cost the next waiter.
 //!
-//! A short run that need not wait never starts that thread. Its owner asks by itself, as long as nothing else is to be
-//! heeded ([`Store::acquire_unless`]), and the thread starts when there is to wait, to renew or to listen.
+//! Most runs never start that thread. Where the store allows it, their owner asks and waits by itself, and breaks that off as
+//! soon as something else is to be heeded ([`Store::acquire_unless`], [`Store::sleep_unless`]): who is granted the lock has
+//! no other thread to wake. The thread starts when there is to renew or to listen, and for whatever takes long.
 //!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
@@ -12,10 +13,10 @@ use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
 use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Waiting};
 use crate::lock::{Names, Token, Wait};
-use crate::store::{Error, Listener, Store, Subscription};
+use crate::store::{Error, Listener, Slept, Store, Subscription};
 use event_fd::EventFd;
 use obtain::Answer;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -29,7 +30,7 @@ pub mod event_fd;
 pub mod observer;
 mod obtain;
 
-pub use obtain::obtain;
+pub use obtain::{Progress, obtain};
 
 /// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
 const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
@@ -138,8 +139,19 @@ pub enum Loss {
 pub struct Lease {
     reports: Receiver<Report>,
     keeper: Arc<Keeper>,
-    /// What is to be kept, and from when on: there is no thread for it yet.
-    starts: Cell<Option<(Keeping, Moment)>>,
+    /// What its owner does by itself.
+    alone: RefCell<Alone>,
+}
+
+/// What there is to do as long as there is no thread for it.
+#[derive(Debug, Default)]
+enum Alone {
+    #[default]
+    Nothing,
+    /// To wait, and to ask again then at the latest.
+    Waits(Box<Progress>, Moment),
+    /// To keep what was granted, from then on.
+    Keeps(Keeping, Moment),
 }
 
 /// How far the keeping of a hold is.
@@ -195,23 +207,63 @@ impl Lease {
             reports: say,
             owner: EventFd::new()?,
         });
-        let lease = Self { reports, keeper, starts: Cell::new(None) };
-        match lease.keeper.ask(alarm) {
-            Some((sent, Ok(Acquired::Granted(grant)))) if !lease.keeper.request.is_too_late(sent) => {
-                lease.keeper.report(Report::Granted { grant, sent });
-                let keeping = Keeping::new(sent, &lease.keeper.request.schedule);
-                lease.starts.set(Some((keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)))));
-            }
-            Some((_, Ok(Acquired::Busy(blocker)))) => lease.keeper.report(Report::Busy(blocker)),
-            Some((_, Ok(Acquired::Done(done)))) => lease.keeper.report(Report::Done(done)),
-            first => lease.spawn(move |keeper| keeper.run(first))?,
-        }
+        let lease = Self { reports, keeper, alone: RefCell::default() };
+        lease.ask(Progress::begin(), alarm)?;
         Ok(lease)
+    }
+
+    /// Asks, and leaves to a thread what cannot be done by itself.
+    fn ask(&self, mut progress: Progress, alarm: BorrowedFd<'_>) -> io::Result<()> {
+        let keeper = &*self.keeper;
+        let mut store = keeper.shared.store();
+        let (request, sent) = (&keeper.request, Moment::now());
+        let by = progress.by(request, sent);
+        let answer = store.acquire_unless(alarm, &request.names, &request.ask, by);
+        match answer {
+            Some(Ok(Acquired::Granted(grant))) if !request.is_too_late(sent) => {
+                keeper.say(Report::Granted { grant, sent });
+                let keeping = Keeping::new(sent, &request.schedule);
+                let at = keeping.next.min(sent.after(SUBSCRIBE_AFTER));
+                self.alone.replace(Alone::Keeps(keeping, at));
+            }
+            Some(Ok(Acquired::Waiting(mut waiting))) => {
+                let next = progress
+                    .hear(request, &mut waiting, |name, by| store.inspect_unless(alarm, name, by)?.ok());
+                keeper.say(Report::Waiting(waiting));
+                self.alone.replace(Alone::Waits(Box::new(progress), next));
+            }
+            Some(Ok(Acquired::Busy(blocker))) => keeper.say(Report::Busy(blocker)),
+            Some(Ok(Acquired::Done(done))) => keeper.say(Report::Done(done)),
+            first => {
+                drop(store);
+                self.spawn(move |keeper| keeper.run(progress, first.map(|answer| (sent, answer))))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the lock, if there is no thread that does, and asks for it; at most until `until`, or until `alarm` is
+    /// readable. Whether it did: else reports come by [`Lease::fd`].
+    pub fn wait(&self, alarm: BorrowedFd<'_>, until: Option<Moment>) -> io::Result<bool> {
+        let Alone::Waits(_, next) = *self.alone.borrow() else { return Ok(false) };
+        let Keeper { shared, request, .. } = &*self.keeper;
+        let limit = until.map_or(next, |until| until.min(next));
+        let slept = shared.store().sleep_unless(alarm, &request.names, &request.ask.token, limit);
+        if matches!(slept, Some(Ok(Slept::Through))) && !next.passed() {
+            return Ok(true);
+        }
+        let Alone::Waits(progress, _) = self.alone.take() else { return Ok(false) };
+        match slept {
+            Some(Ok(_)) if !request.until.is_over() => self.ask(*progress, alarm)?,
+            _ => self.spawn(move |keeper| keeper.run(*progress, None))?,
+        }
+        Ok(true)
     }
 
     fn spawn(&self, work: impl FnOnce(&Keeper) + Send + 'static) -> io::Result<()> {
         let keeper = self.keeper.clone();
-        thread::Builder::new().name("dlock-lease".into()).spawn(move || work(&keeper)).map(drop)
+        let spawned = thread::Builder::new().name("dlock-lease".into()).spawn(move || work(&keeper));
+        spawned.map(drop).map_err(|error| io::Error::other(format!("cannot start a thread: {error}")))
     }
 
     /// Readable when there may be a report.
@@ -221,14 +273,19 @@ impl Lease {
 
     /// When [`Lease::next_report`] is to be called next, although nothing is readable.
     pub fn next(&self) -> Option<Moment> {
-        self.starts.get().map(|(_, at)| at)
+        match *self.alone.borrow() {
+            Alone::Keeps(_, at) => Some(at),
+            Alone::Waits(..) | Alone::Nothing => None,
+        }
     }
 
     /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
     pub fn next_report(&self) -> Option<Report> {
-        if let Some((keeping, at)) = self.starts.get()
-            && at.passed()
-        {
+        let due = match *self.alone.borrow() {
+            Alone::Keeps(keeping, at) if at.passed() => Some(keeping),
+            _ => None,
+        };
+        if let Some(keeping) = due {
             self.start_keeping(keeping);
         }
         self.reports.try_recv().ok().or_else(|| {
@@ -241,12 +298,12 @@ impl Lease {
     fn start_keeping(&self, mut keeping: Keeping) {
         let is_started = self.spawn(move |keeper| keeper.keep(keeping)).is_ok();
         let goes_on = !is_started && (!keeping.next.passed() || self.keeper.renew(&mut keeping));
-        self.starts.set(goes_on.then_some((keeping, keeping.next)));
+        self.alone.replace(if goes_on { Alone::Keeps(keeping, keeping.next) } else { Alone::Nothing });
     }
 
     /// Nothing is renewed from now on: somebody else gives the lock back.
     pub fn abandon(&self) {
-        self.starts.set(None);
+        self.alone.take();
         self.keeper.shared.over.store(true, Ordering::Release);
     }
 
@@ -302,27 +359,24 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Asks once. No answer where that could keep the caller from what it has to heed.
-    fn ask(&self, alarm: BorrowedFd<'_>) -> Option<Answer> {
-        let sent = Moment::now();
-        let (names, ask) = (&self.request.names, &self.request.ask);
-        let by = sent.after(self.request.budget());
-        self.shared.store().acquire_unless(alarm, names, ask, by).map(|answer| (sent, answer))
-    }
-
-    fn run(&self, first: Option<Answer>) {
+    fn run(&self, progress: Progress, first: Option<Answer>) {
         // Nobody else asks for the store before the lock is held.
         let report = &mut |report| self.report(report);
-        let sent = obtain(&mut **self.shared.store(), &self.request, first, report);
+        let sent = obtain(&mut **self.shared.store(), &self.request, progress, first, report);
         if let Some(sent) = sent {
             self.keep(Keeping::new(sent, &self.request.schedule));
         }
     }
 
     fn report(&self, report: Report) {
+        self.say(report);
+        self.owner.notify();
+    }
+
+    /// To an owner who is about to look.
+    fn say(&self, report: Report) {
         // Nobody listens any more when the process is about to end.
         let _ = self.reports.send(report);
-        self.owner.notify();
     }
 
     /// Renews until the lock is given back or lost.

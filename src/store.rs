@@ -55,6 +55,27 @@ pub trait Store: Send {
         None
     }
 
+    /// [`Store::inspect`] in the same way.
+    fn inspect_unless(
+        &mut self,
+        _alarm: BorrowedFd<'_>,
+        _: &Name,
+        _by: Moment,
+    ) -> Option<Result<View, Error>> {
+        None
+    }
+
+    /// [`Store::sleep`] in the same way: it ends as soon as `alarm` is readable, and nothing is missed by that.
+    fn sleep_unless(
+        &mut self,
+        _alarm: BorrowedFd<'_>,
+        _: &Names,
+        _: &Token,
+        _until: Moment,
+    ) -> Option<Result<Slept, Error>> {
+        None
+    }
+
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
 
@@ -107,10 +128,19 @@ pub trait Store: Send {
 
     /// Sleeps until something may have changed for the waiter that `acquire` last answered [`Acquired::Waiting`], at
     /// the latest until `until`. Waking early is allowed.
-    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error>;
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error>;
 
     /// Forgets every connection, so that the next call starts on a new one.
     fn reset(&mut self);
+}
+
+/// Why a [`Store::sleep`] ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slept {
+    /// Something may have changed.
+    Woken,
+    /// There is no more to it than that the time has come, or an alarm.
+    Through,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

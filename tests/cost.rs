@@ -126,6 +126,23 @@ fn a_short_run_starts_no_thread_and_touches_little_memory() {
     }
 }
 
+/// Who is granted the lock after a wait has no other thread to wake.
+#[test]
+fn a_wait_starts_no_thread() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = World::new(backend);
+        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+        world.wait_for_state("k", "held");
+        let look = "ls /proc/$(cut -d' ' -f4 /proc/$PPID/stat)/task | wc -l >> log";
+        let waiter = world.run("k", &["-w", "-q"], look).spawn();
+        world.wait_for_waiters("k", 1);
+        world.write("go", "");
+        holder.finish();
+        waiter.finish();
+        assert_eq!(world.log(), ["1"], "{backend:?}: threads");
+    }
+}
+
 /// One that holds has nothing to do between two renewals, nor has its guard.
 #[test]
 fn a_holder_sleeps_between_renewals() {

@@ -111,7 +111,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     report.asked = Some(Moment::now());
     let lease = Lease::start(store, request, rely, inherited.fd())
-        .map_err(|error| internal("cannot start a thread", &error))?;
+        .map_err(|error| internal("cannot ask for the lock", &error))?;
     let own = Own { keys: rest, holds, token, schedule, lease };
     let runs = Runs::Command;
     Session { context, run, inherited, group, runs, guard, messages, limits, report }.go(&own)
@@ -471,6 +471,12 @@ impl Session<'_> {
             }
             // What is too far away for the kernel is never.
             let until = until.into_iter().chain(lease.and_then(Lease::next)).min();
+            if let Some(lease) = lease
+                && lease.wait(self.inherited.fd(), until)?
+            {
+                // That the guard has ended is said by a signal, too.
+                continue;
+            }
             let left = until.and_then(|until| Timespec::try_from(until.left()).ok());
             let [guard, timer] = self.guard.fds();
             let mut fds = [self.inherited.fd(), guard, timer, lease.map_or(timer, Lease::fd)]

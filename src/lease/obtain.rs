@@ -4,9 +4,9 @@
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::law::view::{turn_in, typical};
-use crate::law::{Acquired, End, Ran, State};
-use crate::lock::Mode;
-use crate::store::{Error, Store};
+use crate::law::{Acquired, Blocker, End, Ran, State, Waiting};
+use crate::lock::{Mode, Name};
+use crate::store::{Error, Store, View};
 use std::thread;
 use std::time::Duration;
 
@@ -23,20 +23,84 @@ const LATE_ANSWERS: u32 = 2;
 /// What was answered to a request, and when that was sent.
 pub type Answer = (Moment, Result<Acquired, Error>);
 
+/// How far one who asks is.
+#[derive(Debug)]
+pub struct Progress {
+    /// What is in the way of one who stands in the queue.
+    blocker: Option<Blocker>,
+    /// It was said that the store does not answer.
+    troubled: bool,
+    /// How many grants in a row came too late to be relied on.
+    late: u32,
+    /// When to look how long runs mostly take.
+    look: Moment,
+    /// How long they do.
+    usual: Option<Duration>,
+}
+
+impl Progress {
+    /// One who has not asked yet.
+    pub fn begin() -> Self {
+        Self { blocker: None, troubled: false, late: 0, look: Moment::now().after(LOOK_AFTER), usual: None }
+    }
+
+    /// By when a request that is sent then is to be answered: one who was heard of does not go far beyond the end of the wait.
+    pub fn by(&self, request: &Request, sent: Moment) -> Moment {
+        let by = sent.after(request.budget());
+        match request.until {
+            Until::At(end) if self.blocker.is_some() || self.troubled => {
+                by.min(end.max(sent.after(RIDE_OUT_PAUSE)))
+            }
+            _ => by,
+        }
+    }
+
+    /// One who stands in the queue. When to ask again at the latest; `inspect` tells of a lock, if it can.
+    pub fn hear(
+        &mut self,
+        request: &Request,
+        waiting: &mut Waiting,
+        inspect: impl FnOnce(&Name, Moment) -> Option<View>,
+    ) -> Moment {
+        let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
+        self.blocker = Some(waiting.blocker.clone());
+        if waiting.ahead < LOOKERS && self.look.passed() {
+            self.look = Moment::now().after(LOOK_AGAIN);
+            let by = Moment::now().after(request.op_timeout);
+            // If nobody can say, nothing depends on it.
+            self.usual = match request.names.as_slice() {
+                [name] if request.ask.mode == Mode::Exclusive => {
+                    inspect(name, by).and_then(|view| typical(&view.log))
+                }
+                _ => None,
+            };
+        }
+        let held = waiting.blocker.holder.as_ref().map(|holder| holder.held);
+        let is_told = waiting.blocker.state != State::Paused;
+        waiting.turn = self.usual.filter(|_| is_told).map(|usual| turn_in(usual, waiting.ahead, held));
+        match request.until {
+            Until::At(end) => next.min(end),
+            Until::No | Until::Forever => next,
+        }
+    }
+}
+
 /// Takes the lock, waiting as long as is wanted, and reports what it learns; `first` is what it was answered already. The
 /// moment from which the lease counts, or nothing: then the last report says why.
 pub fn obtain(
     store: &mut dyn Store,
     request: &Request,
+    progress: Progress,
     first: Option<Answer>,
     report: &mut dyn FnMut(Report),
 ) -> Option<Moment> {
-    Obtaining { store, request, report }.obtain(first)
+    Obtaining { store, request, progress, report }.obtain(first)
 }
 
 struct Obtaining<'a> {
     store: &'a mut dyn Store,
     request: &'a Request,
+    progress: Progress,
     report: &'a mut dyn FnMut(Report),
 }
 
@@ -46,23 +110,20 @@ impl Obtaining<'_> {
     }
 
     fn obtain(&mut self, mut first: Option<Answer>) -> Option<Moment> {
-        let budget = self.request.budget();
-        let (mut blocker, mut troubled, mut late) = (None, false, 0);
-        let (mut look, mut usual) = (Moment::now().after(LOOK_AFTER), None);
+        if let Some(blocker) = self.progress.blocker.clone().filter(|_| first.is_none() && self.is_over()) {
+            return self.give_up(Report::Busy(blocker));
+        }
         loop {
             let (sent, answer) = first.take().unwrap_or_else(|| {
                 let sent = Moment::now();
-                let by = match self.request.until {
-                    Until::At(end) if blocker.is_some() || troubled => {
-                        sent.after(budget).min(end.max(sent.after(RIDE_OUT_PAUSE)))
-                    }
-                    _ => sent.after(budget),
-                };
+                let by = self.progress.by(self.request, sent);
                 (sent, self.store.acquire(&self.request.names, &self.request.ask, by))
             });
             match answer {
                 // Asking again extends the lease, counted from the new request.
-                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && late < LATE_ANSWERS => late += 1,
+                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && self.progress.late < LATE_ANSWERS => {
+                    self.progress.late += 1;
+                }
                 Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
                     self.report(Report::TooSlow);
                     return None;
@@ -84,38 +145,33 @@ impl Obtaining<'_> {
                     return None;
                 }
                 Ok(Acquired::Waiting(mut waiting)) => {
-                    if std::mem::take(&mut troubled) {
+                    if std::mem::take(&mut self.progress.troubled) {
                         self.report(Report::Recovered);
                     }
-                    let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
-                    let in_the_way = blocker.insert(waiting.blocker.clone());
-                    if waiting.ahead < LOOKERS && look.passed() {
-                        look = Moment::now().after(LOOK_AGAIN);
-                        usual = self.usual();
-                    }
-                    let held = waiting.blocker.holder.as_ref().map(|holder| holder.held);
-                    let is_told = waiting.blocker.state != State::Paused;
-                    waiting.turn = usual.filter(|_| is_told).map(|usual| turn_in(usual, waiting.ahead, held));
+                    let Self { store, request, progress, .. } = self;
+                    let next = progress.hear(request, &mut waiting, |name, by| store.inspect(name, by).ok());
+                    let in_the_way = waiting.blocker.clone();
                     self.report(Report::Waiting(waiting));
                     match self.sleep(next) {
                         Ok(true) => {}
-                        Ok(false) => return self.give_up(Report::Busy(in_the_way.clone())),
+                        Ok(false) => return self.give_up(Report::Busy(in_the_way)),
                         Err(error) => return self.give_up(Report::Failed(error)),
                     }
                 }
-                Err(error) if self.rides_out(&error, blocker.is_some()) => {
+                Err(error) if self.rides_out(&error, self.progress.blocker.is_some()) => {
                     self.store.reset();
                     if self.is_over() {
-                        return match blocker {
+                        return match self.progress.blocker.take() {
                             // The wait ended while it was asked, and left no time to ask again.
-                            Some(blocker) if !troubled && !matches!(error, Error::Unacknowledged(_)) => {
+                            Some(blocker)
+                                if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) =>
+                            {
                                 self.give_up(Report::Busy(blocker))
                             }
                             _ => self.fail(error),
                         };
                     }
-                    if !troubled {
-                        troubled = true;
+                    if !std::mem::replace(&mut self.progress.troubled, true) {
                         self.report(Report::Trouble { error, until: sent });
                     }
                     thread::sleep(RIDE_OUT_PAUSE);
@@ -130,17 +186,6 @@ impl Obtaining<'_> {
     /// to be relied on: it is asked for until they have it.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
-    }
-
-    /// How long runs mostly take. If nobody can say, nothing depends on it.
-    fn usual(&mut self) -> Option<Duration> {
-        let by = Moment::now().after(self.request.op_timeout);
-        match self.request.names.as_slice() {
-            [name] if self.request.ask.mode == Mode::Exclusive => {
-                typical(&self.store.inspect(name, by).ok()?.log)
-            }
-            _ => None,
-        }
     }
 
     fn fail(&mut self, error: Error) -> Option<Moment> {
@@ -168,12 +213,8 @@ impl Obtaining<'_> {
 
     /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
     fn sleep(&mut self, next: Moment) -> Result<bool, Error> {
-        let next = match self.request.until {
-            Until::At(end) => next.min(end),
-            Until::No | Until::Forever => next,
-        };
         match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
-            Ok(()) => {}
+            Ok(_) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
             Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
             Err(error) => return Err(error),

@@ -22,7 +22,7 @@ use crate::clock::Moment;
 use crate::law::{ABSENCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
 use crate::law::{Acquired, Ask, End, Left, LoggedEnd, Patience, Proof, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
-use crate::store::{Error, Found, Listener, Store, Subscription, View, Which};
+use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use queue::Queue;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,7 +153,8 @@ pub trait Adapter: Clone + Send {
     fn forget(&self, token: &Token);
 
     /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the others ends, at the most for
-    /// `limit`: then it answers false. The more are `ahead`, the later it may notice where nothing wakes it.
+    /// `limit`, or, where it [is at hand](Adapter::is_at_hand), until there is an `alarm`: then it answers false. The more
+    /// are `ahead`, the later it may notice where nothing wakes it.
     fn sleep<'a>(
         &self,
         names: &Names,
@@ -161,6 +162,7 @@ pub trait Adapter: Clone + Send {
         ahead: u64,
         others: impl Iterator<Item = &'a Self::Watch>,
         limit: Duration,
+        alarm: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error>
     where
         Self::Watch: 'a;
@@ -444,6 +446,46 @@ impl<A: Adapter> Engine<A> {
         Ok(())
     }
 
+    /// What is not done soon, or fails, is no answer.
+    fn soon<T>(
+        &mut self,
+        deadline: Moment,
+        ask: impl FnOnce(&mut Self, Moment) -> Result<T, Error>,
+    ) -> Option<Result<T, Error>> {
+        let soon = deadline.min(Moment::now().after(SOON));
+        self.adapter.is_at_hand().then(|| ask(self, soon).ok()).flatten().map(Ok)
+    }
+
+    /// Sleeps until woken or `until`, or until there is an alarm, and makes itself heard meanwhile.
+    fn doze(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        until: Moment,
+        alarm: Option<BorrowedFd<'_>>,
+    ) -> Result<Slept, Error> {
+        if self.watched.has_ended {
+            return Ok(Slept::Woken);
+        }
+        loop {
+            let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
+            let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
+            let others = self.watched.lives.values();
+            if self.adapter.sleep(names, token, self.ahead, others, next.left(), alarm)? {
+                self.is_woken = true;
+                return Ok(Slept::Woken);
+            }
+            // Else it was an alarm, or the end.
+            if !next.passed() || next == until {
+                return Ok(Slept::Through);
+            }
+            self.heard = self.beat(names, token);
+            if self.heard.is_none() {
+                return Ok(Slept::Woken);
+            }
+        }
+    }
+
     fn end_life(&mut self, token: &Token) {
         self.adapter.end(token);
         (self.lease, self.heard) = (None, None);
@@ -490,6 +532,7 @@ impl<A: Adapter> Store for Engine<A> {
         let token = &ask.token;
         let began = self.adapter.now();
         let was_woken = std::mem::take(&mut self.is_woken);
+        let is_first = self.heard.is_none() && self.lease.is_none();
         let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
         let look = Look::Wants(ask.mode);
         let operation = |transaction: &mut Transaction<'_, A>| {
@@ -534,7 +577,9 @@ impl<A: Adapter> Store for Engine<A> {
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent if !is_named => self.end_life(token),
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent => {}
         }
-        self.adapter.tidy();
+        if is_first {
+            self.adapter.tidy();
+        }
         Ok(answer)
     }
 
@@ -545,8 +590,26 @@ impl<A: Adapter> Store for Engine<A> {
         ask: &Ask,
         deadline: Moment,
     ) -> Option<Result<Acquired, Error>> {
-        let soon = deadline.min(Moment::now().after(SOON));
-        self.adapter.is_at_hand().then(|| self.acquire(names, ask, soon).ok()).flatten().map(Ok)
+        self.soon(deadline, |store, soon| store.acquire(names, ask, soon))
+    }
+
+    fn inspect_unless(
+        &mut self,
+        _: BorrowedFd<'_>,
+        name: &Name,
+        deadline: Moment,
+    ) -> Option<Result<View, Error>> {
+        self.soon(deadline, |store, soon| store.inspect(name, soon))
+    }
+
+    fn sleep_unless(
+        &mut self,
+        alarm: BorrowedFd<'_>,
+        names: &Names,
+        token: &Token,
+        until: Moment,
+    ) -> Option<Result<Slept, Error>> {
+        self.adapter.is_at_hand().then(|| self.doze(names, token, until, Some(alarm)))
     }
 
     fn renew(
@@ -673,24 +736,8 @@ impl<A: Adapter> Store for Engine<A> {
         Ok(Found { names: names.into_values().collect(), missing })
     }
 
-    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
-        if self.watched.has_ended {
-            return Ok(());
-        }
-        loop {
-            let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
-            let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
-            let others = self.watched.lives.values();
-            let is_woken = self.adapter.sleep(names, token, self.ahead, others, next.left())?;
-            if is_woken || until.passed() || next == until {
-                self.is_woken = is_woken;
-                return Ok(());
-            }
-            self.heard = self.beat(names, token);
-            if self.heard.is_none() {
-                return Ok(());
-            }
-        }
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
+        self.doze(names, token, until, None)
     }
 
     fn reset(&mut self) {

@@ -32,7 +32,7 @@ use mutex::Mutex;
 use record::RecordFile;
 use slot::{Access, Draft, FILE_MOST, load};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,9 +118,8 @@ impl Entry for FileEntry {
 }
 
 impl Files {
-    fn read(&self, name: &str, mutex: Option<Mutex>) -> Result<FileEntry, Error> {
+    fn read(&self, name: &str, mutex: Option<Mutex>, access: Access) -> Result<FileEntry, Error> {
         let file = FileName::of(name, FileRole::Record);
-        let access = if mutex.is_some() { Access::Change } else { Access::Look };
         let content = load(&self.directory, &file, access)?;
         let record = RecordFile::parse(&self.directory, &file, content.as_ref(), Some(name), &self.boot)?;
         let file = if content.is_some() { File::Exists } else { File::Absent };
@@ -217,7 +216,9 @@ impl Adapter for Files {
         _: Option<&Token>,
         deadline: Moment,
     ) -> Result<(Vec<FileEntry>, Time), Error> {
-        let lock = |name: &String| self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?));
+        let lock = |name: &String| {
+            self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?), Access::Change)
+        };
         let entries = names.iter().map(lock).collect::<Result<_, Error>>()?;
         Ok(self.at_one_time(entries, CatchUp::Due))
     }
@@ -228,7 +229,9 @@ impl Adapter for Files {
         _: Option<&Token>,
         whom: CatchUp,
     ) -> Result<(Vec<FileEntry>, Time), Error> {
-        let entries = names.iter().map(|name| self.read(name, None)).collect::<Result<_, _>>()?;
+        // Who wants to know of all holders wants to know of those that were.
+        let access = if whom == CatchUp::All { Access::LookAtAll } else { Access::Look };
+        let entries = names.iter().map(|name| self.read(name, None, access)).collect::<Result<_, _>>()?;
         Ok(self.at_one_time(entries, whom))
     }
 
@@ -254,7 +257,7 @@ impl Adapter for Files {
         written?;
         for token in woken {
             if let Liveness::Alive(watch) = self.liveness(token) {
-                watch.wake(&self.directory);
+                watch.wake();
             }
         }
         Ok(Written::Yes)
@@ -341,9 +344,11 @@ impl Adapter for Files {
         _: u64,
         others: impl Iterator<Item = &'a Watch>,
         limit: Duration,
+        alarm: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         let mine = self.life_of(token).map(AsRef::as_ref);
-        liveness::sleep(mine, others, limit).map_err(|errno| self.directory.error("wait for the lock", errno))
+        liveness::sleep(mine, others, limit, alarm)
+            .map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 
     fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
@@ -359,7 +364,7 @@ struct Hearing {
 
 impl Subscription for Hearing {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left())
+        liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left(), None)
             .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;
         Ok(!until.passed())
     }

@@ -18,7 +18,7 @@
 
 use super::redis::script::Code;
 use super::redis::{RedisStore, Target};
-use super::{Error, Found, Listener, Store, Subscription, View, Which, json};
+use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
@@ -485,9 +485,9 @@ impl Store for QuorumStore {
         })
     }
 
-    fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<(), Error> {
+    fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<Slept, Error> {
         sleep_until(until);
-        Ok(())
+        Ok(Slept::Through)
     }
 
     /// A connection that failed was dropped then; those to the other masters are good.

@@ -4,8 +4,8 @@
 //! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
-use super::{Error, Found, Listener, Store, View, Waiter, Which, json};
-use crate::clock::{Moment, sleep_until};
+use super::{Error, Found, Listener, Slept, Store, View, Waiter, Which, json};
+use crate::clock::Moment;
 use crate::law;
 use crate::law::{
     Acquired, Ask, End, Foreign, Grant, Left, Outcome, Patience, Proof, Renewal, Requested, Revoke, Revoked,
@@ -271,7 +271,6 @@ impl Store for RedisStore {
         }
     }
 
-    /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
     fn acquire_unless(
         &mut self,
         alarm: BorrowedFd<'_>,
@@ -279,14 +278,26 @@ impl Store for RedisStore {
         ask: &Ask,
         by: Moment,
     ) -> Option<Result<Acquired, Error>> {
-        if !self.is_at_hand {
-            return None;
-        }
-        let said = alarm::unless(alarm, || self.acquire(names, ask, by));
-        if said.is_none() {
-            self.reset();
-        }
-        said
+        self.unless(alarm, |store| store.acquire(names, ask, by))
+    }
+
+    fn inspect_unless(
+        &mut self,
+        alarm: BorrowedFd<'_>,
+        name: &Name,
+        by: Moment,
+    ) -> Option<Result<View, Error>> {
+        self.unless(alarm, |store| store.inspect(name, by))
+    }
+
+    fn sleep_unless(
+        &mut self,
+        alarm: BorrowedFd<'_>,
+        names: &Names,
+        token: &Token,
+        until: Moment,
+    ) -> Option<Result<Slept, Error>> {
+        self.unless(alarm, |store| store.sleep(names, token, until))
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
@@ -465,7 +476,7 @@ impl Store for RedisStore {
         Ok(Found { names: names.into_iter().collect(), missing })
     }
 
-    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<(), Error> {
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         let heard = self.await_wake(names.first(), token, until);
         if heard.is_err() {
             self.drop_wake();
@@ -479,16 +490,32 @@ impl Store for RedisStore {
 }
 
 impl RedisStore {
+    /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
+    fn unless<T>(
+        &mut self,
+        alarm: BorrowedFd<'_>,
+        ask: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Option<Result<T, Error>> {
+        if !self.is_at_hand {
+            return None;
+        }
+        let said = alarm::unless(alarm, || ask(self));
+        if said.is_none() {
+            self.reset();
+        }
+        said
+    }
+
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
-    fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<(), Error> {
+    fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {
         let whom = Whom::Lock(name);
         let op_timeout = self.op_timeout;
         let by = || Moment::now().after(op_timeout);
         if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
             // The next heartbeat, at once, says where it will listen from now on.
             self.drop_wake();
-            return Ok(());
+            return Ok(Slept::Woken);
         }
         let mut wake = match self.wake.take() {
             Some(wake) => wake,
@@ -505,14 +532,15 @@ impl RedisStore {
         }
         if !wake.connection.listen(until)? {
             self.wake = Some(wake);
-            return Ok(());
+            return Ok(Slept::Through);
         }
         let reply = match wake.connection.reply(by()) {
             // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
             Err(Error::Garbled(_)) => {
                 self.drop_wake();
-                sleep_until(until.min(Moment::now().after(subscription::BACKOFF)));
-                return Ok(());
+                // An alarm ends it.
+                alarm::pause(subscription::BACKOFF.min(until.left())).ok();
+                return Ok(Slept::Woken);
             }
             reply => reply?,
         };
@@ -522,7 +550,7 @@ impl RedisStore {
                 self.caller.route.learn(&mut wake.connection, &value);
                 self.drop_wake();
                 let error = wake.connection.refused(value);
-                if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(()) }
+                if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(Slept::Woken) }
             }
             _ => {
                 wake.listening = false;
@@ -531,7 +559,7 @@ impl RedisStore {
                     .route
                     .take_back(wake.connection)
                     .map(|connection| WakeConnection { connection, listening: false });
-                Ok(())
+                Ok(Slept::Woken)
             }
         }
     }

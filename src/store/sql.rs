@@ -31,7 +31,7 @@ use row::{Found, LockRow};
 use statement::{Change, Question};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -469,6 +469,7 @@ impl Adapter for Tables {
         ahead: u64,
         _: impl Iterator<Item = &'a ()>,
         limit: Duration,
+        _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.allow();
         match self.wait(names, token, ahead, Moment::now().after(limit)) {

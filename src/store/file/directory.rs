@@ -134,6 +134,8 @@ const NOT_OF_THIS_MACHINE: [(u64, &str); 20] = [
 #[derive(Debug)]
 pub(super) struct Directory {
     fd: OwnedFd,
+    /// Device and inode.
+    identity: (u64, u64),
     path: PathBuf,
     shown: String,
     sharing: Sharing,
@@ -180,6 +182,7 @@ impl Directory {
         }
         Ok(Self {
             fd,
+            identity: (stat.st_dev, stat.st_ino),
             path: path.into(),
             shown: shown.into(),
             sharing,
@@ -195,9 +198,8 @@ impl Directory {
 
     /// The directory that has its path now, if that is another one: somebody removed or moved the one that was opened.
     pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
-        let here = fstat(&self.fd).map(|stat| (stat.st_dev, stat.st_ino));
         let there = statat(CWD, &self.path, AtFlags::empty()).map(|stat| (stat.st_dev, stat.st_ino));
-        if here == there { Ok(None) } else { Self::open(&self.path, &self.shown).map(Some) }
+        if there == Ok(self.identity) { Ok(None) } else { Self::open(&self.path, &self.shown).map(Some) }
     }
 
     /// The directory as it is listed; what cannot be read of it is left out.
@@ -224,15 +226,26 @@ impl Directory {
         access: OFlags,
         doing: &str,
     ) -> Result<Option<(OwnedFd, Stat)>, Error> {
-        let fd = match openat(&self.fd, file, access | OPEN, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(self.not_opened(file, doing, errno)),
-            Ok(fd) => fd,
-        };
-        let stat = fstat(&fd).map_err(|errno| self.error(doing, errno))?;
+        let Some(fd) = self.open_any(file, access, doing)? else { return Ok(None) };
+        let stat = self.look_at(&fd, file, doing)?;
+        Ok(Some((fd, stat)))
+    }
+
+    /// What is there, opened; nothing if there is nothing. It is to be looked at before it is used.
+    pub(super) fn open_any(&self, file: &str, access: OFlags, doing: &str) -> Result<Option<OwnedFd>, Error> {
+        match openat(&self.fd, file, access | OPEN, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.not_opened(file, doing, errno)),
+            Ok(fd) => Ok(Some(fd)),
+        }
+    }
+
+    /// Looks at what was opened: an error if it is no regular file. Without a name it has just been removed, which is the
+    /// caller's affair.
+    pub(super) fn look_at(&self, fd: &OwnedFd, file: &str, doing: &str) -> Result<Stat, Error> {
+        let stat = fstat(fd).map_err(|errno| self.error(doing, errno))?;
         match kind_of(&stat) {
-            // Without a name it has just been removed, which is the caller's affair.
-            FileType::RegularFile if stat.st_nlink <= 1 => Ok(Some((fd, stat))),
+            FileType::RegularFile if stat.st_nlink <= 1 => Ok(stat),
             FileType::RegularFile => Err(self.strange(file, "has other names too (hard links)")),
             other => Err(self.strange(file, what_it_is(other))),
         }

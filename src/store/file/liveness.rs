@@ -30,7 +30,7 @@ use rustix::fs::{
     statat,
 };
 use rustix::io::{Errno, read, write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -157,21 +157,20 @@ pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told 
 /// A life of another process, held so that its end is seen.
 #[derive(Debug)]
 pub struct Watch {
-    file: FileName,
     fifo: OwnedFd,
 }
 
 /// Whether the owner of `token` lives. One that nobody has open for reading is dead; one that is not there has given
 /// everything back, or somebody removed its file.
 pub(super) fn liveness(directory: &Directory, token: &Token) -> Liveness<Watch> {
-    liveness_of(directory, FileName::of(token.secret(), FileRole::Life))
+    liveness_of(directory, &FileName::of(token.secret(), FileRole::Life))
 }
 
-fn liveness_of(directory: &Directory, file: FileName) -> Liveness<Watch> {
+fn liveness_of(directory: &Directory, file: &FileName) -> Liveness<Watch> {
     match openat(directory, file.as_str(), OFlags::WRONLY | OPEN, directory.mode()) {
         // Nothing else is ever written to.
         Ok(fifo) if fstat(&fifo).is_ok_and(|stat| kind_of(&stat) == FileType::Fifo) => {
-            Liveness::Alive(Watch { file, fifo })
+            Liveness::Alive(Watch { fifo })
         }
         Err(Errno::NXIO) => Liveness::Dead,
         Err(Errno::NOENT) => Liveness::Missing,
@@ -183,38 +182,37 @@ fn liveness_of(directory: &Directory, file: FileName) -> Liveness<Watch> {
 pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
     let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     stat.is_ok_and(|stat| kind_of(&stat) == FileType::Fifo)
-        && matches!(liveness_of(directory, file.clone()), Liveness::Dead)
+        && matches!(liveness_of(directory, file), Liveness::Dead)
 }
 
 impl Watch {
     /// Wakes its owner.
-    pub(super) fn wake(&self, directory: &Directory) {
-        // As long as this process reads too, writing cannot raise SIGPIPE if the owner dies just now. Whoever watches
-        // that death hears of it when this reader is closed, a moment later.
-        let reader = openat(directory, self.file.as_str(), OFlags::RDONLY | OPEN, directory.mode());
-        if reader.is_ok() {
-            // A full FIFO (EAGAIN) has bytes in it that will wake its owner.
-            write(&self.fifo, b"\0").ok();
-        }
+    pub(super) fn wake(&self) {
+        // If the owner dies just now there is nobody to wake (EPIPE; SIGPIPE is ignored). A full FIFO (EAGAIN) has bytes in
+        // it that will wake its owner.
+        write(&self.fifo, b"\0").ok();
     }
 }
 
-/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit`: then it answers false. A signal handler
-/// that ran ends it too.
+/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit` or until `alarm` is readable: then it
+/// answers false. A signal handler that ran ends it too.
 pub(super) fn sleep<'a>(
     mine: Option<&LifeFile>,
     others: impl Iterator<Item = &'a Watch>,
     limit: Duration,
+    alarm: Option<BorrowedFd<'_>>,
 ) -> Result<bool, Errno> {
-    let mut fds = Vec::with_capacity(2);
+    let mut fds = Vec::with_capacity(3);
     if let Some(life) = mine {
         fds.push(PollFd::new(&life.fifo, PollFlags::IN));
     }
     // POLLERR is reported unasked.
     fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
+    let lives = fds.len();
+    fds.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
     let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
     let is_woken = match poll(&mut fds, Some(&limit)) {
-        Ok(ready) => ready > 0,
+        Ok(_) => fds[..lives].iter().any(|fd| !fd.revents().is_empty()),
         Err(Errno::INTR) => true,
         Err(errno) => return Err(errno),
     };

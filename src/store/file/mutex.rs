@@ -21,6 +21,8 @@ use std::time::Duration;
 /// How long a pause is between two attempts where no thread can be made.
 const PAUSE: Duration = Duration::from_millis(1);
 
+const OPENING: &str = "open the mutex of the lock";
+
 /// The mutex of one lock, taken until it is dropped.
 #[derive(Debug)]
 pub(super) struct Mutex {
@@ -46,7 +48,7 @@ impl Mutex {
                 return Err(stuck(directory, name, &fd, Moment::now().since(began)));
             }
             let mutex = Self { fd, file: file.clone() };
-            if !is_removed(&mutex.fd).map_err(failed)? {
+            if directory.look_at(&mutex.fd, file.as_str(), OPENING)?.st_nlink > 0 {
                 return Ok(mutex);
             }
         }
@@ -78,16 +80,16 @@ fn is_removed(fd: &OwnedFd) -> Result<bool, Errno> {
     Ok(fstat(fd)?.st_nlink == 0)
 }
 
+/// It is to be looked at once it is taken.
 fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
-    let doing = "open the mutex of the lock";
     loop {
-        if let Some((fd, _)) = directory.open_file(file.as_str(), OFlags::RDONLY, doing)? {
+        if let Some(fd) = directory.open_any(file.as_str(), OFlags::RDONLY, OPENING)? {
             return Ok(fd);
         }
         match directory.create_file(file.as_str(), OFlags::RDONLY) {
             // Another one was faster.
             Err(Errno::EXIST) => {}
-            created => return created.map_err(|errno| directory.error(doing, errno)),
+            created => return created.map_err(|errno| directory.error(OPENING, errno)),
         }
     }
 }

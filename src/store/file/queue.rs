@@ -14,12 +14,19 @@ use std::collections::BTreeMap;
 /// The length of a line.
 const LINE: usize = 80;
 
-/// What is to be written.
+/// What is to be written, besides the record.
 #[derive(Debug, Default)]
 pub(super) struct Change {
+    pub(super) log: Part,
+    pub(super) notes: Part,
+    pub(super) ends: Part,
+}
+
+/// What is to be written of one part.
+#[derive(Debug, Default)]
+pub(super) struct Part {
     pub(super) how: How,
-    pub(super) log: Vec<u8>,
-    pub(super) notes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Where it is to be written.
@@ -39,6 +46,7 @@ pub(super) struct Room {
     pub(super) notes: u64,
     /// How long the notes are now.
     pub(super) noted: u64,
+    pub(super) ends: u64,
 }
 
 /// Whether the times of a queue are those in its file.
@@ -150,7 +158,7 @@ pub(super) fn change(
         return Ok(Change::default());
     }
     if news.is_empty() && gone.len() == queue.len() {
-        return Ok(Change { how: How::Anew, ..Change::default() });
+        return Ok(Change::anew());
     }
     let mut written = Vec::with_capacity(news.len());
     for (waiting, note) in news {
@@ -162,14 +170,14 @@ pub(super) fn change(
     let noted: usize = written.iter().filter_map(|(_, note)| note.as_ref().map(Vec::len)).sum();
     if is_same && appended as u64 <= room.log && noted as u64 <= room.notes {
         for waiting in gone {
-            change.log.extend(line(waiting, false));
+            change.log.bytes.extend(line(waiting, false));
         }
         for (waiting, note) in written {
             change.add(waiting, note.as_deref(), room.noted)?;
         }
         return Ok(change);
     }
-    change.how = How::Anew;
+    change = Change::anew();
     let old = if queue.is_empty() { Vec::new() } else { old_notes()? };
     let is_over = |waiting: &Waiting| {
         let is_new = written.iter().any(|(new, _)| new.key() == waiting.key());
@@ -193,15 +201,21 @@ pub(super) fn note(bytes: &[u8]) -> Result<Note, &'static str> {
 }
 
 impl Change {
+    /// One of the whole queue.
+    fn anew() -> Self {
+        let part = || Part { how: How::Anew, bytes: Vec::new() };
+        Self { log: part(), notes: part(), ends: Part::default() }
+    }
+
     /// Adds a line, and its note if that is new; the notes before these have that length.
     fn add(&mut self, mut waiting: Waiting, note: Option<&[u8]>, noted: u64) -> Result<(), &'static str> {
         if let Some(note) = note {
-            let at = noted + self.notes.len() as u64;
+            let at = noted + self.notes.bytes.len() as u64;
             let place = u32::try_from(at).ok().zip(u32::try_from(note.len()).ok());
             waiting.note = place.ok_or("too many wait for it")?;
-            self.notes.extend_from_slice(note);
+            self.notes.bytes.extend_from_slice(note);
         }
-        self.log.extend(line(&waiting, true));
+        self.log.bytes.extend(line(&waiting, true));
         Ok(())
     }
 }

@@ -14,7 +14,8 @@
 
 use crate::law::LoggedEnd;
 use crate::law::{
-    ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time,
+    ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Pause, Phase, Record, SILENCE, Success, TICKET_KEPT,
+    Time,
 };
 use crate::law::{millis, stat::Stat};
 use crate::lock::Token;
@@ -25,17 +26,17 @@ use crate::store::engine::{CatchUp, Tracked};
 use crate::store::file::boot::{Boot, micros};
 use crate::store::file::directory::{Directory, FileName, FileRole};
 use crate::store::file::liveness::{Told, told};
-use crate::store::file::queue::{self, Room, Times};
+use crate::store::file::queue::{self, How, Part, Room, Times};
 use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One exclusive holder; one that is replaced by each change; one that has its waiters in it.
-const FORMER_FORMATS: [u32; 3] = [1, 2, 3];
+/// One exclusive holder; one that is replaced by each change; one that has its waiters in it; one that has its log in it.
+const FORMER_FORMATS: [u32; 4] = [1, 2, 3, 4];
 
 /// All that is kept of one lock.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ pub(super) struct RecordFile {
     /// The tokens that have a life file. Others are believed to live. (Those of waiters stand in the queue.)
     #[serde(rename = "lives")]
     pub(super) tracked: BTreeMap<Token, Tracked>,
-    /// What the law keeps: its log only while a step runs, and those waiters only whom it was shown.
+    /// What the law keeps: of its log what was added by this step, and those waiters only whom it was shown.
     pub(super) record: Record,
     #[serde(skip)]
     pub(super) queue: Queue,
@@ -58,8 +59,12 @@ pub(super) struct RecordFile {
     times: Times,
     #[serde(skip)]
     slot: Option<Arc<Slot>>,
-    /// The ends, newest first. Only `inspect` needs to understand them; they are most of the file.
-    log: VecDeque<Box<RawValue>>,
+    /// The last ends, a line each, the oldest first: where they were asked for, or are not in the file as they are.
+    #[serde(skip)]
+    ends: Vec<u8>,
+    /// Whether the file has them.
+    #[serde(skip)]
+    ends_in: How,
 }
 
 /// What can be read of any format.
@@ -75,12 +80,20 @@ struct ThirdHeader {
     length: usize,
 }
 
+/// And the fourth: the place, the length and the room of each part.
+#[derive(Deserialize)]
+struct FourthHeader {
+    body: [usize; 3],
+    queue: [usize; 3],
+}
+
 /// What is read of the formats before this one.
 #[derive(Deserialize)]
 struct Former {
     name: String,
     record: FormerRecord,
-    log: VecDeque<Box<RawValue>>,
+    /// The newest first.
+    log: Vec<Box<RawValue>>,
 }
 
 #[derive(Deserialize)]
@@ -93,6 +106,18 @@ struct FormerRecord {
     fence: u64,
     #[serde(default)]
     stat: Stat,
+    #[serde(default)]
+    success: Option<Success>,
+    #[serde(default)]
+    paused: Option<Pause>,
+}
+
+impl FourthHeader {
+    /// Where the record is. Of a lock that somebody waits for nothing is taken over.
+    fn idle_body(&self) -> ThirdHeader {
+        let [at, length, _] = if self.queue[1] == 0 { self.body } else { [0; 3] };
+        ThirdHeader { at, length }
+    }
 }
 
 impl Former {
@@ -116,7 +141,8 @@ impl RecordFile {
             queue: Queue::default(),
             times: Times::Same,
             slot: None,
-            log: VecDeque::new(),
+            ends: Vec::new(),
+            ends_in: How::Anew,
         }
     }
 
@@ -145,7 +171,10 @@ impl RecordFile {
             Ok(queue) => queue,
             Err(why) => return bad(why),
         };
-        kept.slot.clone_from(&content.slot);
+        if content.slot.is_some() {
+            kept.slot.clone_from(&content.slot);
+            (kept.ends, kept.ends_in) = (content.ends.clone(), How::Append);
+        }
         if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, FileRole::Record) != *file {
             return bad("it is that of another lock");
         }
@@ -168,8 +197,11 @@ impl RecordFile {
         let first = content.bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let any: Any = serde_json::from_slice(first)?;
         let bytes = match any.format {
-            3 => {
-                let ThirdHeader { at, length } = serde_json::from_slice(first)?;
+            3 | 4 => {
+                let ThirdHeader { at, length } = match any.format {
+                    3 => serde_json::from_slice(first)?,
+                    _ => serde_json::from_slice::<FourthHeader>(first)?.idle_body(),
+                };
                 content.bytes.get(at..at.saturating_add(length)).unwrap_or_default()
             }
             _ => &content.bytes,
@@ -184,9 +216,11 @@ impl RecordFile {
         if !former.is_idle() {
             return None;
         }
-        let mut kept = Self { log: former.log, ..Self::new(&former.name, boot) };
+        let ends = former.log.iter().rev().flat_map(|end| [end.get().as_bytes(), b"\n"].concat()).collect();
+        let mut kept = Self { ends, ..Self::new(&former.name, boot) };
         kept.record.fence = former.record.fence;
         kept.record.stat = former.record.stat;
+        (kept.record.success, kept.record.paused) = (former.record.success, former.record.paused);
         kept.used = kept.now(boot);
         Some(kept)
     }
@@ -355,7 +389,11 @@ impl RecordFile {
 
     /// Whether there is nothing to keep.
     pub(super) fn is_empty(&self) -> bool {
-        let is_idle = self.record == Record::default() && self.log.is_empty();
+        let has_ends = match self.ends_in {
+            How::Append => self.slot.as_ref().is_some_and(|slot| slot.has_ends()),
+            How::Anew => !self.ends.is_empty(),
+        };
+        let is_idle = self.record == Record::default() && !has_ends;
         is_idle && self.queue.waiting.iter().all(Waiting::is_shown)
     }
 
@@ -364,22 +402,43 @@ impl RecordFile {
         self.slot.as_ref().map_or(0, |slot| slot.turn())
     }
 
-    /// The log, newest first.
+    /// The log, newest first, where it was asked for.
     pub(super) fn log(&self) -> Vec<LoggedEnd> {
-        self.log.iter().filter_map(|end| serde_json::from_str(end.get()).ok()).collect()
+        let lines = self.ends.rsplit(|byte| *byte == b'\n').filter(|line| !line.is_empty()).take(LOG_KEPT);
+        lines.filter_map(|end| serde_json::from_slice(end).ok()).collect()
+    }
+
+    /// What is to be written of the ends, with those of this step.
+    fn added_ends(&mut self, room: u64) -> Result<Part, serde_json::Error> {
+        let mut news = Vec::new();
+        for end in std::mem::take(&mut self.record.log).iter().rev() {
+            serde_json::to_writer(&mut news, end)?;
+            news.push(b'\n');
+        }
+        if self.ends_in == How::Append && news.len() as u64 <= room {
+            return Ok(Part { how: How::Append, bytes: news });
+        }
+        if let (How::Append, Some(slot)) = (self.ends_in, &self.slot) {
+            // What cannot be read is lost, and nothing depends on it.
+            self.ends = slot.ends().unwrap_or_default();
+        }
+        let all = [std::mem::take(&mut self.ends), news].concat();
+        let lines = all.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+        let from = lines.map(|(at, _)| at + 1).nth(LOG_KEPT).unwrap_or(0);
+        Ok(Part { how: How::Anew, bytes: all[from..].to_vec() })
     }
 
     /// Writes the record where it is not read yet. The caller has the mutex.
     pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
         let file = FileName::of(&self.name, FileRole::Record);
-        let none = Room { log: 0, notes: 0, noted: 0 };
+        let none = Room { log: 0, notes: 0, noted: 0, ends: 0 };
         let old_notes = || match &self.slot {
             Some(slot) => slot.all_notes().map_err(|_| "its notes cannot be read"),
             None => Ok(Vec::new()),
         };
         let room = self.slot.as_ref().map_or(none, |slot| slot.room());
-        let change =
+        let mut change =
             queue::change(&self.queue, self.times, &self.record, &self.tracked, now, room, old_notes)
                 .map_err(|why| damaged(directory, &file, why))?;
         (self.record.waiters, self.record.queue) = Default::default();
@@ -392,12 +451,9 @@ impl RecordFile {
         let garbled = |error: serde_json::Error| {
             Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
         };
-        for end in std::mem::take(&mut self.record.log).iter().rev() {
-            self.log.push_front(serde_json::value::to_raw_value(end).map_err(garbled)?);
-        }
-        self.log.truncate(LOG_KEPT);
+        change.ends = self.added_ends(room.ends).map_err(garbled)?;
         let body = serde_json::to_vec(self).map_err(garbled)?;
-        let parts = [body.len(), change.log.len(), change.notes.len()];
+        let parts = [&body, &change.log.bytes, &change.notes.bytes, &change.ends.bytes].map(Vec::len);
         if parts.iter().any(|length| *length as u64 > RECORD_MOST) {
             return Err(Error::Unavailable(format!(
                 "{}: too many hold or wait for {:?}; try again when some have left",

@@ -1,6 +1,6 @@
 //! How does a record change in one act? Its file has a [`Header`] of a fixed length, which says where in the file the rest
-//! is: the record itself (the body), the log of the queue, and the notes about those in it. A change writes the new body
-//! where nothing is, adds to the log and the notes behind what is valid of them, and then writes the header, which is so
+//! is: the record itself (the body), the log of the queue, the notes about those in it, and the last ends. A change writes
+//! the new body where nothing is, adds to the others behind what is valid of them, and then writes the header, which is so
 //! short that a kill cannot cut it: a dlock that is killed while it writes leaves the old record. So the file keeps its
 //! owner and its rights, whoever changes it, and mostly needs no more space on the disk. Writing the rest and the header
 //! are two acts here, so that a step on several locks can do all that may fail before the first of them changes.
@@ -15,14 +15,14 @@
 use crate::store::Error;
 use crate::store::file::boot::Boot;
 use crate::store::file::directory::{Directory, FileName, FileRole};
-use crate::store::file::queue::{Change, How, Room};
+use crate::store::file::queue::{Change, How, Part, Room};
 use rustix::fs::{OFlags, fstat, ftruncate, renameat};
 use rustix::io::{Errno, pread, pwrite};
 use serde::Deserialize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(super) const FORMAT: u32 = 4;
+pub(super) const FORMAT: u32 = 5;
 /// No part of a record is larger.
 pub(super) const RECORD_MOST: u64 = 32 << 20;
 /// And its file, with what is not used of it.
@@ -39,6 +39,7 @@ pub(super) struct Header {
     body: Extent,
     queue: Extent,
     notes: Extent,
+    ends: Extent,
 }
 
 /// A part of the file.
@@ -88,44 +89,53 @@ impl Extent {
 
 impl Header {
     /// In bytes; less than a page, so that it is written at once or not at all.
-    pub(super) const LENGTH: usize = 192;
-    const FIRST: Self =
-        Self { format: FORMAT, turn: 0, body: Extent::NONE, queue: Extent::NONE, notes: Extent::NONE };
+    pub(super) const LENGTH: usize = 256;
+    const FIRST: Self = Self {
+        format: FORMAT,
+        turn: 0,
+        body: Extent::NONE,
+        queue: Extent::NONE,
+        notes: Extent::NONE,
+        ends: Extent::NONE,
+    };
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let line = bytes.get(..Self::LENGTH)?.strip_suffix(b"\n")?;
         let header: Self = serde_json::from_slice(line).ok()?;
-        let fits = [header.body, header.queue, header.notes].into_iter().all(Extent::fits);
+        let fits = header.parts().into_iter().all(Extent::fits);
         (header.format == FORMAT && fits).then_some(header)
+    }
+
+    const fn parts(self) -> [Extent; 4] {
+        [self.body, self.queue, self.notes, self.ends]
     }
 
     fn bytes(self) -> Vec<u8> {
         let part = |Extent { at, length, room }: Extent| format!("[{at:10},{length:10},{room:10}]");
-        let Self { format, turn, body, queue, notes } = self;
+        let Self { format, turn, .. } = self;
+        let [body, queue, notes, ends] = self.parts().map(part);
         let line = format!(
-            "{{\"format\":{format},\"turn\":{turn:20},\"body\":{},\"queue\":{},\"notes\":{}}}",
-            part(body),
-            part(queue),
-            part(notes)
+            "{{\"format\":{format},\"turn\":{turn:20},\"body\":{body},\"queue\":{queue},\"notes\":{notes},\"ends\":{ends}}}"
         );
         format!("{line:width$}\n", width = Self::LENGTH - 1).into_bytes()
     }
 
-    /// That of a body of `length` bytes and a queue that changes so. What the present one names is left alone.
+    /// That of a body of `length` bytes and the rest after this change. What the present one names is left alone.
     fn next(self, length: u64, change: &Change) -> Self {
-        let mut taken = vec![self.body, self.queue, self.notes];
-        let (queue, notes) = match change.how {
-            How::Append => (self.queue.longer(change.log.len()), self.notes.longer(change.notes.len())),
+        let mut taken = self.parts().to_vec();
+        let mut next = |now: Extent, Part { how, bytes }: &Part| match how {
+            How::Append => now.longer(bytes.len()),
             How::Anew => {
-                let queue = Extent::growing(&taken, change.log.len() as u64);
-                taken.push(queue);
-                let notes = Extent::growing(&taken, change.notes.len() as u64);
-                taken.push(notes);
-                (queue, notes)
+                let anew = Extent::growing(&taken, bytes.len() as u64);
+                taken.push(anew);
+                anew
             }
         };
+        let queue = next(self.queue, &change.log);
+        let notes = next(self.notes, &change.notes);
+        let ends = next(self.ends, &change.ends);
         let body = Extent::free(&taken, length, length);
-        Self { format: FORMAT, turn: self.turn.wrapping_add(1), body, queue, notes }
+        Self { format: FORMAT, turn: self.turn.wrapping_add(1), body, queue, notes, ends }
     }
 }
 
@@ -136,6 +146,8 @@ pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
     /// The log of its queue.
     pub(super) queue: Vec<u8>,
+    /// The last ends, a line each, the oldest first, where they were asked for.
+    pub(super) ends: Vec<u8>,
     pub(super) slot: Option<Arc<Slot>>,
 }
 
@@ -148,11 +160,21 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// How much may be added to the queue.
+    /// How much may be added.
     pub(super) fn room(&self) -> Room {
-        let Header { queue, notes, .. } = self.header;
+        let Header { queue, notes, ends, .. } = self.header;
         let left = |part: Extent| part.room - part.length;
-        Room { log: left(queue), notes: left(notes), noted: notes.length }
+        Room { log: left(queue), notes: left(notes), noted: notes.length, ends: left(ends) }
+    }
+
+    /// Whether any end is kept.
+    pub(super) fn has_ends(&self) -> bool {
+        self.header.ends.length > 0
+    }
+
+    /// All ends that are kept.
+    pub(super) fn ends(&self) -> Result<Vec<u8>, Errno> {
+        read_at(&self.file, self.header.ends.at, self.header.ends.length)
     }
 
     /// How often the record was changed.
@@ -235,7 +257,7 @@ impl Draft {
         let placed = match self {
             Self::Spare { slot, next } => {
                 let placed = write_all(&slot.file, &next.bytes(), 0);
-                let end = [next.body, next.queue, next.notes].map(Extent::end).into_iter().max().unwrap_or(0);
+                let end = next.parts().map(Extent::end).into_iter().max().unwrap_or(0);
                 if placed.is_ok() && slot.size > SLACK.1 && slot.size > end * SLACK.0 {
                     // A pity, no more, if it cannot be.
                     ftruncate(&slot.file, end).ok();
@@ -264,12 +286,11 @@ fn write_parts(
     body: &[u8],
     change: &Change,
 ) -> Result<(), Errno> {
-    let queue = next.queue.at + next.queue.length - change.log.len() as u64;
-    let notes = next.notes.at + next.notes.length - change.notes.len() as u64;
-    for (bytes, at) in [(&*change.notes, notes), (&*change.log, queue), (body, next.body.at)] {
-        write_at(directory, record, file, bytes, at)?;
+    let tail = |part: Extent, added: &Part| part.at + part.length - added.bytes.len() as u64;
+    for (part, added) in [(next.notes, &change.notes), (next.queue, &change.log), (next.ends, &change.ends)] {
+        write_at(directory, record, file, &added.bytes, tail(part, added))?;
     }
-    Ok(())
+    write_at(directory, record, file, body, next.body.at)
 }
 
 pub(super) fn unwritten(directory: &Directory, errno: Errno) -> Error {
@@ -281,6 +302,8 @@ pub(super) fn unwritten(directory: &Directory, errno: Errno) -> Error {
 pub(super) enum Access {
     /// To be looked at, while others change it.
     Look,
+    /// And with the last ends.
+    LookAtAll,
     /// To be changed: the caller has the mutex.
     Change,
 }
@@ -292,7 +315,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
     let doing = "read the record of the lock";
     let failed = |errno| directory.error(doing, errno);
     let flags = match access {
-        Access::Look => OFlags::RDONLY,
+        Access::Look | Access::LookAtAll => OFlags::RDONLY,
         Access::Change => OFlags::RDWR,
     };
     let Some((file, stat)) = directory.open_file(name.as_str(), flags, doing)? else { return Ok(None) };
@@ -300,8 +323,8 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
     if size > FILE_MOST {
         return Err(directory.strange(name.as_str(), &format!("has {size} bytes, more than a record")));
     }
-    // Mostly all there is.
-    let start = read_at(&file, 0, 16 * 1024).map_err(failed)?;
+    // Mostly all that is wanted.
+    let start = read_at(&file, 0, size.min(4 * 1024)).map_err(failed)?;
     let head = || read_at(&file, 0, Header::LENGTH as u64).map_err(failed);
     let part = |part: Extent| {
         let known = start.get(usize_of(part.at)..usize_of(part.at + part.length));
@@ -313,7 +336,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
     for _ in 0..LOOKS {
         let seen = match access {
             Access::Change => start.get(..Header::LENGTH).unwrap_or_default().to_vec(),
-            Access::Look => head()?,
+            Access::Look | Access::LookAtAll => head()?,
         };
         let is_same = || Ok::<_, Error>(access == Access::Change || head()? == seen);
         let Some(header) = Header::parse(&seen) else {
@@ -324,20 +347,22 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
             continue;
         };
         let (bytes, queue) = (part(header.body)?, part(header.queue)?);
+        let ends = if access == Access::LookAtAll { part(header.ends)? } else { Vec::new() };
         if is_same()? {
             let is_whole =
                 bytes.len() == usize_of(header.body.length) && queue.len() == usize_of(header.queue.length);
             if !is_whole && is_older_than_this_boot(&file) {
                 return Ok(None);
             }
-            return Ok(Some(Content { bytes, queue, slot: Some(Arc::new(Slot { file, header, size })) }));
+            let slot = Some(Arc::new(Slot { file, header, size }));
+            return Ok(Some(Content { bytes, queue, ends, slot }));
         }
     }
     let bytes = read_at(&file, 0, FILE_MOST).map_err(failed)?;
     if bytes.iter().all(|byte| *byte == 0) && is_older_than_this_boot(&file) {
         return Ok(None);
     }
-    Ok(Some(Content { bytes, queue: Vec::new(), slot: None }))
+    Ok(Some(Content { bytes, queue: Vec::new(), ends: Vec::new(), slot: None }))
 }
 
 fn usize_of(number: u64) -> usize {

@@ -492,7 +492,8 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         (b"{\"format\":1,\"anything\":[]}", false),
         (b"{\"format\":2,\"anything\":[]}", false),
         (b"{\"format\":3,\"anything\":[]}", false),
-        (b"{\"format\":5,\"anything\":[]}", false),
+        (b"{\"format\":4,\"anything\":[]}", false),
+        (b"{\"format\":6,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
         std::fs::write(place.path(FileRole::Record)?, bytes)?;
@@ -522,13 +523,21 @@ fn former(format: u32, lock: &str, hold: &str, waiters: &str) -> Result<String> 
     if format < 3 {
         return Ok(format!("{{\"format\":{format},{rest}"));
     }
-    let header = format!("{{\"format\":3,\"at\":96,\"length\":{},\"turn\":7}}", rest.len() + 1);
-    Ok(format!("{header:95}\n{{{rest}"))
+    let length = rest.len() + 1;
+    if format == 3 {
+        let header = format!("{{\"format\":3,\"at\":96,\"length\":{length},\"turn\":7}}");
+        return Ok(format!("{header:95}\n{{{rest}"));
+    }
+    // Those who wait stand behind it.
+    let waits = if waiters == "{}" { 0 } else { 80 };
+    let (body, queue) = (format!("[192,{length},{length}]"), format!("[{},{waits},2048]", 192 + length));
+    let header = format!("{{\"format\":4,\"turn\":7,\"body\":{body},\"queue\":{queue},\"notes\":[192,0,0]}}");
+    Ok(format!("{header:191}\n{{{rest}{:waits$}", ""))
 }
 
 #[test]
 fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
-    for format in [1, 2, 3] {
+    for format in [1, 2, 3, 4] {
         let place = Place::new()?;
         std::fs::write(place.path(FileRole::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
         let seen = place.store()?.inspect(&name()?, by())?;
@@ -553,7 +562,7 @@ fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
         (r#""Free""#, "{}", "{}"),
         (r#""Free""#, "null", r#"{"0123456789abcdef0123456789abcdef":{}}"#),
     ] {
-        for format in [1, 3] {
+        for format in [1, 3, 4] {
             let place = Place::new()?;
             let bytes = former(format, lock, hold, waiters)?;
             std::fs::write(place.path(FileRole::Record)?, &bytes)?;

@@ -26,6 +26,11 @@ fn is_ready(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
+/// The alarm of this thread.
+pub fn with<T>(work: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
+    ALARM.with_borrow(|alarm| work(alarm.as_ref().map(AsFd::as_fd)))
+}
+
 /// A pause, which fails on an alarm.
 pub fn pause(span: Duration) -> io::Result<()> {
     ALARM.with_borrow(|alarm| {

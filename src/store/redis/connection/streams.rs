@@ -22,19 +22,23 @@ pub enum Stream {
     Unix(UnixStream),
 }
 
-/// Sleeps until there is something to read, or `until` has come (false).
+/// Sleeps until there is something to read, or `until` has come, or an alarm (false).
 pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     let timer = Timer::new()?;
     timer.set(Some(until))?;
-    let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
-    fds.push(PollFd::new(&timer, PollFlags::IN));
-    loop {
-        match poll(&mut fds, None) {
-            Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
+    alarm::with(|alarm| {
+        let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
+        fds.extend(
+            alarm.into_iter().chain([timer.as_fd()]).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
-    }
+    })
 }
 
 /// What has been read and not yet parsed.
