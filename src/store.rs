@@ -22,7 +22,7 @@ pub mod file;
 pub mod probe;
 pub mod quorum;
 pub mod redis;
-#[cfg(feature = "postgres")]
+#[cfg(feature = "sql")]
 pub mod sql;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and

@@ -3,6 +3,8 @@
 //! the servers are held to the law in `twin`.
 
 use crate::support::masters::Masters;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
 use crate::support::wait::wait_until;
@@ -16,7 +18,7 @@ use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::file::FileStore;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, RedisStore, Target};
-#[cfg(feature = "postgres")]
+#[cfg(feature = "sql")]
 use dlock::store::sql::SqlStore;
 use dlock::store::{Listener, Store, Which};
 use std::time::Duration;
@@ -28,6 +30,8 @@ enum Stage {
     Server(World),
     Masters(Masters),
     Directory(World),
+    #[cfg(feature = "mysql")]
+    Mysql(World),
     #[cfg(feature = "postgres")]
     Postgres(World),
 }
@@ -43,6 +47,8 @@ macro_rules! on_all {
         $(mod $scenario {
             #[test] fn server() { super::$scenario(&super::Stage::Server(super::World::with_redis(&[]))); }
             #[test] fn directory() { super::$scenario(&super::Stage::Directory(super::World::without_redis())); }
+            #[cfg(feature = "mysql")]
+            #[test] fn on_mysql() { super::$scenario(&super::Stage::Mysql(super::World::with_mysql())); }
             #[cfg(feature = "postgres")]
             #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
         })+
@@ -94,17 +100,10 @@ impl Stage {
             Self::Directory(world) => {
                 Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
             }
+            #[cfg(feature = "mysql")]
+            Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
             #[cfg(feature = "postgres")]
-            Self::Postgres(world) => Box::new(SqlStore::postgres(dlock::store::sql::Target {
-                address: Address::Tcp { host: "127.0.0.1".into(), port: Postgres::shared().port() },
-                user: "app".into(),
-                password: None,
-                database: world.database().into(),
-                tls: None,
-                shown: "here".into(),
-                connect_timeout: Duration::from_secs(20),
-                op_timeout: Duration::from_secs(20),
-            })),
+            Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
         }
     }
 
@@ -122,6 +121,21 @@ impl Stage {
 
     fn one(&self) -> Person {
         self.person(&["k"], Mode::Exclusive)
+    }
+}
+
+/// The database of a world.
+#[cfg(feature = "sql")]
+fn database(world: &World, port: u16) -> dlock::store::sql::Target {
+    dlock::store::sql::Target {
+        address: Address::Tcp { host: "127.0.0.1".into(), port },
+        user: "app".into(),
+        password: None,
+        database: world.database().into(),
+        tls: None,
+        shown: "here".into(),
+        connect_timeout: Duration::from_secs(20),
+        op_timeout: Duration::from_secs(20),
     }
 }
 

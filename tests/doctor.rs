@@ -5,6 +5,8 @@ use crate::support::certificates::Certificate;
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
 use crate::support::masters::Masters;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
 use crate::support::pty::Terminal;
@@ -63,6 +65,18 @@ fn a_fit_store(backend: Backend) {
             "rights",
         ],
         Backend::File => &["store", "file system", "mode", "file locks", "FIFOs"],
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => &[
+            "store",
+            "reachable",
+            "round trip",
+            "version",
+            "role",
+            "clock",
+            "persistence",
+            "rights",
+            "wake-up",
+        ],
         #[cfg(feature = "postgres")]
         Backend::Postgres => &[
             "store",
@@ -87,6 +101,8 @@ fn nothing_is_left_behind(backend: Backend) {
     let count = || match backend {
         Backend::Redis => world.redis().keys().len(),
         Backend::File => fs::read_dir(world.path("locks")).expect("a directory").count(),
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => Mysql::shared().tables(world.database()),
         #[cfg(feature = "postgres")]
         Backend::Postgres => Postgres::shared().tables(world.database()),
     };

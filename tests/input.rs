@@ -160,6 +160,9 @@ fn a_bad_store_is_78() {
         "postgres://u@h/d?sslmode=disable&ca=/f",
         "postgres://u@h/d?sslmode=verify-ca",
         "postgres+unix://u@/s",
+        "mysql://u@h",
+        "mysql://u@h/d?sslmode=required",
+        "mysql+unix://u@/s",
         "file:relative",
         "file:",
         "redis://127.0.0.1 redis://127.0.0.2",
@@ -181,14 +184,17 @@ fn a_bad_store_is_78() {
 }
 
 /// A dlock that was built without databases says where to get one with them.
-#[cfg(not(feature = "postgres"))]
+#[cfg(not(feature = "sql"))]
 #[test]
 fn a_store_that_was_not_built_in_is_78() {
     let world = World::new(Backend::Redis);
-    for command in [&["run", "-k", "k", "--", "true"][..], &["status"], &["doctor"]] {
-        let dlock = world.dlock(command).env("DLOCK_STORE", "postgres://app@127.0.0.1/ops").status(78);
-        let said = dlock.any_stderr().run().stderr;
-        assert!(said.contains("without postgres") && said.contains("--features postgres"), "{said}");
+    for scheme in ["mysql", "postgres"] {
+        for command in [&["run", "-k", "k", "--", "true"][..], &["status"], &["doctor"]] {
+            let url = format!("{scheme}://app@127.0.0.1/ops");
+            let said = world.dlock(command).env("DLOCK_STORE", &url).status(78).any_stderr().run().stderr;
+            assert!(said.contains(&format!("without {scheme};")), "{said}");
+            assert!(said.contains(&format!("--features {scheme}`")), "{said}");
+        }
     }
 }
 

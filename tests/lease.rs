@@ -3,6 +3,8 @@
 
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
 use crate::support::job;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
 use crate::support::proc;
@@ -353,6 +355,11 @@ enum Loss {
 
 /// Loses every record of the store.
 fn forget(world: &World) {
+    #[cfg(feature = "mysql")]
+    if world.url().starts_with("mysql:") {
+        Mysql::shared().ask(world.database(), "DELETE FROM dlock_locks");
+        return;
+    }
     #[cfg(feature = "postgres")]
     if world.url().starts_with("postgres:") {
         Postgres::shared().ask(world.database(), "DELETE FROM dlock_locks");
@@ -616,6 +623,8 @@ fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
         Backend::File => fs::remove_dir_all(world.path("locks"))
             .and_then(|()| fs::create_dir(world.path("locks")))
             .unwrap(),
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => drop(Mysql::shared().ask(world.database(), "DROP TABLE dlock_locks")),
         #[cfg(feature = "postgres")]
         Backend::Postgres => {
             Postgres::shared().ask(world.database(), "DROP TABLE dlock_locks, dlock_waiters, dlock_ends");

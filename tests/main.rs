@@ -61,6 +61,8 @@ mod conformance;
 mod contention;
 mod control_group;
 mod cost;
+#[cfg(feature = "sql")]
+mod databases;
 mod doctor;
 mod file_store;
 mod first_contact;
@@ -76,6 +78,8 @@ mod lease;
 mod lost_replies;
 mod metrics;
 mod min_hold;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod nesting;
 mod once_per;
 mod oversell;

@@ -1,10 +1,9 @@
-//! What an administrator may do to a database that keeps locks: restart it, end every connection, take rights away, set it up
-//! oddly, damage its rows, fail over to one that knows less. And who gets in: passwords, TLS, sockets, the least rights.
+//! What an administrator may do to a PostgreSQL server that keeps locks: take rights away, set it up oddly, put a pooler before
+//! it. What is the same on every database is in `databases`. And who gets in: passwords, TLS, sockets, the least rights.
 
 use crate::support::certificates::Authority;
 use crate::support::dlock::Dlock;
 use crate::support::postgres::Postgres;
-use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
@@ -12,9 +11,6 @@ use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, sleep};
-use std::time::Duration;
 
 /// A job that goes on until `go` is there.
 const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
@@ -33,81 +29,6 @@ fn own_server(options: &[&str]) -> (World, Postgres) {
 #[track_caller]
 fn refused(world: &World, status: i32) -> String {
     world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
-}
-
-#[test]
-fn restarts_disturb_no_job_and_no_queue() {
-    let (world, mut server) = own_server(&[]);
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    let fence = world.fence("k");
-    for end in [Signal::INT, Signal::QUIT, Signal::KILL] {
-        server.stop(end);
-        server.run();
-        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
-        world.wait_for_waiters("k", 1);
-    }
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
-    assert_eq!(world.log(), ["up", "done", "next"]);
-}
-
-#[test]
-fn half_a_lease_without_a_server_disturbs_no_job() {
-    let (world, mut server) = own_server(&[]);
-    let holder = world.run("k", &["-t", "8s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    server.stop(Signal::INT);
-    sleep(Duration::from_secs(3));
-    server.run();
-    world.write("go", "");
-    holder.finish();
-    assert_eq!(world.log(), ["up", "done"]);
-}
-
-#[test]
-fn a_server_that_is_gone_for_good_ends_the_job_in_time() {
-    let (world, mut server) = own_server(&[]);
-    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
-    let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
-    let pid = world.wait_for_pid("pid");
-    server.stop(Signal::KILL);
-    holder.finish();
-    assert!(!crate::support::proc::alive(pid), "dead before dlock says that the lock is lost");
-    assert!(world.log().contains(&"term".to_owned()));
-}
-
-/// Whoever holds or waits connects again.
-#[test]
-fn connections_that_are_ended_all_the_time_lose_nothing() {
-    let world = World::with_postgres();
-    let server = Postgres::shared();
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let end = format!(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
-                world.database()
-            );
-            while !over.load(Ordering::Relaxed) {
-                server.ask("postgres", &end);
-                sleep(Duration::from_millis(40));
-            }
-        });
-        let runs: Vec<_> = (0..12)
-            .map(|_| {
-                let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
-                world.run("k", &["-w", "-t", "20s", "--op-timeout", "10s"], script).any_stderr().spawn()
-            })
-            .collect();
-        runs.into_iter().for_each(|run| drop(run.finish()));
-        over.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(world.log(), ["ran"; 12]);
-    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
 #[test]
@@ -151,66 +72,6 @@ fn a_deadlock_is_tried_again() {
     wait_until("a deadlock was found", || log().contains("deadlock detected"));
     drop(hog);
     run.finish();
-}
-
-#[test]
-fn a_row_that_is_damaged_is_left_as_it_is() {
-    let world = World::with_postgres();
-    let ask = |text: &str| Postgres::shared().ask(world.database(), text);
-    world.run("k", &[], "true").run();
-    ask("UPDATE dlock_locks SET body = 'nonsense'");
-    let said = refused(&world, 69);
-    assert!(
-        said.contains("\"dlock:k\"") && said.contains("damaged") && said.contains("delete its row"),
-        "{said}"
-    );
-    assert_eq!(ask("SELECT convert_from(body, 'UTF8') FROM dlock_locks"), "nonsense");
-    world.run("other", &[], "echo other >> log").run();
-    ask("DELETE FROM dlock_locks WHERE name = 'dlock:k'");
-    world.run("k", &[], "echo well >> log").run();
-    assert_eq!(world.log(), ["other", "well"]);
-}
-
-/// The primary dies, and what takes its place has not heard of the last grant.
-#[test]
-fn a_failover_that_forgets_is_noticed() {
-    let (world, mut server) = own_server(&[]);
-    world.run("k", &[], "true").run();
-    server.stop(Signal::INT);
-    let (data, replica) = (server.data(), server.data().with_extension("replica"));
-    assert!(Command::new("cp").arg("-a").args([&data, &replica]).status().unwrap().success());
-    server.run();
-    let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();
-    world.wait_for_state("k", "held");
-    let before = world.fence("k");
-    server.stop(Signal::KILL);
-    fs::rename(&data, data.with_extension("lost")).unwrap();
-    fs::rename(&replica, &data).unwrap();
-    server.run();
-    let said = holder.finish().stderr;
-    assert!(said.contains("lost"), "{said}");
-    world.run("k", &[], "true").run();
-    assert!(world.fence("k") > before, "fences grow all the same");
-}
-
-#[test]
-fn a_clock_that_steps_disturbs_no_long_lease() {
-    let (world, mut server) = own_server(&[]);
-    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    for ahead in [10, -10, 0] {
-        server.stop(Signal::INT);
-        server.set_clock(ahead);
-        server.run();
-        assert_eq!(world.state("k"), "held");
-        world.wait_for_waiters("k", 1);
-    }
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
-    assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
 /// Nothing depends on how sessions are set up.
@@ -288,29 +149,6 @@ fn poolers_may_stand_in_between() {
         pooler.kill().unwrap();
         pooler.wait().unwrap();
     }
-}
-
-/// Requests and replies that the network loses or delivers late, each in turn.
-#[test]
-fn what_the_network_loses_is_made_good() {
-    let world = World::with_postgres();
-    world.run("k", &[], "true").run();
-    for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Late] {
-        for at in 1..=6 {
-            let proxy = Proxy::before(Postgres::shared().port());
-            proxy.plan(at, fault);
-            let url = format!("postgres://app@127.0.0.1:{}/{}", proxy.port(), world.database());
-            let run = world
-                .run("k", &["-w", "5s", "--store", &url, "-t", "5s"], "echo ran >> log")
-                .env_remove("DLOCK_OP_TIMEOUT")
-                .any_stderr()
-                .run();
-            drop(run);
-            world.run("k", &["-w", "20s"], "true").any_stderr().run();
-        }
-    }
-    assert_eq!(world.lines("ran"), 18);
-    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
 #[test]

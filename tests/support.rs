@@ -3,12 +3,16 @@
 
 pub mod certificates;
 pub mod cluster;
+#[cfg(feature = "sql")]
+pub mod database;
 pub mod deadline;
 pub mod dlock;
 pub mod hole;
 pub mod job;
 pub mod machine;
 pub mod masters;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod proc;

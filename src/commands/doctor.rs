@@ -13,8 +13,6 @@ use crate::output::table::Width;
 use crate::output::{self, coloured};
 use crate::store::probe::{Node, Survey};
 use crate::store::{file, redis};
-#[cfg(feature = "postgres")]
-use crate::{config::url::Dialect, store::sql::SqlStore};
 use judge::judge;
 use std::os::unix::fs::PermissionsExt;
 
@@ -54,10 +52,8 @@ fn survey(context: &Context) -> Result<Survey, Error> {
         Made::Directory(dir) => {
             return Ok(Survey::Directory(file::probe::probe(&dir, &store.to_string())));
         }
-        #[cfg(feature = "postgres")]
-        Made::Database(Dialect::Postgres, target) => {
-            return Ok(Survey::Database(SqlStore::postgres(target).probe(context.deadline())));
-        }
+        #[cfg(feature = "sql")]
+        Made::Database(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
         Made::Masters(masters) => Survey::Masters(probed(masters)),
         Made::Sentinels(sentinels, service, master) => {

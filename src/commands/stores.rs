@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use crate::config::Credentials;
-#[cfg(feature = "postgres")]
+#[cfg(feature = "sql")]
 use crate::config::url::DatabaseAt;
 use crate::config::url::{self, Dialect, Host, Location};
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::store::Store;
 use crate::store::file::FileStore;
 use crate::store::quorum::QuorumStore;
 use crate::store::redis::{self, Address, Files, RedisStore, Target, Tls};
-#[cfg(feature = "postgres")]
+#[cfg(feature = "sql")]
 use crate::store::sql::{self, SqlStore};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,8 +44,8 @@ pub enum Made {
     Cluster(Vec<Address>, Target),
     Masters(Vec<Target>),
     Directory(PathBuf),
-    #[cfg(feature = "postgres")]
-    Database(Dialect, sql::Target),
+    #[cfg(feature = "sql")]
+    Database(SqlStore),
 }
 
 impl Context {
@@ -69,14 +69,14 @@ impl Context {
             Made::Server(target) => RedisStore::new(target),
             Made::Sentinels(sentinels, service, master) => RedisStore::sentinel(sentinels, service, master),
             Made::Cluster(seeds, node) => RedisStore::cluster(seeds, node),
-            #[cfg(feature = "postgres")]
-            Made::Database(..) if hold.replicas != Replicas::None => {
+            #[cfg(feature = "sql")]
+            Made::Database(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!(
-                    "--replicas: {shown} tells its replicas as it is set up to (synchronous_standby_names); leave it out"
+                    "--replicas: {shown} tells its replicas as it is set up to; leave it out, and see docs/stores.md"
                 )));
             }
-            #[cfg(feature = "postgres")]
-            Made::Database(Dialect::Postgres, target) => return Ok(Box::new(SqlStore::postgres(target))),
+            #[cfg(feature = "sql")]
+            Made::Database(store) => return Ok(Box::new(store)),
             Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
             }
@@ -162,18 +162,20 @@ impl Context {
                 };
                 Made::Masters(nodes.iter().map(master).collect())
             }
-            Location::Database { dialect, .. } => {
+            Location::Database { dialect, .. } => match dialect {
+                #[cfg(feature = "mysql")]
+                Dialect::Mysql => Made::Database(SqlStore::mysql(self.database()?)),
                 #[cfg(feature = "postgres")]
-                return Ok(Made::Database(*dialect, self.database()?));
-                #[cfg(not(feature = "postgres"))]
-                return Err(self.not_built(*dialect));
-            }
+                Dialect::Postgres => Made::Database(SqlStore::postgres(self.database()?)),
+                #[cfg(not(all(feature = "mysql", feature = "postgres")))]
+                _ => return Err(self.not_built(*dialect)),
+            },
             Location::File { dir } => Made::Directory(dir.clone()),
         })
     }
 
     /// This dlock cannot speak to such a database.
-    #[cfg(not(feature = "postgres"))]
+    #[cfg(not(all(feature = "mysql", feature = "postgres")))]
     fn not_built(&self, dialect: Dialect) -> Error {
         let feature = dialect.scheme();
         Error::Config(format!(
@@ -183,7 +185,7 @@ impl Context {
         ))
     }
 
-    #[cfg(feature = "postgres")]
+    #[cfg(feature = "sql")]
     fn database(&self) -> Result<sql::Target, Error> {
         let settings = &self.settings;
         let (store, shown) = (&settings.store, settings.store.to_string());

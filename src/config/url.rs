@@ -14,7 +14,7 @@ mod split;
 pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
      (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE, \
-     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE or file:/DIR";
+     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, or file:/DIR";
 
 /// The port of a Redis server where the URL names none.
 const PORT: u16 = 6379;
@@ -83,6 +83,8 @@ pub enum Location {
 /// What a database is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
+    /// And MariaDB.
+    Mysql,
     Postgres,
 }
 
@@ -90,12 +92,14 @@ impl Dialect {
     /// Its scheme.
     pub const fn scheme(self) -> &'static str {
         match self {
+            Self::Mysql => "mysql",
             Self::Postgres => "postgres",
         }
     }
 
     const fn port(self) -> u16 {
         match self {
+            Self::Mysql => 3306,
             Self::Postgres => 5432,
         }
     }
@@ -310,6 +314,8 @@ fn take_apart(text: &str) -> Result<Url, String> {
         "rediss+cluster" => cluster(authority(rest)?, Wire::Tls),
         "redis+quorum" => quorum(authority(rest)?, Wire::Plain),
         "rediss+quorum" => quorum(authority(rest)?, Wire::Tls),
+        "mysql" | "mariadb" => database(authority(rest)?, Dialect::Mysql),
+        "mysql+unix" | "mariadb+unix" => database_socket(authority(rest)?, Dialect::Mysql),
         "postgres" | "postgresql" => database(authority(rest)?, Dialect::Postgres),
         "postgres+unix" | "postgresql+unix" => database_socket(authority(rest)?, Dialect::Postgres),
         "file" => file(rest),
@@ -529,7 +535,7 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
     Ok(url(Location::Unix { path, db }, parts))
 }
 
-/// `postgres://`.
+/// `postgres://` and `mysql://`.
 fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     if parts.hosts.contains(',') {
         return Err(format!("a database is on one host, the primary's; {ALLOWED}"));
@@ -570,7 +576,7 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(host), name, tls }, parts))
 }
 
-/// `postgres+unix://`.
+/// `postgres+unix://` and `mysql+unix://`.
 fn database_socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     if !parts.hosts.is_empty() {
         return Err(format!(

@@ -55,8 +55,10 @@ pub enum Tried {
 pub enum Bell {
     /// It is woken.
     Heard,
-    /// It looks.
+    /// It looks, although the database could wake it.
     Unheard,
+    /// It looks: the database has nothing to wake it with.
+    Missing,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! How can a database keep locks? The store `postgres://…`: one row for each lock, one for each of those who wait for it, and
+//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who wait for it, and
 //! one for each of its last ends. What is done with them is the engine's affair; here is what a database does for it, and
-//! [`postgres`] has the words and the bytes.
+//! `postgres` and `mysql` have the words and the bytes.
 //!
 //! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
 //! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
@@ -15,6 +15,8 @@
 //! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
 //! nobody heard costs no more than the time to the next heartbeat.
 
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod probe;
@@ -39,6 +41,8 @@ use std::time::Duration;
 
 /// How many broken connections one exchange may meet.
 const BROKEN_MOST: u32 = 8;
+/// How long one waits before what others kept from being done is sent again.
+const CONFLICT: Duration = Duration::from_millis(2);
 /// Where no bell is heard, who is next looks this often whether it was granted the lock.
 const POLL: Duration = Duration::from_millis(25);
 /// And nobody more rarely than this.
@@ -124,6 +128,12 @@ impl From<Failure> for Error {
 pub type SqlStore = Engine<Tables>;
 
 impl SqlStore {
+    /// One server of MySQL or MariaDB. It connects when it is first used.
+    #[cfg(feature = "mysql")]
+    pub fn mysql(target: Target) -> Self {
+        Self::new(Tables::over(Arc::new(mysql::Mysql::new(target))))
+    }
+
     /// One server of PostgreSQL. It connects when it is first used.
     #[cfg(feature = "postgres")]
     pub fn postgres(target: Target) -> Self {
@@ -186,7 +196,8 @@ impl Tables {
 
     /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
     fn ask(&self, statements: &[String], again: Again) -> Result<Vec<Answer>, Failure> {
-        for broken in 1.. {
+        let mut broken = 0;
+        loop {
             let mut line = match self.line.take() {
                 Some(line) => line,
                 None => self.connect().map_err(Failure::Refused)?,
@@ -194,7 +205,15 @@ impl Tables {
             let answer = line.link.ask(statements, self.by.get());
             match answer {
                 Err(Failure::Broken(_))
-                    if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() => {}
+                    if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() =>
+                {
+                    broken += 1;
+                }
+                // Somebody else was quicker, be it with making the tables.
+                Err(Failure::Conflict) if again == Again::Yes && !self.by.get().passed() => {
+                    self.line.replace(Some(line));
+                    thread::sleep(CONFLICT);
+                }
                 Err(Failure::Broken(_) | Failure::Silent(_)) => return answer,
                 answer => {
                     self.line.replace(Some(line));
@@ -202,7 +221,6 @@ impl Tables {
                 }
             }
         }
-        Err(Failure::Conflict)
     }
 
     /// The same, where there may be no tables yet: then it makes them.
@@ -213,15 +231,15 @@ impl Tables {
         }
         let tables = self.database.grammar().tables();
         let text = tables.join("; ");
-        let made = self.ask(&tables.map(str::to_owned), Again::Yes);
-        match made {
+        let tables: Vec<_> = tables.iter().map(ToString::to_string).collect();
+        match self.ask(&tables, Again::Yes) {
             Ok(_) => self.ask(statements, Again::Yes),
-            // Somebody else makes them at the same time.
-            Err(Failure::Conflict) if !self.by.get().passed() => self.ask_tables(statements),
-            Err(Failure::Refused(Error::Denied(why))) => Err(Failure::Refused(Error::Denied(format!(
-                "{why}; the tables of dlock are missing, and this user may not make them: have an administrator run {text} and give \
+            Err(Failure::Refused(Error::Denied(why)) | Failure::NoTables(Error::Denied(why))) => {
+                Err(Failure::Refused(Error::Denied(format!(
+                    "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run {text} and give \
                  it the rights that docs/stores.md names"
-            )))),
+                ))))
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -489,7 +507,7 @@ impl Adapter for Tables {
             names: names.iter().map(|name| name.as_str().to_owned()).collect(),
             token: token.clone(),
             listener,
-            seen: None,
+            seen: Vec::new(),
             backoff_until: Moment::now(),
         })
     }
@@ -501,8 +519,8 @@ struct Hearing {
     names: BTreeSet<String>,
     token: Token,
     listener: Listener,
-    /// What was seen last where no bell is heard.
-    seen: Option<Vec<u64>>,
+    /// The versions that were seen last, for where no bell is heard.
+    seen: Vec<Vec<Option<Vec<u8>>>>,
     backoff_until: Moment,
 }
 
@@ -512,9 +530,11 @@ impl Hearing {
         self.tables.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
         if self.tables.line.borrow().is_none() {
             // It tells whether there is a bell.
+            self.read()?;
+            self.tables.listen(&self.token)?;
+            // What happens from here on is heard, or looks different.
             self.look()?;
-            // What happened before it listened was not heard.
-            if self.tables.listen(&self.token)? && self.is_news()? {
+            if self.is_news()? {
                 return Ok(true);
             }
         }
@@ -524,15 +544,13 @@ impl Hearing {
             self.tables.line.replace(Some(line));
             return Ok(heard);
         }
-        // A holder hears by its next renewal.
-        let next = if self.listener == Listener::Holder {
-            until
-        } else {
-            Moment::now().after(BACKOFF / 4).min(until)
+        let pace = match self.listener {
+            Listener::Holder => BACKOFF,
+            Listener::Watcher => BACKOFF / 4,
         };
-        let heard = line.link.listen(next)?;
+        line.link.listen(Moment::now().after(pace).min(until))?;
         self.tables.line.replace(Some(line));
-        Ok(heard || (self.listener == Listener::Watcher && self.look()?))
+        Ok(!until.passed() && self.look()? && self.is_news()?)
     }
 
     /// Whether there may be something to hear: for a holder, that it is no more one, or asked to end.
@@ -540,21 +558,23 @@ impl Hearing {
         if self.listener == Listener::Watcher {
             return Ok(true);
         }
-        let question = Question { names: &self.names, me: None, with_ends: false };
-        let found = self.tables.read(&question).map_err(Failure::Refused)?;
-        let (rows, _) = self.tables.entries(&question, found).map_err(Failure::Refused)?;
         let hold =
             |row: &LockRow| row.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()));
-        Ok(!rows.iter().all(|row| hold(row) == Some((Phase::Held, false))))
+        Ok(!self.read()?.iter().all(|row| hold(row) == Some((Phase::Held, false))))
+    }
+
+    fn read(&self) -> Result<Vec<LockRow>, Failure> {
+        let question = Question { names: &self.names, me: None, with_ends: false };
+        let found = self.tables.read(&question).map_err(Failure::Refused)?;
+        Ok(self.tables.entries(&question, found).map_err(Failure::Refused)?.0)
     }
 
     /// Whether something has changed since it was looked at last.
     fn look(&mut self) -> Result<bool, Failure> {
-        let question = Question { names: &self.names, me: None, with_ends: false };
-        let found = self.tables.read(&question).map_err(Failure::Refused)?;
-        let now = Some(found.versions());
-        let before = std::mem::replace(&mut self.seen, now.clone());
-        Ok(before.is_some() && before != now)
+        let asked = self.tables.database.grammar().versions(&self.names);
+        let mut answers = self.tables.ask_tables(&[asked])?;
+        let now = answers.pop().unwrap_or_default().rows;
+        Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
     }
 }
 
@@ -567,6 +587,9 @@ impl Subscription for Hearing {
                 Ok(false) => {}
                 Err(failure) => {
                     self.tables.line.take();
+                    if until.passed() {
+                        return Ok(false);
+                    }
                     self.backoff_until = Moment::now().after(BACKOFF);
                     return Err(failure.into());
                 }

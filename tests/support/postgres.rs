@@ -4,7 +4,7 @@
 use super::masters::steered_clock;
 use super::redis::next_port;
 use super::wait::{wait_for, wait_until};
-use super::world::suite_home;
+use super::world::{Database, suite_home};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,11 +22,6 @@ pub struct Postgres {
     /// How far its clock is ahead, in microseconds.
     offset: i64,
     child: Option<Child>,
-}
-
-/// A database on a server, gone when it is dropped.
-pub struct Database {
-    name: String,
 }
 
 impl Postgres {
@@ -167,7 +162,10 @@ impl Postgres {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("w{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         self.ask("postgres", &format!("CREATE DATABASE {name}"));
-        Database { name }
+        let remove = |name: &str| {
+            Self::shared().try_ask("postgres", &format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).ok();
+        };
+        Database { name, remove }
     }
 
     /// Sends it a signal: TERM waits for clients, INT and QUIT do not, KILL leaves everything as it is.
@@ -180,20 +178,6 @@ impl Postgres {
     pub fn stop(&mut self, signal: Signal) {
         self.signal(signal);
         self.child.take().expect("it runs").wait().expect("it ends");
-    }
-}
-
-impl Database {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl Drop for Database {
-    fn drop(&mut self) {
-        let drop = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        Postgres::shared().try_ask("postgres", &drop).ok();
     }
 }
 

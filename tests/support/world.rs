@@ -3,8 +3,10 @@
 
 use super::certificates::Authority;
 use super::dlock::Dlock;
+#[cfg(feature = "mysql")]
+use super::mysql::Mysql;
 #[cfg(feature = "postgres")]
-use super::postgres::{Database, Postgres};
+use super::postgres::Postgres;
 use super::proc;
 use super::redis::Redis;
 use super::wait::{wait_for, wait_until};
@@ -25,8 +27,24 @@ use tempfile::TempDir;
 pub enum Backend {
     Redis,
     File,
+    #[cfg(feature = "mysql")]
+    Mysql,
     #[cfg(feature = "postgres")]
     Postgres,
+}
+
+/// A database on a server that all share, gone when it is dropped.
+#[cfg(feature = "sql")]
+pub struct Database {
+    pub name: String,
+    pub remove: fn(&str),
+}
+
+#[cfg(feature = "sql")]
+impl Drop for Database {
+    fn drop(&mut self) {
+        (self.remove)(&self.name);
+    }
 }
 
 /// Runs each scenario, a `fn(Backend)`, on every store.
@@ -37,6 +55,10 @@ macro_rules! on_every_store {
         }
         mod on_file {
             $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
+        }
+        #[cfg(feature = "mysql")]
+        mod on_mysql {
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Mysql); })+
         }
         #[cfg(feature = "postgres")]
         mod on_postgres {
@@ -50,7 +72,7 @@ pub(crate) use on_every_store;
 pub struct World {
     // Before the directory: fields are dropped in order, and the server lives in the directory.
     redis: Option<Redis>,
-    #[cfg(feature = "postgres")]
+    #[cfg(feature = "sql")]
     database: Option<Database>,
     elsewhere: Option<String>,
     home: TempDir,
@@ -62,6 +84,8 @@ impl World {
         match backend {
             Backend::Redis => Self::with_redis(&[]),
             Backend::File => Self::without_redis(),
+            #[cfg(feature = "mysql")]
+            Backend::Mysql => Self::with_mysql(),
             #[cfg(feature = "postgres")]
             Backend::Postgres => Self::with_postgres(),
         }
@@ -99,22 +123,35 @@ impl World {
     #[cfg(feature = "postgres")]
     pub fn with_postgres() -> Self {
         let database = Postgres::shared().database();
-        let url = Postgres::shared().url(database.name());
+        let url = Postgres::shared().url(&database.name);
+        Self::with_database(database, url)
+    }
+
+    /// The same on MySQL.
+    #[cfg(feature = "mysql")]
+    pub fn with_mysql() -> Self {
+        let database = Mysql::shared().database();
+        let url = Mysql::shared().url(&database.name);
+        Self::with_database(database, url)
+    }
+
+    #[cfg(feature = "sql")]
+    fn with_database(database: Database, url: String) -> Self {
         let mut world = Self::at(new_home());
         (world.database, world.elsewhere) = (Some(database), Some(url));
         world
     }
 
-    /// The database, and the server that it is on.
-    #[cfg(feature = "postgres")]
+    /// The name of the database.
+    #[cfg(feature = "sql")]
     pub fn database(&self) -> &str {
-        self.database.as_ref().expect("this scenario is PostgreSQL's").name()
+        &self.database.as_ref().expect("this scenario is a database's").name
     }
 
     fn at(home: TempDir) -> Self {
         Self {
             redis: None,
-            #[cfg(feature = "postgres")]
+            #[cfg(feature = "sql")]
             database: None,
             elsewhere: None,
             home,
@@ -203,7 +240,7 @@ impl World {
     /// dlock with arguments, on this world's store.
     pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
         let dlock = Dlock::new(self, args).env("DLOCK_STORE", self.url());
-        #[cfg(feature = "postgres")]
+        #[cfg(feature = "sql")]
         if self.database.is_some() {
             // The server is shared with other scenarios, which may have it serve hundreds at once.
             return dlock.env("DLOCK_OP_TIMEOUT", "5s");

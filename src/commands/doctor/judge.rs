@@ -379,9 +379,10 @@ fn of_database(database: &Database, settings: &Settings) -> Vec<Finding> {
         Bell::Heard => ok("wake-up", "a waiter is woken when it is its turn"),
         Bell::Unheard => warn(
             "wake-up",
-            "a waiter is not woken, but has to look: a pooler stands in between, or the database has nothing to wake it with",
+            "a waiter is not woken, but has to look: a pooler stands in between",
             "connect to the server itself where locks are waited for much",
         ),
+        Bell::Missing => ok("wake-up", "a waiter looks for itself, the first one every 25ms"),
     });
     findings
 }

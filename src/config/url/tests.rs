@@ -36,8 +36,9 @@ fn places() -> Result<(), String> {
 
 #[test]
 fn databases() -> Result<(), String> {
-    let database =
-        |at, name: &str, tls| Location::Database { dialect: Dialect::Postgres, at, name: name.into(), tls };
+    let of = |dialect, at, name: &str, tls| Location::Database { dialect, at, name: name.into(), tls };
+    let database = |at, name: &str, tls| of(Dialect::Postgres, at, name, tls);
+    let mysql = |at, name: &str, tls| of(Dialect::Mysql, at, name, tls);
     let over_tcp = |host: &str, port| DatabaseAt::Tcp(at(host, port));
     let ca = Tls { ca: Some("/f".into()), ..Tls::default() };
     let any_host = Some(Tls { any_host: true, ..ca.clone() });
@@ -71,6 +72,13 @@ fn databases() -> Result<(), String> {
             "postgres+unix://u@/run/s?db=d",
             database(DatabaseAt::Unix("/run/s".into()), "d", None),
             "postgres+unix:///run/s?db=d",
+        ),
+        ("mysql://u@h/d", mysql(over_tcp("h", 3306), "d", Some(Tls::default())), "mysql://h:3306/d"),
+        ("mariadb://u@[::1]/d", mysql(over_tcp("::1", 3306), "d", None), "mysql://[::1]:3306/d"),
+        (
+            "mysql+unix://u@/run/s?db=d",
+            mysql(DatabaseAt::Unix("/run/s".into()), "d", None),
+            "mysql+unix:///run/s?db=d",
         ),
     ] {
         let url = parse(text)?;

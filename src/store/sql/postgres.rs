@@ -5,12 +5,13 @@
 //! such a statement is that of its arrival, before it looks at any row.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, columns, join};
+use super::statement::{Change, Grammar, Question, join, mode, place};
 use super::{Database, Failure, Link, Target};
 use crate::clock::Moment;
 use crate::law::Time;
 use crate::lock::{Names, Token};
 use crate::store::Error;
+use crate::store::engine::queue::Waiting;
 use crate::store::redis::failure::plain;
 use wire::{Connection, Said};
 
@@ -56,8 +57,8 @@ impl Database for Postgres {
 struct Words;
 
 impl Grammar for Words {
-    fn tables(&self) -> [&'static str; 3] {
-        TABLES
+    fn tables(&self) -> &'static [&'static str] {
+        &TABLES
     }
 
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
@@ -216,6 +217,13 @@ impl Grammar for Words {
     fn to_hex(&self, column: &str) -> String {
         format!("encode({column}, 'hex')")
     }
+}
+
+/// A waiter's columns behind name and token.
+fn columns(waiting: &Waiting) -> String {
+    let Waiting { ticket, since, silent, forget, .. } = waiting;
+    let (mode, place) = (mode(waiting.mode), place(waiting.place));
+    format!("{ticket}, {since}, {silent}, {forget}, {mode}, {place}, 0")
 }
 
 fn channel(token: &Token) -> String {

@@ -26,7 +26,9 @@ impl SqlStore {
         let said = self.adapter.survey()?;
         let tried = self.adapter.tried();
         let (round_trips, clock) = self.adapter.round_trips()?;
-        let bell = if self.adapter.line.borrow().as_ref().is_some_and(|line| line.has_bell) {
+        let bell = if !self.adapter.database.grammar().has_bells() {
+            Bell::Missing
+        } else if self.adapter.line.borrow().as_ref().is_some_and(|line| line.has_bell) {
             Bell::Heard
         } else {
             Bell::Unheard

@@ -164,11 +164,6 @@ impl Found {
         self.locks.contains_key(name)
     }
 
-    /// What changes when anything does.
-    pub fn versions(&self) -> Vec<u64> {
-        self.locks.values().map(|fields| fields.number(0).unwrap_or_default()).collect()
-    }
-
     /// These locks, in order of name. One without a row is as nobody ever used it.
     pub fn locks(self, names: &BTreeSet<String>, shown: &str) -> Result<Vec<LockRow>, Error> {
         let mut locks: BTreeMap<&str, LockRow> = BTreeMap::new();

@@ -32,6 +32,7 @@ pub struct Change {
     /// The ends up to this number are too many.
     pub old_ends: Vec<(String, u64)>,
     /// Whose bells to ring.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL has no bells"))]
     pub woken: Vec<Token>,
 }
 
@@ -50,7 +51,7 @@ pub struct NewBody {
 /// The words of one kind of database. Each answers a whole statement, or several to be sent together.
 pub trait Grammar {
     /// Makes the tables, if they are missing.
-    fn tables(&self) -> [&'static str; 3];
+    fn tables(&self) -> &'static [&'static str];
 
     /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
     /// columns more.
@@ -85,6 +86,12 @@ pub trait Grammar {
             "SELECT 1 FROM dlock_waiters WHERE name IN ({names}) AND token = '{}' AND place = 0",
             token.secret()
         )
+    }
+
+    /// One row for each of these locks, in order of name: what changes when anything does.
+    fn versions(&self, names: &BTreeSet<String>) -> String {
+        let names = self.list(&mut names.iter().map(String::as_str));
+        format!("SELECT version FROM dlock_locks WHERE name IN ({names}) ORDER BY name")
     }
 
     /// The names of all locks of which there is anything to tell.
@@ -189,11 +196,4 @@ impl Change {
             |waiting: &Waiting| waiting.place == Place::Queued && waiting.token().as_ref() == Some(token);
         self.come.iter().any(|(_, waiting, _)| is(waiting))
     }
-}
-
-/// A waiter's columns behind name and token.
-pub fn columns(waiting: &Waiting) -> String {
-    let Waiting { ticket, since, silent, forget, .. } = waiting;
-    let (mode, place) = (mode(waiting.mode), place(waiting.place));
-    format!("{ticket}, {since}, {silent}, {forget}, {mode}, {place}, 0")
 }

@@ -1,0 +1,340 @@
+//! How are MySQL and MariaDB asked, and what do their answers mean? The words, and what each of their errors means to a lock.
+//! The bytes are told in [`wire`].
+//!
+//! *All rows are in one table*, for a statement can write into one only. What is to be written as a whole is one statement, and
+//! so a transaction of its own: the server has all of it before it begins, and ends it whatever happens to it. A transaction of
+//! several statements would stay open where one of them fails, and keep its rows from everybody until its client goes on.
+//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and the statement behind removes
+//! it; if that is not done, nothing is wrong. An end takes the place of the one [`LOG_KEPT`] before it.
+//!
+//! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has. There is no bell: a session has no way to hear of something but
+//! to ask, and what others make of `GET_LOCK` would need somebody to hold it.
+
+use super::row::hex;
+use super::statement::{Change, Grammar, Question, join, mode, place};
+use super::{Database, Failure, Link, Target};
+use crate::clock::Moment;
+use crate::law::{LOG_KEPT, Time};
+use crate::lock::{Names, Token};
+use crate::store::Error;
+use crate::store::engine::queue::Waiting;
+use crate::store::redis::failure::plain;
+use std::collections::BTreeSet;
+use wire::{Connection, Said};
+
+mod wire;
+
+/// `kind` is 0 for a lock, 1 for one who waits for it (`id` is its token), 2 for an end (`id` is its place among the last ones,
+/// `version` its number).
+const TABLES: [&str; 1] = [
+    "CREATE TABLE IF NOT EXISTS dlock_locks (kind TINYINT NOT NULL, name VARBINARY(700) NOT NULL, id VARBINARY(32) NOT NULL, \
+     version BIGINT, used BIGINT, kept TINYINT, ticket BIGINT, since BIGINT, silent BIGINT, forget BIGINT, mode INT, \
+     place TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, PRIMARY KEY (kind, name, id)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+];
+
+/// The time of the server when the statement began, in microseconds since 1970.
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// Where one waits.
+const QUEUED: &str = "kind = 1 AND place = 0";
+/// One who waits no more.
+const GONE: u8 = 2;
+/// How many locks that nobody uses are removed at once.
+const TIDIED: usize = 100;
+
+/// A server.
+pub struct Mysql {
+    target: Target,
+}
+
+impl Mysql {
+    pub fn new(target: Target) -> Self {
+        Self { target }
+    }
+}
+
+impl Database for Mysql {
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(&self.target, settings(&self.target), by)?))
+    }
+
+    fn grammar(&self) -> &dyn Grammar {
+        &Words
+    }
+}
+
+/// What may be set up oddly and would change what statements mean. Nobody waits longer for somebody else's transaction than a
+/// client waits for an answer, which says then what was the matter.
+fn settings(target: &Target) -> String {
+    let patience = target.op_timeout.as_secs().saturating_sub(1).max(1);
+    format!(
+        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', \
+         time_zone = '+00:00', sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = DEFAULT, \
+         innodb_lock_wait_timeout = {patience}; "
+    )
+}
+
+struct Words;
+
+/// A row as [`Words::write`] takes it.
+struct Row<'r> {
+    kind: u8,
+    name: &'r str,
+    id: &'r [u8],
+    /// Version, used and kept; ticket, since, silent, forget, mode and place.
+    numbers: [Option<i64>; 9],
+    body: Option<&'r [u8]>,
+}
+
+impl Row<'_> {
+    fn text(&self) -> String {
+        let numbers =
+            join(self.numbers.iter().map(|one| one.map_or_else(|| "NULL".into(), |one| one.to_string())));
+        let body = self.body.map_or_else(|| "NULL".into(), |body| Words.bytes(body));
+        let (name, id) = (Words.bytes(self.name.as_bytes()), Words.bytes(self.id));
+        format!("SELECT {} AS kind, {name} AS name, {id} AS id, {numbers}, {body} AS body", self.kind)
+    }
+}
+
+fn number(number: u64) -> Option<i64> {
+    i64::try_from(number).ok()
+}
+
+impl Grammar for Words {
+    fn tables(&self) -> &'static [&'static str] {
+        &TABLES
+    }
+
+    /// Notes are told of the first ones, of the last one, of who asks and of the one before that. They are not there while the
+    /// rows are put in order, for what a server sorts with them in it, it writes to a disk.
+    fn read(&self, question: &Question<'_>) -> String {
+        let names = self.list(&mut question.names.iter().map(String::as_str));
+        let me = question.me.map_or(String::new(), |me| {
+            let me = self.bytes(me.secret().as_bytes());
+            format!(" OR id = {me} OR LEAD(id) OVER forth = {me}")
+        });
+        let null = |count| ", NULL".repeat(count);
+        let mut text = format!(
+            "SELECT 't', NULL, {NOW}, CONNECTION_ID(){} \
+             UNION ALL SELECT 'r', HEX(name), version, used, HEX(body){} FROM dlock_locks \
+             WHERE kind = 0 AND name IN ({names}) \
+             UNION ALL SELECT 'w', HEX(w.name), w.id, w.ticket, w.since, w.silent, w.forget, w.mode, w.place, w.said, \
+             HEX(n.body) FROM (SELECT name, id, ticket, since, silent, forget, mode, place, said, \
+             CASE WHEN ROW_NUMBER() OVER forth <= 4 OR ROW_NUMBER() OVER back = 1{me} THEN id END AS noted \
+             FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
+             WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, id), \
+             back AS (PARTITION BY name, place ORDER BY ticket DESC, id DESC)) AS w \
+             LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.noted",
+            null(7),
+            null(6)
+        );
+        if question.with_ends {
+            text += &format!(
+                " UNION ALL SELECT 'e', HEX(name), version, HEX(body){} FROM dlock_locks WHERE kind = 2 AND name IN ({names})",
+                null(7)
+            );
+        }
+        text
+    }
+
+    fn begin(&self, names: &[&String], now: Time) -> String {
+        let rows = join(names.iter().map(|name| {
+            format!("(0, {}, x'', {}, {}, 0, x'')", self.bytes(name.as_bytes()), now.0, now.millis())
+        }));
+        format!(
+            "INSERT INTO dlock_locks (kind, name, id, version, used, kept, body) VALUES {rows} \
+             ON DUPLICATE KEY UPDATE kind = dlock_locks.kind"
+        )
+    }
+
+    /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that
+    /// was read, it writes all rows, and else none.
+    fn write(&self, change: &Change) -> String {
+        let read = change.read.iter().map(|(name, version)| {
+            format!(
+                "kind = 0 AND name = {} AND id = x'' AND version = {version}",
+                self.bytes(name.as_bytes())
+            )
+        });
+        let read = read.collect::<Vec<_>>().join(" OR ");
+        let bodies = change.bodies.iter().map(|body| {
+            let [version, used] = [body.version + 1, body.used].map(number);
+            let kept = Some(i64::from(body.is_kept));
+            let numbers = [version, used, kept, None, None, None, None, None, None];
+            Row { kind: 0, name: &body.name, id: b"", numbers, body: Some(&body.body) }.text()
+        });
+        let come = change.come.iter().filter_map(|(name, waiting, note)| {
+            let Waiting { ticket, since, silent, forget, .. } = *waiting;
+            let [ticket, since, silent, forget] = [ticket, since, silent, forget].map(number);
+            let (mode, place) = (Some(mode(waiting.mode)), Some(i64::from(place(waiting.place))));
+            let numbers = [None, None, None, ticket, since, silent, forget, mode, place];
+            let id = waiting.token()?;
+            let id = id.secret().as_bytes();
+            Some(Row { kind: 1, name, id, numbers, body: note.as_deref() }.text())
+        });
+        let gone = change.gone.iter().map(|(name, token)| {
+            let numbers = [None, None, None, None, None, None, None, None, Some(i64::from(GONE))];
+            Row { kind: 1, name, id: token.secret().as_bytes(), numbers, body: Some(b"") }.text()
+        });
+        let ends = change.ends.iter().map(|(name, at, end)| {
+            let numbers = [number(*at), None, None, None, None, None, None, None, None];
+            let id = (at % LOG_KEPT as u64).to_string();
+            Row { kind: 2, name, id: id.as_bytes(), numbers, body: Some(end) }.text()
+        });
+        let rows = bodies.chain(come).chain(gone).chain(ends).collect::<Vec<_>>().join(" UNION ALL ");
+        let columns = "kind, name, id, version, used, kept, ticket, since, silent, forget, mode, place, body";
+        let change_to = join(
+            ["version", "used", "kept", "ticket", "since", "silent", "forget", "mode", "place"]
+                .iter()
+                .map(|column| format!("{column} = v.{column}")),
+        );
+        let mut text = format!(
+            "INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
+             (SELECT COUNT(*) AS n FROM dlock_locks FORCE INDEX (PRIMARY) WHERE {read} FOR UPDATE) AS c \
+             WHERE c.n = {} ON DUPLICATE KEY UPDATE {change_to}, body = COALESCE(v.body, dlock_locks.body); \
+             SELECT ROW_COUNT() > 0",
+            change.read.len()
+        );
+        if !change.gone.is_empty() {
+            let gone = change.gone.iter().map(|(name, token)| {
+                let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
+                format!("kind = 1 AND name = {name} AND id = {id} AND place = {GONE}")
+            });
+            text += "; DELETE FROM dlock_locks WHERE ";
+            text += &gone.collect::<Vec<_>>().join(" OR ");
+        }
+        text
+    }
+
+    fn note(&self, name: &str, token: &Token) -> String {
+        format!(
+            "SELECT HEX(body) FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name = {} AND id = {}",
+            self.bytes(name.as_bytes()),
+            self.bytes(token.secret().as_bytes())
+        )
+    }
+
+    fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
+        format!(
+            "UPDATE dlock_locks SET said = {NOW} DIV 1000 + {millis} WHERE {QUEUED} AND name IN ({}) AND id = {}",
+            self.list(&mut names.iter().map(|name| name.as_str())),
+            self.bytes(token.secret().as_bytes())
+        )
+    }
+
+    fn waits(&self, names: &Names, token: &Token) -> String {
+        format!(
+            "SELECT 1 FROM dlock_locks WHERE {QUEUED} AND name IN ({}) AND id = {}",
+            self.list(&mut names.iter().map(|name| name.as_str())),
+            self.bytes(token.secret().as_bytes())
+        )
+    }
+
+    fn versions(&self, names: &BTreeSet<String>) -> String {
+        let names = self.list(&mut names.iter().map(String::as_str));
+        format!("SELECT version FROM dlock_locks WHERE kind = 0 AND name IN ({names}) ORDER BY name")
+    }
+
+    fn names(&self) -> String {
+        "SELECT HEX(name) FROM dlock_locks WHERE kind = 0 AND kept = 1".into()
+    }
+
+    fn time(&self) -> String {
+        format!("SELECT {NOW}")
+    }
+
+    fn survey(&self) -> String {
+        "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), @@read_only, CONCAT_WS(' and ', \
+         IF(@@innodb_flush_log_at_trx_commit <> 1, CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit), \
+         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL))"
+            .into()
+    }
+
+    fn remove(&self, name: &str) -> Vec<String> {
+        vec![format!(
+            "DELETE FROM dlock_locks WHERE kind IN (0, 1, 2) AND name = {}",
+            self.bytes(name.as_bytes())
+        )]
+    }
+
+    /// What looks for old rows is not to keep anybody from the others.
+    fn tidy(&self) -> Vec<String> {
+        let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
+        vec![format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l, o FROM \
+             (SELECT name FROM dlock_locks WHERE kind = 0 AND {old} LIMIT {TIDIED}) AS v \
+             JOIN dlock_locks AS l ON l.kind = 0 AND l.name = v.name AND l.{old} \
+             LEFT JOIN dlock_locks AS o ON o.kind IN (1, 2) AND o.name = l.name"
+        )]
+    }
+
+    fn has_bells(&self) -> bool {
+        false
+    }
+
+    fn bell(&self, _: &Token) -> Option<String> {
+        None
+    }
+
+    fn bytes(&self, bytes: &[u8]) -> String {
+        format!("x'{}'", hex(bytes))
+    }
+
+    fn to_hex(&self, column: &str) -> String {
+        format!("HEX({column})")
+    }
+}
+
+/// What an error means.
+fn meaning(store: &str, said: &Said) -> Failure {
+    let text = plain(&said.text);
+    let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
+    let denied = |what: String| Failure::Refused(Error::Denied(what));
+    let unfit = |what: String| Failure::Refused(Error::Unfit(what));
+    match said.code {
+        // Somebody else changes or makes the same row or table, or they wait for each other.
+        1020 | 1050 | 1062 | 1213 | 1412 => Failure::Conflict,
+        // Who has no right to a table hears this also where there is none.
+        1146 | 1142 => Failure::NoTables(Error::Denied(format!(
+            "{store} has no table for locks, or denies this user a right that dlock needs: {text}"
+        ))),
+        1054 | 1136 | 1364 | 1406 => {
+            unfit(format!("{store} has a table with the name of dlock's, and it is not dlock's: {text}"))
+        }
+        1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
+        1049 => unfit(format!("{store}: there is no such database: {text}")),
+        1045 | 1698 if !said.is_password_given => denied(format!(
+            "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
+        )),
+        1045 | 1698 => denied(format!("{store} refused the user name or the password")),
+        1129 | 1130 | 1820 | 1862 | 3118 | 4151 => {
+            denied(format!("{store} does not let this user in from here: {text}"))
+        }
+        1044 => denied(format!(
+            "{store} does not let this user into the database: {text}; have an administrator run {} there and give it \
+             the rights that docs/stores.md names",
+            TABLES[0]
+        )),
+        1143 | 1227 | 1370 => denied(format!("{store} denies this user a right that dlock needs: {text}")),
+        1290 | 1792 | 1836 | 1874 => {
+            unavailable(format!("{store} is read-only, as a replica is; name the primary"))
+        }
+        1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
+        1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),
+        1205 => unavailable(format!("{store}: somebody else keeps the rows locked: {text}")),
+        1317 | 1969 | 3024 => unavailable(format!("{store} broke off a statement: {text}")),
+        // The administrator ends it, or the server stops: another connection may be had at once.
+        1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {
+            Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
+        }
+        // InnoDB, a cluster that is not ready, a packet that is too large for it.
+        1015 | 1016 | 1030 | 1041 | 1047 | 1153 | 1180 | 1181 | 1206 | 1296 | 1297 => {
+            unavailable(format!("{store} cannot serve: {text}"))
+        }
+        code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),
+    }
+}

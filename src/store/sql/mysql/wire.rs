@@ -1,0 +1,455 @@
+//! How does one speak to a MySQL or MariaDB server in bounded time? One connection: dialled, authenticated and used under
+//! deadlines that cover a whole exchange. The packets that this needs are few. Each text goes out in one packet, so the server
+//! has all of it before it does any of it.
+//!
+//! A password goes through TLS or a socket only, where one of its proofs is not enough. No file of this machine is read for a
+//! server, whatever it asks for.
+//!
+//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+
+use super::super::{Answer, Failure, Link, Target};
+use super::meaning;
+use crate::clock::Moment;
+use crate::store::Error;
+use crate::store::redis::Address;
+use crate::store::redis::connection::dial;
+use crate::store::redis::connection::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::redis::failure::{is_end, unreachable};
+use crate::store::redis::tls::Session;
+use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
+use std::io::{self, ErrorKind, Read, Write};
+
+/// No answer is longer than that of some hundred thousand waiters.
+const ANSWER_MOST: usize = 256 << 20;
+const READ_SIZE: usize = 16 * 1024;
+/// A packet of that length goes on in the next one.
+const PACKET_MOST: usize = 0xff_ffff;
+/// How often a server may ask for another proof.
+const PROOFS_MOST: usize = 8;
+/// utf8mb4, in which every statement is.
+const CHARSET: u8 = 45;
+const ERROR: u8 = 0xff;
+
+/// What both sides can do (the names are those of the protocol).
+mod can {
+    pub const CONNECT_WITH_DB: u32 = 1 << 3;
+    pub const PROTOCOL_41: u32 = 1 << 9;
+    pub const SSL: u32 = 1 << 11;
+    pub const SECURE_CONNECTION: u32 = 1 << 15;
+    pub const MULTI_STATEMENTS: u32 = 1 << 16;
+    pub const MULTI_RESULTS: u32 = 1 << 17;
+    pub const PLUGIN_AUTH: u32 = 1 << 19;
+    /// A row that was found counts as changed.
+    pub const FOUND_ROWS: u32 = 1 << 1;
+    pub const ALL: u32 = CONNECT_WITH_DB
+        | PROTOCOL_41
+        | SECURE_CONNECTION
+        | MULTI_STATEMENTS
+        | MULTI_RESULTS
+        | PLUGIN_AUTH
+        | FOUND_ROWS
+        | 1
+        | 1 << 2
+        | 1 << 13;
+}
+
+/// What a server says of an error.
+#[derive(Debug, Default)]
+pub struct Said {
+    pub code: u16,
+    pub text: String,
+    /// Whether this client had a password to show.
+    pub is_password_given: bool,
+}
+
+/// One connection.
+pub struct Connection {
+    store: String,
+    stream: Stream,
+    tls: Option<Session>,
+    inbox: Vec<u8>,
+    taken: usize,
+    /// The number of the next packet of an exchange.
+    sequence: u8,
+    has_password: bool,
+    /// What goes before the first statement.
+    settings: String,
+}
+
+/// What a server says before anything is asked.
+struct Greeting {
+    can: u32,
+    nonce: Vec<u8>,
+    plugin: String,
+}
+
+impl Connection {
+    /// Connects and logs in by `by`. `settings` are statements, each with its end.
+    pub fn begin(target: &Target, settings: String, by: Moment) -> Result<Self, Error> {
+        let store = target.shown.clone();
+        let stream = dial::open(&store, &target.address, by)?;
+        let (has_password, inbox) = (target.password.is_some(), Vec::new());
+        let mut connection =
+            Self { store, stream, tls: None, inbox, taken: 0, sequence: 0, has_password, settings };
+        connection.log_in(target, by).map_err(Error::from)?;
+        Ok(connection)
+    }
+
+    fn log_in(&mut self, target: &Target, by: Moment) -> Result<(), Failure> {
+        let packet = self.packet(by)?;
+        let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
+        let mut can = can::ALL;
+        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
+            // What stands behind the greeting was not said by whom the certificate is of.
+            if greeting.can & can::SSL == 0 || self.taken < self.inbox.len() {
+                return Err(Failure::Refused(Error::Misnamed(format!(
+                    "cannot reach {}: the server has no TLS; without TLS the URL has ?sslmode=disable",
+                    self.store
+                ))));
+            }
+            can |= can::SSL;
+            self.send(&hello(can), by)?;
+            let mut raw = Bounded { stream: &mut self.stream, by };
+            self.tls = Some(Session::begin(&self.store, tls, host, &mut raw).map_err(Failure::Refused)?);
+        }
+        let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
+        let mut plugin = if known { greeting.plugin } else { "mysql_native_password".into() };
+        let proof = self.prove(&plugin, &greeting.nonce, target)?;
+        let mut answer = hello(can);
+        answer.extend(
+            [target.user.as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
+        );
+        answer.extend([target.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
+        self.send(&answer, by)?;
+        for _ in 0..PROOFS_MOST {
+            let packet = self.packet(by)?;
+            match packet.split_first() {
+                Some((0, _)) => return Ok(()),
+                Some((0xfe, rest)) => {
+                    let mut parts = rest.splitn(2, |byte| *byte == 0);
+                    plugin = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
+                    let nonce = parts.next().unwrap_or_default();
+                    let proof = self.prove(&plugin, nonce.strip_suffix(b"\0").unwrap_or(nonce), target)?;
+                    self.send(&proof, by)?;
+                }
+                // It remembers the password.
+                Some((1, [3])) => {}
+                Some((1, [4])) if plugin == "caching_sha2_password" => {
+                    let clear = self.in_clear(target)?;
+                    self.send(&clear, by)?;
+                }
+                _ => return Err(self.not_mysql()),
+            }
+        }
+        Err(self.not_mysql())
+    }
+
+    /// What shows that one knows the password.
+    fn prove(&self, plugin: &str, nonce: &[u8], target: &Target) -> Result<Vec<u8>, Failure> {
+        let password = target.password.as_deref().unwrap_or_default().as_bytes();
+        match plugin {
+            "mysql_native_password" | "caching_sha2_password" => Ok(scramble(plugin, password, nonce)),
+            "mysql_clear_password" | "sha256_password" => self.in_clear(target),
+            // The kernel tells the server who is there.
+            "auth_socket" | "unix_socket" => Ok(Vec::new()),
+            _ => Err(self.denied(
+                "asks for a proof that dlock cannot give (it knows mysql_native_password, caching_sha2_password, \
+                 mysql_clear_password and the user of a socket)",
+            )),
+        }
+    }
+
+    /// The password itself.
+    fn in_clear(&self, target: &Target) -> Result<Vec<u8>, Failure> {
+        if self.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
+            return Err(self
+                .denied("wants the password itself, and the connection has no TLS (?sslmode=verify-full)"));
+        }
+        Ok([target.password.as_deref().unwrap_or_default().as_bytes(), b"\0"].concat())
+    }
+
+    fn denied(&self, why: &str) -> Failure {
+        Failure::Refused(Error::Denied(format!("{} {why}", self.store)))
+    }
+
+    fn send(&mut self, body: &[u8], by: Moment) -> Result<(), Failure> {
+        let mut bytes = Vec::with_capacity(body.len() + 4);
+        let mut parts = body.chunks(PACKET_MOST);
+        loop {
+            let part = parts.next().unwrap_or_default();
+            bytes.extend_from_slice(&u32::try_from(part.len()).unwrap_or(0).to_le_bytes()[..3]);
+            bytes.push(self.sequence);
+            bytes.extend_from_slice(part);
+            self.sequence = self.sequence.wrapping_add(1);
+            if part.len() < PACKET_MOST {
+                break;
+            }
+        }
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        match channel.write_all(&bytes).and_then(|()| channel.flush()) {
+            Ok(()) => Ok(()),
+            // What the server said before it hung up is worth more.
+            Err(error) => match self.packet(by) {
+                Err(failure @ Failure::Refused(_)) => Err(failure),
+                _ => Err(self.failure(&error)),
+            },
+        }
+    }
+
+    /// Waits for the next packet. An error of the server's is one here as well.
+    fn packet(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+        let mut packet = Vec::new();
+        loop {
+            while self.inbox.len() - self.taken < 4 {
+                self.fill(by)?;
+            }
+            let head = &self.inbox[self.taken..];
+            let length = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
+            self.sequence = head[3].wrapping_add(1);
+            if packet.len() + length > ANSWER_MOST {
+                return Err(self.not_mysql());
+            }
+            while self.inbox.len() - self.taken < 4 + length {
+                self.fill(by)?;
+            }
+            let begin = self.taken + 4;
+            packet.extend_from_slice(&self.inbox[begin..begin + length]);
+            self.taken = begin + length;
+            if length < PACKET_MOST {
+                break;
+            }
+        }
+        match packet.split_first() {
+            Some((&ERROR, body)) => Err(self.error(body)),
+            _ => Ok(packet),
+        }
+    }
+
+    fn fill(&mut self, by: Moment) -> Result<(), Failure> {
+        self.inbox.drain(..self.taken);
+        self.taken = 0;
+        let length = self.inbox.len();
+        self.inbox.resize(length + READ_SIZE, 0);
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let read = channel.read(&mut self.inbox[length..]);
+        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(self.failure(&ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    fn failure(&self, error: &io::Error) -> Failure {
+        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
+        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
+        if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+    }
+
+    fn not_mysql(&self) -> Failure {
+        let what = "what answers there does not speak the protocol of MySQL";
+        Failure::Silent(Error::Garbled(format!("{}: {what}", self.store)))
+    }
+
+    fn error(&self, body: &[u8]) -> Failure {
+        let Some((code, text)) = body.split_first_chunk() else { return self.not_mysql() };
+        // The SQLSTATE tells less than the code.
+        let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
+        let (code, text) = (u16::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned());
+        meaning(&self.store, &Said { code, text, is_password_given: self.has_password })
+    }
+
+    /// Waits for what the statements of one text did. Of those that change rows the last one counts.
+    fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
+        let mut answer = Answer::default();
+        loop {
+            let packet = self.packet(by)?;
+            let status = match packet.split_first() {
+                Some((0, rest)) => {
+                    let (changed, rest) = length_encoded(rest).ok_or_else(|| self.not_mysql())?;
+                    let (_, rest) = length_encoded(rest).ok_or_else(|| self.not_mysql())?;
+                    answer.changed = changed;
+                    rest.first_chunk().copied()
+                }
+                // A file of this machine's is what it wants with 0xfb.
+                Some((1..=0xfa, _)) => Some(self.rows(&packet, &mut answer, by)?),
+                _ => None,
+            };
+            let status = status.ok_or_else(|| self.not_mysql())?;
+            let has_more = u16::from_le_bytes(status) & 8 != 0;
+            if !has_more {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// The rows behind the packet that tells how many columns they have, and the status at their end.
+    fn rows(&mut self, first: &[u8], answer: &mut Answer, by: Moment) -> Result<[u8; 2], Failure> {
+        let is_end = |packet: &[u8]| packet.first() == Some(&0xfe) && packet.len() < 9;
+        let columns = length_encoded(first).map_or(0, |(count, _)| count);
+        while !is_end(&self.packet(by)?) {}
+        loop {
+            let packet = self.packet(by)?;
+            if is_end(&packet) {
+                return packet.last_chunk().copied().ok_or_else(|| self.not_mysql());
+            }
+            let row = row(&packet, columns).ok_or_else(|| self.not_mysql())?;
+            answer.rows.push(row);
+        }
+    }
+}
+
+impl Link for Connection {
+    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
+        let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
+        for statement in statements {
+            self.sequence = 0;
+            self.send(&[b"\x03", self.settings.as_bytes(), statement.as_bytes()].concat(), by)?;
+            match self.answer(by) {
+                Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => return Err(failure),
+                Err(failure) => {
+                    answers.push(Answer::default());
+                    failed = failed.or(Some(failure));
+                }
+                Ok(answer) => {
+                    self.settings.clear();
+                    answers.push(answer);
+                }
+            }
+        }
+        failed.map_or(Ok(answers), Err)
+    }
+
+    /// Nothing comes unasked but the end.
+    fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
+        loop {
+            let is_readable = any_readable(&[&self.stream], until).map_err(|error| self.failure(&error))?;
+            if !is_readable {
+                return Ok(false);
+            }
+            let is_end = match &mut self.tls {
+                Some(session) => session.take_in(&mut self.stream).unwrap_or(true),
+                None => true,
+            };
+            if is_end {
+                return Err(self.failure(&ErrorKind::ConnectionAborted.into()));
+            }
+        }
+    }
+
+    fn has_bell(&self, _: u64) -> bool {
+        false
+    }
+}
+
+impl Greeting {
+    fn parse(packet: &[u8]) -> Option<Self> {
+        let rest = packet.strip_prefix(&[10])?;
+        let end = rest.iter().position(|byte| *byte == 0)?;
+        // Behind the version and the number of the connection.
+        let rest = rest.get(end + 5..)?;
+        let (nonce, rest) = rest.split_at_checked(8)?;
+        let (low, rest) = rest.get(1..)?.split_first_chunk()?;
+        let (high, rest) = rest.get(3..)?.split_first_chunk()?;
+        let can = u32::from(u16::from_le_bytes(*low)) | u32::from(u16::from_le_bytes(*high)) << 16;
+        let length = usize::from(*rest.first()?);
+        let (more, plugin) = rest.get(11..)?.split_at_checked(length.saturating_sub(8).max(13))?;
+        let nonce = [nonce, more.strip_suffix(b"\0").unwrap_or(more)].concat();
+        let plugin = String::from_utf8_lossy(plugin.split(|byte| *byte == 0).next()?).into_owned();
+        (can & can::PROTOCOL_41 != 0 && can & can::PLUGIN_AUTH != 0).then_some(Self { can, nonce, plugin })
+    }
+}
+
+/// How each answer to a greeting begins: what this side can do, the longest packet, the character set.
+fn hello(can: u32) -> Vec<u8> {
+    [&can.to_le_bytes()[..], &(1u32 << 30).to_le_bytes(), &[CHARSET], &[0; 23]].concat()
+}
+
+/// What shows whoever knows the hash of a password's hash that one knows the password, without telling it.
+fn scramble(plugin: &str, password: &[u8], nonce: &[u8]) -> Vec<u8> {
+    let is_old = plugin == "mysql_native_password";
+    let algorithm = if is_old { &SHA1_FOR_LEGACY_USE_ONLY } else { &SHA256 };
+    if password.is_empty() {
+        return Vec::new();
+    }
+    let once = digest(algorithm, &[password]);
+    let twice = digest(algorithm, &[&once]);
+    let parts: [&[u8]; 2] = if is_old { [nonce, &twice] } else { [&twice, nonce] };
+    xor(&once, &digest(algorithm, &parts))
+}
+
+fn digest(algorithm: &'static Algorithm, parts: &[&[u8]]) -> Vec<u8> {
+    let mut context = Context::new(algorithm);
+    parts.iter().for_each(|part| context.update(part));
+    context.finish().as_ref().to_vec()
+}
+
+fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
+    left.iter().zip(right).map(|(left, right)| left ^ right).collect()
+}
+
+/// A number, and what stands behind it.
+fn length_encoded(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (&first, rest) = bytes.split_first()?;
+    let length = match first {
+        0..=0xfa => return Some((first.into(), rest)),
+        0xfc => 2,
+        0xfd => 3,
+        0xfe => 8,
+        _ => return None,
+    };
+    let (digits, rest) = rest.split_at_checked(length)?;
+    Some((digits.iter().rev().fold(0, |number, digit| number << 8 | u64::from(*digit)), rest))
+}
+
+/// The columns of a row, as text.
+fn row(packet: &[u8], columns: u64) -> Option<Vec<Option<Vec<u8>>>> {
+    let (mut row, mut rest) = (Vec::new(), packet);
+    for _ in 0..columns {
+        if let Some(behind) = rest.strip_prefix(&[0xfb]) {
+            row.push(None);
+            rest = behind;
+            continue;
+        }
+        let (length, behind) = length_encoded(rest)?;
+        let (column, behind) = behind.split_at_checked(usize::try_from(length).ok()?)?;
+        row.push(Some(column.to_vec()));
+        rest = behind;
+    }
+    rest.is_empty().then_some(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sql::row::hex;
+
+    /// Worked out with another program.
+    #[test]
+    fn passwords_are_scrambled_as_the_protocol_says() {
+        let nonce: Vec<u8> = (1..=20).collect();
+        let scrambled = |plugin, password: &[u8]| hex(&scramble(plugin, password, &nonce));
+        assert_eq!(scrambled("mysql_native_password", b"sesame"), "bd1311674b08176dc159a8f9dc74318018dc1938");
+        let sha2 = "9f99182bab313a08ab7b4b184b5432ddba7fbe1215a8207c04e7ab746662f6d7";
+        assert_eq!(scrambled("caching_sha2_password", b"sesame"), sha2);
+        assert_eq!(scrambled("caching_sha2_password", b""), "");
+    }
+
+    /// A server may say anything.
+    #[test]
+    fn nothing_that_a_server_says_panics() {
+        let greeting =
+            [&[10][..], b"8.0.0\0", &[0; 4], &[1; 8], &[0], &[0xff; 2], &[45], &[0; 2], &[0xff; 2], &[21]];
+        let greeting =
+            [&greeting.concat()[..], &[0; 10], &[2; 12], &[0], b"caching_sha2_password\0"].concat();
+        let parsed = Greeting::parse(&greeting).map(|greeting| (greeting.nonce.len(), greeting.plugin));
+        assert_eq!(parsed, Some((20, "caching_sha2_password".to_owned())));
+        for end in 0..greeting.len() {
+            drop(Greeting::parse(&greeting[..end]));
+            drop(row(&greeting[end..], 3));
+        }
+        assert_eq!(length_encoded(&[0xfc, 1, 2, 9]), Some((0x201, &[9][..])));
+        assert_eq!(row(&[1, b'a', 0xfb], 2), Some(vec![Some(b"a".to_vec()), None]));
+        assert_eq!(row(&[0xfe, 255, 255, 255, 255, 255, 255, 255, 255], 1), None);
+    }
+}

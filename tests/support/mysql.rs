@@ -1,0 +1,202 @@
+//! A real MariaDB server. One is shared by the scenarios, each of which has a database of its own there; a scenario that kills
+//! or sets up its server has one for itself. `app` is an ordinary user without a password; `root` administers, by the socket.
+
+use super::masters::steered_clock;
+use super::redis::next_port;
+use super::wait::{wait_for, wait_until};
+use super::world::{Database, suite_home};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+
+const USERS: &str = "DROP USER IF EXISTS ''@localhost; CREATE USER IF NOT EXISTS app@'%'; \
+     GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER ON *.* TO app@'%'; CREATE DATABASE IF NOT EXISTS ops;";
+
+/// The server. Dropping it kills it.
+pub struct Mysql {
+    port: u16,
+    home: PathBuf,
+    options: Vec<String>,
+    /// How far its clock is ahead, in microseconds.
+    offset: i64,
+    child: Option<Child>,
+}
+
+impl Mysql {
+    /// A server in a directory of its own below `home`, with further settings, `name=value`.
+    pub fn start(home: &Path, options: &[&str]) -> Self {
+        let home = home.join("mysql");
+        fs::create_dir(&home).expect("a directory");
+        let copied = Command::new("cp").arg("-a").arg(template()).arg(home.join("data")).status();
+        assert!(copied.expect("cp").success());
+        let port = wait_for("a free port for mariadbd", || {
+            let port = next_port();
+            std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+        });
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut server = Self { port, home, options, offset: 0, child: None };
+        server.run();
+        server.ask("mysql", USERS);
+        server
+    }
+
+    /// That which all scenarios share.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Mysql> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let (tell, hear) = mpsc::channel();
+            // It is told to stop when the thread that started it ends.
+            thread::spawn(move || {
+                tell.send(Self::start(suite_home(), &["max_connections=600"]))
+                    .expect("somebody waits for it");
+                loop {
+                    thread::park();
+                }
+            });
+            hear.recv().expect("a server")
+        })
+    }
+
+    /// Starts it again.
+    pub fn run(&mut self) {
+        let mut command = as_server("mariadbd");
+        if self.offset != 0 {
+            command.env("LD_PRELOAD", steered_clock()).env("STEERED_OFFSET", self.offset.to_string());
+        }
+        command.env("HOME", &self.home);
+        command.arg(format!("--datadir={}", self.data().display()));
+        // A server that starts removes what it takes for its own in there.
+        command.arg(format!("--tmpdir={}", self.home.display()));
+        command.arg(format!("--socket={}", self.socket().display()));
+        command.arg(format!("--pid-file={}", self.home.join("pid").display()));
+        command.args(["--bind-address=127.0.0.1", &format!("--port={}", self.port), "--skip-name-resolve"]);
+        command.args(self.options.iter().map(|option| format!("--{option}")));
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).expect("a log");
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        self.child = Some(command.spawn().expect("mariadbd"));
+        wait_until("mariadbd is there", || self.try_ask("mysql", "SELECT 1").is_ok());
+    }
+
+    /// Further settings from the next start on.
+    pub fn add_options(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(ToString::to_string));
+    }
+
+    /// From the next start on its clock is ahead by so many seconds.
+    pub fn set_clock(&mut self, ahead: i64) {
+        self.offset = ahead * 1_000_000;
+    }
+
+    /// Where its data is.
+    pub fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.home.join("s")
+    }
+
+    /// The URL of a database there.
+    pub fn url(&self, database: &str) -> String {
+        format!("mysql://app@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// What statements answer, a line for each row; as the administrator.
+    pub fn ask(&self, database: &str, statements: &str) -> String {
+        self.try_ask(database, statements).unwrap_or_else(|error| panic!("{statements}: {error}"))
+    }
+
+    /// The same, which may fail.
+    pub fn try_ask(&self, database: &str, statements: &str) -> Result<String, String> {
+        let mut client = self.client("root");
+        let output = client.args(["-D", database, "-e", statements]).output().expect("mariadb");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    /// The client, as a user of the socket.
+    pub fn client(&self, user: &str) -> Command {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "--batch", "--skip-column-names", "--raw", "--unbuffered", "-u", user]);
+        client.arg("--socket").arg(self.socket());
+        client
+    }
+
+    /// How many tables dlock has in a database.
+    pub fn tables(&self, database: &str) -> usize {
+        let count = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'dlock%'";
+        self.ask(database, count).parse().expect("a number")
+    }
+
+    /// A new database.
+    pub fn database(&self) -> Database {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("w{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.ask("mysql", &format!("CREATE DATABASE {name}"));
+        let remove = |name: &str| drop(Self::shared().try_ask("mysql", &format!("DROP DATABASE {name}")));
+        Database { name, remove }
+    }
+
+    /// Sends it a signal: TERM ends it in order, KILL leaves everything as it is.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(|child| Pid::from_raw(child.id().cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("it runs");
+    }
+
+    /// Ends it so, and waits for that.
+    pub fn stop(&mut self, signal: Signal) {
+        self.signal(signal);
+        self.child.take().expect("it runs").wait().expect("it ends");
+    }
+}
+
+impl Drop for Mysql {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// The directory of a server that nobody has used, made once.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        let data = suite_home().join("mysql-template");
+        let made = as_server("mariadb-install-db")
+            .arg(format!("--datadir={}", data.display()))
+            .args(["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        assert!(made.expect("mariadb-install-db; ./test --stores installs it").success());
+        data
+    })
+}
+
+/// A program of the server's. It is killed when this thread ends.
+fn as_server(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", program, "--no-defaults"]);
+    if geteuid().is_root() {
+        command.arg("--user=root");
+    }
+    command.args(["--innodb-log-file-size=4M", "--innodb-buffer-pool-size=32M"]);
+    command.env("LC_ALL", "C").current_dir("/");
+    command
+}
