@@ -38,7 +38,7 @@ pub use status::Status;
     about = "Run a command under a lock that a whole fleet of machines respects",
     long_about = "Run a command under a lock that a whole fleet of machines respects.\n\n\
         dlock is flock(1) for more than one machine. The lock lives in a server that all of them reach, such as \
-        Redis or PostgreSQL, or, for one machine, in a directory. It is a lease: dlock renews it while the command \
+        Redis, PostgreSQL or MySQL, or, for one machine, in a directory. It is a lease: dlock renews it while the command \
         runs, gives it back when the command ends, and stops the command before the lease ends if it cannot be \
         renewed.",
     after_long_help = "Examples:\n  \
@@ -209,9 +209,8 @@ pub struct Common {
     /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters,
     /// postgres://USER@HOST[:PORT]/DATABASE or postgres+unix://USER@/SOCKET?db=DATABASE for a database, mysql:// and
     /// mysql+unix:// alike, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS, and so
-    /// are postgres:// and mysql:// to another machine:
-    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write
-    /// a password here: every user of this machine can see it.
+    /// are postgres:// and mysql:// to another machine: ?ca=FILE trusts FILE in place of the system's authorities,
+    /// &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

@@ -55,10 +55,10 @@ fn restarts_disturb_no_job_and_no_queue(kind: Kind) {
 
 fn half_a_lease_without_a_server_disturbs_no_job(kind: Kind) {
     let (world, mut server) = own_server(kind);
-    let holder = world.run("k", &["-t", "8s"], JOB).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     server.stop();
-    sleep(Duration::from_secs(3));
+    sleep(Duration::from_secs(5));
     server.run();
     world.write("go", "");
     holder.finish();
