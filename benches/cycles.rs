@@ -57,6 +57,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
         },
         patience: Patience::None,
         terms: Terms::default(),
+        waited: Duration::ZERO,
     };
     let by = Moment::now().after(LONG);
     let is_had = matches!(store.acquire(&names, &ask, by)?, Acquired::Granted(_));

@@ -72,6 +72,8 @@ always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask whoever holds the lock to end, and run CMD when the old job is dead; needs --wait'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once CMD runs, do not let a run with --replace end it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'

@@ -29,10 +29,10 @@ pub mod view;
 
 pub use answer::{
     Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
-    Requested, Revoked, State, Success, Waiting,
+    Requested, Revoked, State, Success, Superseded, Waiting,
 };
 pub use operation::{Ask, End, Patience, Ran, Revoke, Terms, When};
-pub use record::{Absence, Hold, Lock, Phase, Record, Spent, Waiter};
+pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Spent, Waiter};
 pub use time::{Due, Time, millis};
 
 /// A waiter not heard of for this long is passed over.
@@ -74,6 +74,12 @@ impl LockTable {
     /// know of the token.
     pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {
         self.forget(now);
+        let sent_home = |record: &Record| record.spent.get(&ask.token).is_some_and(|spent| spent.superseded);
+        if let Some(at) = names.iter().position(|name| sent_home(self.record(name.as_str()))) {
+            let newest = self.record(names.as_slice()[at].as_str()).newest.clone();
+            let by = newest.map(|newest| newest.owner).unwrap_or_default();
+            return Acquired::Superseded(Superseded { at, by });
+        }
         if names.iter().any(|name| self.record(name.as_str()).spent.contains_key(&ask.token)) {
             return Acquired::Spent;
         }
@@ -91,13 +97,25 @@ impl LockTable {
                 self.serve(now, work);
                 return Acquired::Done(done);
             }
+            let came = self.came(now, names, ask);
+            if ask.terms.replaces
+                && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
+            {
+                self.serve(now, work);
+                return Acquired::Superseded(superseded);
+            }
             if ask.patience == Patience::Queue {
-                self.hear(now, names, ask);
+                self.hear(now, names, ask, came);
                 self.park_silent_before(now, names, &ask.token, &mut work);
             }
             self.serve(now, work);
             if !self.is_held_by(names, &ask.token) {
                 self.grant_to_newcomer(now, names, ask);
+            }
+            if ask.terms.replaces && !self.is_held_by(names, &ask.token) {
+                for name in names {
+                    self.record(name.as_str()).replace(came, &ask.owner);
+                }
             }
         }
         if self.is_held_by(names, &ask.token) {
@@ -124,8 +142,8 @@ impl LockTable {
             for name in names {
                 self.record(name.as_str()).extend(now, token, ttl);
             }
-            let asked = names.iter().any(|name| self.record(name.as_str()).is_asked(token));
-            if asked { Renewal::Asked } else { Renewal::Renewed }
+            let asked = names.iter().filter_map(|name| self.record(name.as_str()).asked(token));
+            asked.min_by_key(|asked| *asked != Renewal::Asked).unwrap_or(Renewal::Renewed)
         } else if names.iter().any(|name| self.record(name.as_str()).is_revoked_from(token)) {
             Renewal::Revoked
         } else {
@@ -295,8 +313,59 @@ impl LockTable {
         true
     }
 
+    /// When it came: by its place, or where that is forgotten, and it replaces others, by what it says itself.
+    fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
+        let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
+        let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
+        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
+    }
+
+    /// The newest wins: one that came before it and is on the same terms is sent home, before its job has begun. If it is not
+    /// the newest, it is sent home itself.
+    fn supersede(
+        &mut self,
+        now: Time,
+        names: &Names,
+        ask: &Ask,
+        came: Time,
+        work: &mut VecDeque<String>,
+    ) -> Option<Superseded> {
+        let mut later =
+            |name: &Name| self.record(name.as_str()).superseded_by(now, &ask.token, came).cloned();
+        if let Some((at, newest)) = names.iter().enumerate().find_map(|(at, name)| Some((at, later(name)?))) {
+            for name in names {
+                self.record(name.as_str()).remove_waiter(&ask.token);
+            }
+            self.record(names.as_slice()[at].as_str()).send_home(now, ask.token.clone());
+            return Some(Superseded { at, by: newest.owner });
+        }
+        for name in names {
+            let record = self.record(name.as_str());
+            let is_other = record.newest.as_ref().is_none_or(|newest| newest.token != ask.token);
+            if !is_other {
+                continue;
+            }
+            let new = Newest { token: ask.token.clone(), came, owner: ask.owner.clone() };
+            let Some(old) = record.newest.replace(new) else { continue };
+            let Some(waiter) = record.waiters.get(&old.token).filter(|waiter| waiter.terms.replaces) else {
+                continue;
+            };
+            for other in waiter.names.clone() {
+                let record = self.record(&other);
+                record.expire(now);
+                record.remove_waiter(&old.token);
+                if record.holds.get(&old.token).is_some_and(|hold| !hold.confirmed) {
+                    record.drop_hold(&old.token);
+                }
+                work.push_back(other);
+            }
+            self.record(name.as_str()).send_home(now, old.token);
+        }
+        None
+    }
+
     /// A waiter makes itself heard: it gets a ticket, or comes back to its old one.
-    fn hear(&mut self, now: Time, names: &Names, ask: &Ask) {
+    fn hear(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
         let known = names.iter().find_map(|name| {
             self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
         });
@@ -305,7 +374,7 @@ impl LockTable {
                 .iter()
                 .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
             let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
-            (now.0.max(after_the_last), now)
+            (now.0.max(after_the_last), came)
         });
         for name in names {
             let waiter = Waiter {
@@ -420,8 +489,8 @@ impl LockTable {
                 work.push_back(name.clone());
             }
         }
-        let (token, mode, owner) = (head.1.clone(), waiter.mode, waiter.owner);
-        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, owner });
+        let (token, mode, owner, stays) = (head.1.clone(), waiter.mode, waiter.owner, waiter.terms.stays);
+        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, stays, owner });
         true
     }
 
@@ -436,8 +505,8 @@ impl LockTable {
             return;
         }
         let Some(slot) = self.slot(&names, ask.mode) else { return };
-        let (token, mode, owner) = (ask.token.clone(), ask.mode, ask.owner.clone());
-        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, owner });
+        let (token, mode, owner, stays) = (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.stays);
+        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, stays, owner });
     }
 
     /// The slot to give: the lowest that is free in all of the locks; none where the mode has no slots.

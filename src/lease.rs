@@ -11,7 +11,7 @@
 
 use crate::clock::{self, Moment};
 use crate::law::schedule::{FailedBefore, Schedule};
-use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Waiting};
+use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Superseded, Waiting};
 use crate::lock::{Names, Token, Wait};
 use crate::store::{Error, Listener, Slept, Store, Subscription};
 use event_fd::EventFd;
@@ -96,6 +96,8 @@ pub enum Report {
     Busy(Blocker),
     /// Not obtained, for what it was wanted for is done. No place in the queue is left behind.
     Done(Done),
+    /// Not obtained, for one that came later replaces it. No place in the queue is left behind.
+    Superseded(Superseded),
     /// Not obtained, because the store failed. A request may still be on its way; whoever gave up leaves by token.
     Failed(Error),
     /// Granted again and again, and each time the answer came too late to rely on the lease.
@@ -108,8 +110,8 @@ pub enum Report {
         /// When the job is asked to end if nothing changes.
         until: Moment,
     },
-    /// An operator asks for the job to end. The lock is held, and renewed until it is given back.
-    Asked,
+    /// The job is asked to end. The lock is held, and renewed until it is given back.
+    Asked(Asker),
     /// After [`Report::Trouble`] an attempt succeeded again.
     Recovered,
     /// The lock is lost.
@@ -121,6 +123,14 @@ pub enum Report {
     },
 }
 
+/// Who asks a job to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    Operator,
+    /// A run that came later and replaces it.
+    Newer,
+}
+
 /// How it is known that the lock is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
@@ -128,8 +138,8 @@ pub enum Loss {
     NotHeld,
     /// An operator revoked it.
     Revoked,
-    /// An operator asked the holder to end, which it did.
-    Asked,
+    /// The holder was asked to end, which it did.
+    Asked(Asker),
     /// It could not be renewed before the deadline.
     Deadline,
 }
@@ -165,7 +175,7 @@ struct Keeping {
     failures: u32,
     /// Whether it was said that the deadline has passed.
     overdue: bool,
-    /// Whether it was said that an operator asks for the end.
+    /// Whether it was said that somebody asks for the end.
     asked: bool,
 }
 
@@ -218,7 +228,7 @@ impl Lease {
         let mut store = keeper.shared.store();
         let (request, sent) = (&keeper.request, Moment::now());
         let by = progress.by(request, sent);
-        let answer = store.acquire_unless(alarm, &request.names, &request.ask, by);
+        let answer = store.acquire_unless(alarm, &request.names, &progress.ask(request, sent), by);
         match answer {
             Some(Ok(Acquired::Granted(grant))) if !request.is_too_late(sent) => {
                 keeper.say(Report::Granted { grant, sent });
@@ -234,6 +244,7 @@ impl Lease {
             }
             Some(Ok(Acquired::Busy(blocker))) => keeper.say(Report::Busy(blocker)),
             Some(Ok(Acquired::Done(done))) => keeper.say(Report::Done(done)),
+            Some(Ok(Acquired::Superseded(superseded))) => keeper.say(Report::Superseded(superseded)),
             first => {
                 drop(store);
                 self.spawn(move |keeper| keeper.run(progress, first.map(|answer| (sent, answer))))?;
@@ -399,16 +410,21 @@ impl Keeper {
         let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
         let by = began.after(schedule.attempt(failed));
         match store.renew(names, &ask.token, ask.ttl, by) {
-            Ok(answer @ (Renewal::Renewed | Renewal::Asked)) => {
+            Ok(answer @ (Renewal::Renewed | Renewal::Asked | Renewal::Superseded)) => {
                 let sent = store.renewed_from().map_or(began, |from| from.min(began));
                 (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
                 if keeping.failures >= WORTH_SAYING {
                     self.report(Report::Recovered);
                 }
-                if answer == Renewal::Asked && !keeping.asked {
-                    self.report(Report::Asked);
+                let asker = match answer {
+                    Renewal::Asked => Some(Asker::Operator),
+                    Renewal::Superseded => Some(Asker::Newer),
+                    _ => None,
+                };
+                if let Some(asker) = asker.filter(|_| !keeping.asked) {
+                    self.report(Report::Asked(asker));
                 }
-                let asked = keeping.asked || answer == Renewal::Asked;
+                let asked = keeping.asked || asker.is_some();
                 *keeping = Keeping { asked, ..Keeping::new(sent, &schedule) };
             }
             Ok(answer) => {

@@ -348,6 +348,7 @@ fn fill(store: &mut RedisStore, name: &Name) {
         owner: Owner::default(),
         patience: Patience::Queue,
         terms: Terms::default(),
+        waited: Duration::ZERO,
     };
     let granted = store.acquire(&names, &ask(&tokens[0]), by()).expect("an answer");
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");

@@ -62,6 +62,7 @@ on_all!(
     a_lease_that_is_not_renewed_ends,
     a_min_hold_outlasts_its_holder,
     an_operator_asks_and_takes,
+    the_newest_replaces_the_others,
     what_is_kept_is_listed,
 );
 on_all!(with a queue:
@@ -77,6 +78,7 @@ struct Person {
     token: Token,
     names: Names,
     mode: Mode,
+    terms: Terms,
 }
 
 impl Stage {
@@ -116,7 +118,7 @@ impl Stage {
         store.prepare(&token).expect("a store that can be prepared");
         let mut names = keys.iter().map(|key| name(key));
         let names = Names::new(names.next().expect("a key"), names);
-        Person { store, token, names, mode }
+        Person { store, token, names, mode, terms: Terms::default() }
     }
 
     fn one(&self) -> Person {
@@ -155,7 +157,8 @@ impl Person {
     fn ask(&self, patience: Patience) -> Ask {
         let owner = Owner { host: "here".into(), ..Owner::default() };
         let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
-        Ask { token, mode, ttl, min_hold, owner, patience, terms: Terms::default() }
+        let (terms, waited) = (self.terms.clone(), Duration::ZERO);
+        Ask { token, mode, ttl, min_hold, owner, patience, terms, waited }
     }
 
     fn asks(&mut self, ask: &Ask) -> Acquired {
@@ -282,6 +285,31 @@ fn a_min_hold_outlasts_its_holder(stage: &Stage) {
     assert!(matches!(left, Left::Released { cooling } if cooling > Duration::from_secs(500)), "{left:?}");
     stage.one().is_busy();
     assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Cooling);
+}
+
+fn the_newest_replaces_the_others(stage: &Stage) {
+    let replaces = |stays| Person { terms: Terms { once_per: None, replaces: true, stays }, ..stage.one() };
+    let (mut one, mut two, mut three) = (replaces(false), replaces(false), replaces(true));
+    one.holds();
+    assert!(matches!(two.asks(&two.ask(Patience::Queue)), Acquired::Waiting(_)));
+    assert_eq!(one.renews(), Renewal::Superseded);
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert!(view.holders[0].superseded && view.holders[0].asked.is_some(), "{view:?}");
+    assert!(matches!(three.asks(&three.ask(Patience::Queue)), Acquired::Waiting(_)));
+    match two.asks(&two.ask(Patience::Queue)) {
+        Acquired::Superseded(superseded) => assert_eq!(superseded.by.host, "here"),
+        other => panic!("not sent home: {other:?}"),
+    }
+    assert!(matches!(one.leaves(), Left::Released { .. }));
+    three.is_served();
+    // It stays until it ends by itself.
+    let mut four = replaces(false);
+    assert!(matches!(four.asks(&four.ask(Patience::Queue)), Acquired::Waiting(_)));
+    assert_eq!(three.renews(), Renewal::Renewed);
+    assert!(matches!(three.leaves(), Left::Released { .. }));
+    four.is_served();
+    let stat = stage.store().inspect(&name("k"), deadline()).expect("a view").stat;
+    assert_eq!(stat.superseded, 1);
 }
 
 fn an_operator_asks_and_takes(stage: &Stage) {

@@ -92,6 +92,7 @@ mod readme;
 mod recipes;
 mod release;
 mod renew;
+mod replace;
 mod replicas;
 mod report;
 mod schema;

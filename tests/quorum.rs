@@ -485,6 +485,7 @@ fn ask(ttl: Duration) -> Ask {
         owner: Owner::default(),
         patience: Patience::None,
         terms: Terms::default(),
+        waited: Duration::ZERO,
     }
 }
 

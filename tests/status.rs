@@ -62,6 +62,8 @@ fn a_held_lock_with_waiters(backend: Backend) {
         "held_ms",
         "lease_ms",
         "foreign",
+        "asked_by",
+        "superseded",
     ];
     assert_fields(shown, &fields);
     assert_eq!(shown["pid"], holder.pid());
@@ -75,7 +77,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
     let at = shown["acquired_at"].as_str().expect("a time");
     assert!(at.ends_with('Z') && at.contains('T'), "RFC 3339 in UTC: {at}");
     let waiting = &status["waiters"][0];
-    assert_fields(waiting, &["host", "pid", "user", "mode", "slots", "waiting_ms", "turn_ms"]);
+    assert_fields(waiting, &["host", "pid", "user", "mode", "slots", "waiting_ms", "turn_ms", "replaces"]);
     assert_eq!(waiting["pid"], waiter.pid());
     assert_eq!(waiting["mode"], "exclusive");
     assert!(waiting["waiting_ms"].is_u64());

@@ -33,12 +33,14 @@ struct Want {
     /// Some of the locks; at least one.
     locks: Vec<usize>,
     mode: Mode,
+    replaces: bool,
+    stays: bool,
 }
 
 /// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
 #[derive(Debug, Clone)]
 enum Step {
-    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64> },
+    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64>, waited: u64 },
     Renew { who: usize, ttl: u64 },
     Leave { who: usize, ran: Ran, job: Option<Ended> },
     Revoke { lock: usize, when: When },
@@ -59,7 +61,12 @@ fn wants() -> impl Strategy<Value = Want> {
         3 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
     ];
-    (locks, mode).prop_map(|(locks, mode)| Want { locks, mode })
+    (locks, mode, flags()).prop_map(|(locks, mode, (replaces, stays))| Want { locks, mode, replaces, stays })
+}
+
+fn flags() -> impl Strategy<Value = (bool, bool)> + Clone {
+    let flag = || prop_oneof![2 => Just(false), 1 => Just(true)];
+    (flag(), flag())
 }
 
 fn rans() -> impl Strategy<Value = Ran> {
@@ -69,6 +76,7 @@ fn rans() -> impl Strategy<Value = Ran> {
         Outcome::Lost,
         Outcome::Timeout,
         Outcome::Stopped,
+        Outcome::Superseded,
     ]);
     prop_oneof![3 => Just(Ran::Yes), 2 => cut.prop_map(Ran::Cut), 1 => Just(Ran::No)]
 }
@@ -91,6 +99,7 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001]),
     ];
     let once_per = prop_oneof![3 => Just(None), 1 => (50..9000u64).prop_map(Some), 1 => Just(Some(60_000))];
+    let waited = prop_oneof![6 => Just(0u64), 1 => 1..100_000u64];
     let job = prop_oneof![
         Just(None),
         Just(Some(Ended::Code(0))),
@@ -99,8 +108,10 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
     ];
     let step = prop_oneof![
-        16 => (who.clone(), patience, ttl.clone(), min_hold, once_per).prop_map(
-            |(who, patience, ttl, min_hold, once_per)| Step::Acquire { who, patience, ttl, min_hold, once_per }
+        16 => (who.clone(), patience, ttl.clone(), min_hold, once_per, waited).prop_map(
+            |(who, patience, ttl, min_hold, once_per, waited)| {
+                Step::Acquire { who, patience, ttl, min_hold, once_per, waited }
+            }
         ),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
         8 => (who.clone(), rans(), job)
@@ -245,7 +256,7 @@ fn by() -> Moment {
 impl Twins<'_> {
     /// The token of somebody, and the locks it wants.
     fn person(&self, who: usize) -> (Token, Mode, Names) {
-        let (token, Want { locks, mode }) = self.people[who].clone();
+        let (token, Want { locks, mode, .. }) = self.people[who].clone();
         let mut names = locks.iter().map(|lock| self.names[*lock].clone());
         (token, mode, Names::new(names.next().unwrap(), names))
     }
@@ -276,18 +287,21 @@ impl Twins<'_> {
         self.servers.set_clock(self.now);
         let ms = Duration::from_millis;
         match *step {
-            Step::Acquire { who, patience, ttl, min_hold, once_per } => {
+            Step::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
                 let (token, _, names) = self.person(who);
                 // Nor may it wait, so that what it says of how long it waited is nothing.
                 match self.law.clone().renew(self.now, &names, &token, ms(ttl)) {
-                    Renewal::Renewed | Renewal::Asked => {}
+                    Renewal::Renewed | Renewal::Asked | Renewal::Superseded => {}
                     Renewal::Revoked | Renewal::NotHeld => self.reborn_for_a_quorum(who),
                 }
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
-                let terms = Terms { once_per: once_per.map(ms) };
-                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience, terms };
+                let Want { replaces, stays, .. } = self.people[who].1;
+                let terms = Terms { once_per: once_per.map(ms), replaces, stays };
+                // Those of a quorum measure by themselves how long they have asked.
+                let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
+                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience, terms, waited };
                 let mut lua = self.store.acquire(&names, &ask, by()).unwrap();
                 match &mut lua {
                     // A quorum's waiter measures that by itself, and by another clock.
@@ -380,7 +394,8 @@ impl Twins<'_> {
         let token = Token::random().unwrap();
         let (ttl, min_hold) = (Duration::from_secs(1), Duration::ZERO);
         let (mode, patience) = (Mode::Exclusive, Patience::None);
-        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience, terms: Terms::default() };
+        let (terms, waited) = (Terms::default(), Duration::ZERO);
+        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience, terms, waited };
         let others = if self.is_quorum() { 0 } else { LOCKS };
         let names = Names::new(self.names[0].clone(), self.names.iter().take(others).cloned());
         let before = before.into_iter().take(names.as_slice().len());
@@ -412,22 +427,33 @@ fn lua_and_law_answer_alike() {
 /// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
 #[test]
 fn who_is_forgotten_in_the_middle_is_counted_alike() {
-    let queue =
-        |who| Step::Acquire { who, patience: Patience::Queue, ttl: 30_000, min_hold: 0, once_per: None };
+    let queue = |who| Step::Acquire {
+        who,
+        patience: Patience::Queue,
+        ttl: 30_000,
+        min_hold: 0,
+        once_per: None,
+        waited: 0,
+    };
     let renewed = |passed| [Step::Pass(passed), Step::Renew { who: 0, ttl: 30_000 }];
     let mut history = vec![queue(0), queue(1)];
     history.extend(renewed(25_000));
     history.push(queue(2));
     history.extend(renewed(25_000));
     history.extend([Step::Pass(10_100), queue(3), queue(1), Step::Pass(4000), queue(2), queue(3)]);
-    let alike = vec![Want { locks: vec![0], mode: Mode::Exclusive }; PEOPLE];
+    let alike = vec![Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, stays: false }; PEOPLE];
     answer_alike(1, 1, &Just((alike, history)));
 }
 
 /// The masters stand on the same records, and together they keep the same law.
 #[test]
 fn a_quorum_and_law_answer_alike() {
-    let want = (0..LOCKS).prop_map(|lock| Want { locks: vec![lock], mode: Mode::Exclusive });
+    let want = (0..LOCKS, flags()).prop_map(|(lock, (replaces, stays))| Want {
+        locks: vec![lock],
+        mode: Mode::Exclusive,
+        replaces,
+        stays,
+    });
     let steps = steps(want.clone());
     answer_alike(3, if is_soak() { 2000 } else { 25 }, &(prop::collection::vec(want, PEOPLE), steps));
 }

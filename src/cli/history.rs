@@ -17,7 +17,8 @@ On a terminal each run is a row with a bar on a time axis that all rows share:
 a thin line while it waited, a thick one while it held the lock, green where
 the job ended with 0, red with another status or a signal or by --max-run,
 magenta where dlock crashed, the lease expired or the lock was lost, yellow
-where an operator asked for the end or took the lock away.
+where an operator or a newer run (--replace) asked for the end, or an operator
+took the lock away.
 Into a pipe goes a plain table, never cut.
 
 EXIT STATUS

@@ -22,6 +22,9 @@ Examples:
   # Busy is no error: exit 0 if another machine has it:
   dlock run -k nightly-report -E 0 -- /usr/local/bin/report
 
+  # A newer commit stops the deployment of an older one:
+  dlock run -k preview-42 --replace -w -- ./deploy-preview 42
+
   # Many read, one writes:
   dlock run -k index -s -w -- ./search
   dlock run -k index -w -- ./rebuild
@@ -50,10 +53,12 @@ EXIT STATUS
    64  the command line makes no sense
    69  the store cannot be reached, or refused
    70  a fault of dlock's own
-   75  busy: the lock was not obtained (-E changes the number)
+   75  busy: the lock was not obtained, or a newer run with --replace took the
+       place of this one before it began (-E changes the number)
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid
-   79  the lock was lost, and the command was stopped
+   79  the lock was lost, or an operator or a newer run (--replace) asked for
+       it, and the command was stopped
   124  --max-run stopped the command
   126  the command cannot be executed
   127  the command was not found
@@ -117,6 +122,21 @@ pub struct Run {
     /// at once, and so does a store that lost its memory.
     #[arg(long, value_name = "DUR", value_parser = once_per, conflicts_with_all = ["shared", "slots"])]
     pub once_per: Option<Duration>,
+
+    /// The newest wins: ask whoever holds the lock to end, and run CMD when the old job is dead; needs --wait
+    ///
+    /// As CI's cancel-in-progress. The old job is stopped as by 'dlock release', and exits 79. Whoever waits with --replace
+    /// under this key goes home with 75: of several that come, the last one runs. Who waits without it keeps its place
+    /// before this run, and a run with --no-replace is waited for. While the lock is paused nobody is asked to end. Not with
+    /// --shared or --slots.
+    #[arg(long, conflicts_with_all = ["shared", "slots"])]
+    pub replace: bool,
+
+    /// Once CMD runs, do not let a run with --replace end it
+    ///
+    /// Together with --replace: the job that runs is left to end by itself, and of those that wait the newest is next.
+    #[arg(long)]
+    pub no_replace: bool,
 
     /// Stop CMD when it has run this long, and exit 124
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]

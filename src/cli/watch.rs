@@ -18,7 +18,8 @@ Examples:
 The events: waiting, left (the queue, without the lock), busy (who did not
 wait and was refused; nobody knows who), granted, released, crashed (dlock was
 killed, and its guard gave the lock back), timeout (--max-run), stopped (an
-operator asked for it), lost, expired, forced (an operator took it away), ended
+operator asked for it), superseded (a newer run with --replace did, or sent it
+home from the queue), lost, expired, forced (an operator took it away), ended
 (how is not known any more).
 Without KEY, a lock that is new in the store is noticed within two seconds, or
 later where listing the store takes long; what happened to it until then is

@@ -65,6 +65,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
         patience: until.patience(),
         terms: Terms::default(),
+        waited: Duration::ZERO,
     };
     let request = Request {
         names,

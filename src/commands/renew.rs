@@ -77,6 +77,13 @@ impl Lease {
         let answer = store.renew(&self.names, &self.token, ttl, context.deadline());
         match answer.map_err(|error| self.unsure(context, error))? {
             Renewal::Renewed => {}
+            Renewal::Superseded => printer.say(
+                Kind::Warning,
+                &format!(
+                    "a newer run (--replace) asks for {} back: it is renewed, and should be given back soon",
+                    self.shown
+                ),
+            ),
             Renewal::Asked => printer.say(
                 Kind::Warning,
                 &format!(

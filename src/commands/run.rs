@@ -16,7 +16,7 @@ use crate::exit::{Ended, Exit};
 use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran, Terms};
-use crate::lease::{self, Lease, Report, Request, Until};
+use crate::lease::{self, Asker, Lease, Report, Request, Until};
 use crate::lock::{Key, Token};
 use crate::output::Printer;
 use enclosing::Enclosing;
@@ -89,7 +89,8 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
         min_hold,
         owner: owner(label, run.reason.clone()),
         patience: until.patience(),
-        terms: Terms { once_per: run.once_per },
+        terms: Terms { once_per: run.once_per, replaces: run.replaces, stays: run.stays },
+        waited: Duration::ZERO,
     };
     let messages = Messages::new(context, &rest, run.mode, Right::Own);
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
@@ -114,7 +115,8 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
         .map_err(|error| internal("cannot ask for the lock", &error))?;
     let own = Own { keys: rest, holds, token, schedule, lease };
     let runs = Runs::Command;
-    Session { context, run, inherited, group, runs, guard, messages, limits, report }.go(&own)
+    let asked_by = Asker::Operator;
+    Session { context, run, inherited, group, runs, guard, messages, limits, report, asked_by }.go(&own)
 }
 
 /// Runs the command under a hold of the job around. Whoever has that hold renews it, gives it back, and stops us with all
@@ -140,7 +142,9 @@ fn run_inside(
     messages.inside(enclosing);
     let limits = guard.limits();
     let runs = Runs::Command;
-    let mut session = Session { context, run, inherited, group, runs, guard, messages, limits, report };
+    let asked_by = Asker::Operator;
+    let mut session =
+        Session { context, run, inherited, group, runs, guard, messages, limits, report, asked_by };
     session.report.asked = Some(Moment::now());
     session.report.granted = Some((Moment::now(), enclosing.proof.fence));
     session.report.slot = enclosing.proof.slot;
@@ -190,6 +194,8 @@ struct Session<'a> {
     messages: Messages<'a>,
     limits: job::LimitsSender,
     report: &'a mut RunReport,
+    /// Who asked the job to end, if somebody has.
+    asked_by: Asker,
 }
 
 /// The hold that this run asks for, keeps and gives back.
@@ -328,6 +334,11 @@ impl Session<'_> {
                 self.messages.done(&done);
                 return Ok(Some(Obtained::Done));
             }
+            Report::Superseded(superseded) => {
+                self.report.is_superseded = true;
+                self.messages.superseded(&superseded);
+                return Ok(Some(Obtained::Busy));
+            }
             Report::Failed(error) => {
                 // The request may have arrived although no answer came: the guard leaves by token, in the background.
                 return Err(self.messages.failed(error).into());
@@ -340,7 +351,7 @@ impl Session<'_> {
             }
             Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
             Report::Recovered => self.messages.recovered(),
-            Report::Waiting(_) | Report::Asked | Report::Lost { .. } => {}
+            Report::Waiting(_) | Report::Asked(_) | Report::Lost { .. } => {}
         }
         Ok(None)
     }
@@ -361,7 +372,10 @@ impl Session<'_> {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
                     }
                 }
-                News::Lease(Report::Asked) => self.guard.stop(),
+                News::Lease(Report::Asked(asker)) => {
+                    self.asked_by = asker;
+                    self.guard.stop();
+                }
                 News::Lease(Report::Trouble { error, until }) => {
                     self.messages.trouble(&error, until.left(), self.run.on_lost);
                 }
@@ -384,7 +398,9 @@ impl Session<'_> {
                 News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
                 News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
-                News::Job(Event::Stopping { reason }) => self.messages.stopping(reason, self.run),
+                News::Job(Event::Stopping { reason }) => {
+                    self.messages.stopping(reason, self.asked_by, self.run)
+                }
                 News::Job(Event::Refused(process)) => self.messages.refused(&process),
                 News::Job(Event::CommandEnded { status }) => {
                     self.runs = Runs::Rest;
@@ -400,7 +416,7 @@ impl Session<'_> {
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
     fn over(&mut self, status: Option<Ended>, reason: Option<job::StopReason>) -> Over {
         if reason == Some(job::StopReason::Asked) {
-            self.report.lost.get_or_insert(lease::Loss::Asked);
+            self.report.lost.get_or_insert(lease::Loss::Asked(self.asked_by));
         }
         if reason == Some(job::StopReason::LeaseRanOut) {
             // The guard acts by its own clock, and may be ahead of the thread that renews.

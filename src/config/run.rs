@@ -49,6 +49,10 @@ pub struct Run {
     pub replicas: Replicas,
     /// Within how long before a run that succeeded is enough.
     pub once_per: Option<Duration>,
+    /// Whether it ends whoever holds the lock.
+    pub replaces: bool,
+    /// Whether it is not to be ended so itself.
+    pub stays: bool,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
     pub label: Option<String>,
@@ -94,6 +98,18 @@ impl Settings {
                 said_by("wait", "--wait", flags.wait.is_some()),
             )));
         }
+        let mode = mode(flags, file)?;
+        if flags.replace && wait == Wait::No {
+            return Err(Error::Usage(
+                "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' for no longer than that)"
+                    .into(),
+            ));
+        }
+        if flags.replace && mode != Mode::Exclusive {
+            return Err(Error::Usage(format!(
+                "--replace is for locks with one holder, not for {mode} ('-x' sets the configuration file aside)"
+            )));
+        }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
         if let Location::Quorum { .. } = self.store.place {
             let longest_by = said_by("max-lease", "--max-lease", flags.max_lease.is_some());
@@ -121,7 +137,7 @@ impl Settings {
         };
         Ok(Run {
             keys,
-            mode: mode(flags, file)?,
+            mode,
             ttl,
             wait,
             min_hold,
@@ -135,6 +151,8 @@ impl Settings {
             argv,
             replicas: flags.replicas.unwrap_or(replicas),
             once_per: flags.once_per,
+            replaces: flags.replace,
+            stays: flags.no_replace,
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })

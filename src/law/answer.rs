@@ -16,6 +16,8 @@ pub enum Acquired {
     Busy(Blocker),
     /// What it was wanted for is done ([`super::Terms::once_per`]). The token has no place in the queue.
     Done(Done),
+    /// One that came later replaces it ([`super::Terms::replaces`]). The token has no place in the queue.
+    Superseded(Superseded),
     /// The token was given back or revoked earlier: the answer to a request that arrives late (I4).
     Spent,
 }
@@ -30,6 +32,15 @@ pub struct Done {
     pub ago: Duration,
     /// How long until the next one is due.
     pub due: Duration,
+}
+
+/// By whom one who wanted locks was sent home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superseded {
+    /// Which of the locks asked for both wanted, counted in order of name.
+    pub at: usize,
+    /// Who came last; nobody where the store has forgotten that.
+    pub by: Owner,
 }
 
 /// A hold whose job ended by itself with status 0.
@@ -105,6 +116,8 @@ pub enum Renewal {
     Renewed,
     /// The same, and an operator asks the holder to end its job and give the lock back.
     Asked,
+    /// The same, and it is one that came later who asks, and replaces the holder.
+    Superseded,
     /// An operator revoked it; the token may still say when the job is dead, by `leave`.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
@@ -221,6 +234,8 @@ pub struct Holder {
     pub slot: Option<u32>,
     /// Who asked it to end.
     pub asked: Option<Owner>,
+    /// Whether that is one that replaces it, not an operator.
+    pub superseded: bool,
     /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
     pub confirmed: bool,
 }
@@ -259,18 +274,21 @@ pub enum Outcome {
     Timeout,
     /// An operator asked it to end, and its dlock stopped the job and gave the lock back.
     Stopped,
+    /// The same, for one that came later and replaces it.
+    Superseded,
     /// An operator took it away.
     Forced,
 }
 
 impl Outcome {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Released,
         Self::Crashed,
         Self::Expired,
         Self::Lost,
         Self::Timeout,
         Self::Stopped,
+        Self::Superseded,
         Self::Forced,
     ];
 
@@ -283,6 +301,7 @@ impl Outcome {
             Self::Lost => "lost",
             Self::Timeout => "timeout",
             Self::Stopped => "stopped",
+            Self::Superseded => "superseded",
             Self::Forced => "forced",
         }
     }

@@ -20,6 +20,8 @@ pub struct Ask {
     /// Whether to stand in the queue if the lock is not to be had now.
     pub patience: Patience,
     pub terms: Terms,
+    /// How long its owner has been asking. With [`Terms::replaces`] it says who came last, also to a store that was away.
+    pub waited: Duration,
 }
 
 /// On which terms a lock is asked for.
@@ -29,6 +31,17 @@ pub struct Terms {
     /// Only if no hold that was granted within so long ago has succeeded since: once per tick of a timetable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per: Option<Duration>,
+    /// The newest wins: whoever holds a lock is asked to end, and whoever waits on the same terms is sent home.
+    #[serde(skip_serializing_if = "is_not")]
+    pub replaces: bool,
+    /// Once it is granted, it is not asked to end by one that replaces.
+    #[serde(skip_serializing_if = "is_not")]
+    pub stays: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) const fn is_not(flag: &bool) -> bool {
+    !*flag
 }
 
 impl Terms {

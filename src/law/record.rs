@@ -11,10 +11,10 @@
 //!   for such in the middle would cost every waiter's heartbeat a look at all of them.
 
 use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
-use super::operation::{Ask, Ran, Terms};
-use super::stat::Stat;
+use super::operation::{Ask, Ran, Terms, is_not};
+use super::stat::{Stat, count};
 use super::time::{Due, Time, millis};
-use super::{ABSENCE, LOG_KEPT, SILENCE, SPENT_KEPT};
+use super::{ABSENCE, HISTORY_KEPT, LOG_KEPT, SILENCE, SPENT_KEPT};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, PAUSE_MOST, Token};
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,9 @@ pub struct Record {
     /// Who has paused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<Pause>,
+    /// Who came last of those that replace others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub newest: Option<Newest>,
     /// Who is to be woken when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,
@@ -113,6 +116,20 @@ pub struct Hold {
     /// Who asked it to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Owner>,
+    /// Whether that is one that replaces it, not an operator.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub superseded: bool,
+    /// Whether it is not to be asked by such a one.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub stays: bool,
+    pub owner: Owner,
+}
+
+/// The one that came last of those that replace others, whatever has become of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Newest {
+    pub token: Token,
+    pub came: Time,
     pub owner: Owner,
 }
 
@@ -178,6 +195,9 @@ pub struct Absence {
 pub struct Spent {
     /// Whether it held something then.
     pub released: bool,
+    /// Whether one that came later sent it home.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub superseded: bool,
     /// When this is forgotten.
     pub until: Due,
 }
@@ -189,6 +209,7 @@ pub(super) struct Granted {
     pub(super) slot: Option<u32>,
     pub(super) fence: u64,
     pub(super) waited: u64,
+    pub(super) stays: bool,
     pub(super) owner: Owner,
 }
 
@@ -287,6 +308,8 @@ impl Record {
         self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
         self.watchers.retain(|_, until| !until.is_past(now));
         self.success.take_if(|success| now.millis().saturating_sub(success.since) > millis(ONCE_PER_MOST));
+        self.newest
+            .take_if(|newest| now.millis().saturating_sub(newest.came.millis()) > millis(HISTORY_KEPT));
     }
 
     /// For how long what is wanted once per `span` is done; nothing if it is due. A success in the future is believed
@@ -299,7 +322,23 @@ impl Record {
     }
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
-        self.spent.insert(token, Spent { released, until: Due::after(now, SPENT_KEPT) });
+        let until = Due::after(now, SPENT_KEPT);
+        self.spent.insert(token, Spent { released, superseded: false, until });
+    }
+
+    /// One that came later sends it home.
+    pub(super) fn send_home(&mut self, now: Time, token: Token) {
+        count(&mut self.stat.superseded);
+        let until = Due::after(now, SPENT_KEPT);
+        self.spent.insert(token, Spent { released: false, superseded: true, until });
+    }
+
+    /// Who sends home one that came then: it came later, and that is not in the future, where a clock that was set back
+    /// would have it.
+    pub(super) fn superseded_by(&self, now: Time, token: &Token, came: Time) -> Option<&Newest> {
+        self.newest
+            .as_ref()
+            .filter(|newest| newest.token != *token && newest.came > came && newest.came <= now)
     }
 
     /// What has run out, or is no longer borne out by the lock key, is over.
@@ -369,6 +408,8 @@ impl Record {
             confirmed: false,
             waited: granted.waited,
             asked: None,
+            superseded: false,
+            stays: granted.stays,
             owner: granted.owner.clone(),
         };
         self.holds.insert(granted.token.clone(), hold);

@@ -23,6 +23,8 @@ pub struct Stat {
     pub busy: u64,
     /// How often somebody found done what it wanted the lock for.
     pub done: u64,
+    /// How often a waiter was sent home by one that came later.
+    pub superseded: u64,
     /// How often a waiter left the queue without the lock.
     pub given_up: u64,
     /// How often a hold ended so.

@@ -6,6 +6,7 @@ use crate::lock::{Key, Owner};
 
 mod histories;
 mod observer;
+mod replace;
 mod totals;
 
 fn name(key: &str) -> Name {
@@ -29,12 +30,15 @@ struct Scene {
     now: Time,
     ttl: Duration,
     min_hold: Duration,
+    terms: Terms,
+    waited: Duration,
 }
 
 impl Scene {
     fn new() -> Self {
         let now = Time(1_800_000_000_000_000);
-        Self { table: LockTable::default(), now, ttl: TTL, min_hold: Duration::ZERO }
+        let (table, terms) = (LockTable::default(), Terms::default());
+        Self { table, now, ttl: TTL, min_hold: Duration::ZERO, terms, waited: Duration::ZERO }
     }
 
     fn names(locks: &str) -> Names {
@@ -50,7 +54,8 @@ impl Scene {
         self.now = Time(self.now.0 + 1);
         let (ttl, min_hold) = (self.ttl, self.min_hold);
         let owner = Owner { pid: who, ..Owner::default() };
-        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms: Terms::default() };
+        let (terms, waited) = (self.terms.clone(), self.waited);
+        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms, waited };
         self.table.acquire(self.now, &Self::names(locks), &ask)
     }
 

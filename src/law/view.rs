@@ -75,6 +75,8 @@ pub struct Waiter {
     pub owner: Owner,
     /// How it wants the lock.
     pub mode: Mode,
+    /// Whether it replaces others, and is sent home by the next one that does.
+    pub replaces: bool,
     /// How long it has been waiting.
     pub waiting: Duration,
 }
@@ -102,8 +104,8 @@ impl Record {
         let heard = |(_, token): &(u64, Token)| {
             let waiter = record.waiters.get(token)?;
             let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            let (owner, mode) = (waiter.owner.clone(), waiter.mode);
-            record.is_there(now, waiter).then_some(Waiter { owner, mode, waiting })
+            let (owner, mode, replaces) = (waiter.owner.clone(), waiter.mode, waiter.terms.replaces);
+            record.is_there(now, waiter).then_some(Waiter { owner, mode, replaces, waiting })
         };
         let state = record.state(now);
         let blocker = record.blocker(now, Mode::Exclusive);
@@ -215,6 +217,7 @@ impl Hold {
             lease: self.until.left(now),
             slot: self.slot,
             asked: self.asked.clone(),
+            superseded: self.superseded,
             confirmed: self.confirmed,
         }
     }

@@ -4,7 +4,7 @@
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::law::view::{turn_in, typical};
-use crate::law::{Acquired, Blocker, End, Ran, State, Waiting};
+use crate::law::{Acquired, Ask, Blocker, End, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
 use crate::store::{Error, Store, View};
 use std::thread;
@@ -26,6 +26,8 @@ pub type Answer = (Moment, Result<Acquired, Error>);
 /// How far one who asks is.
 #[derive(Debug)]
 pub struct Progress {
+    /// Since when it asks.
+    began: Moment,
     /// What is in the way of one who stands in the queue.
     blocker: Option<Blocker>,
     /// It was said that the store does not answer.
@@ -41,7 +43,13 @@ pub struct Progress {
 impl Progress {
     /// One who has not asked yet.
     pub fn begin() -> Self {
-        Self { blocker: None, troubled: false, late: 0, look: Moment::now().after(LOOK_AFTER), usual: None }
+        let began = Moment::now();
+        Self { began, blocker: None, troubled: false, late: 0, look: began.after(LOOK_AFTER), usual: None }
+    }
+
+    /// What a request asks for that is sent then.
+    pub fn ask(&self, request: &Request, sent: Moment) -> Ask {
+        Ask { waited: sent.since(self.began), ..request.ask.clone() }
     }
 
     /// By when a request that is sent then is to be answered: one who was heard of does not go far beyond the end of the wait.
@@ -117,7 +125,8 @@ impl Obtaining<'_> {
             let (sent, answer) = first.take().unwrap_or_else(|| {
                 let sent = Moment::now();
                 let by = self.progress.by(self.request, sent);
-                (sent, self.store.acquire(&self.request.names, &self.request.ask, by))
+                let ask = self.progress.ask(self.request, sent);
+                (sent, self.store.acquire(&self.request.names, &ask, by))
             });
             match answer {
                 // Asking again extends the lease, counted from the new request.
@@ -138,6 +147,10 @@ impl Obtaining<'_> {
                 }
                 Ok(Acquired::Done(done)) => {
                     self.report(Report::Done(done));
+                    return None;
+                }
+                Ok(Acquired::Superseded(superseded)) => {
+                    self.report(Report::Superseded(superseded));
                     return None;
                 }
                 Ok(Acquired::Spent) => {

@@ -6,7 +6,7 @@ use super::live::Room;
 use super::owner::{because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
-use crate::law::{Blocker, Done, Holder, Pause, State, Waiting};
+use crate::law::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
 use crate::lock::{Key, Mode, Owner};
 use std::time::Duration;
 
@@ -53,6 +53,15 @@ pub fn done(asked: &Asked, done: &Done) -> String {
         what(owner),
         span(done.due)
     )
+}
+
+/// The one line of a run in whose place a newer one runs.
+pub fn superseded(asked: &Asked, superseded: &Superseded) -> String {
+    let by = match &superseded.by {
+        unknown if unknown.host.is_empty() => "a newer run".into(),
+        owner => format!("{}, which wants to run {}", who(owner), what(owner)),
+    };
+    format!("superseded by {by} under {} (--replace); the command did not run", asked.at(superseded.at))
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
@@ -294,6 +303,7 @@ mod tests {
             lease: Duration::from_secs(27),
             slot: None,
             asked: None,
+            superseded: false,
             confirmed,
         }
     }

@@ -87,6 +87,7 @@ pub fn hold(holder: &Holder) -> String {
     let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
     let because = because(&holder.owner);
     let asked = match &holder.asked {
+        Some(by) if holder.superseded => format!(", asked to stop for {}, a newer run", who(by)),
         Some(by) => format!(", asked to stop by {}", who(by)),
         None => String::new(),
     };
@@ -110,6 +111,7 @@ pub fn end(end: &LoggedEnd) -> String {
         Outcome::Crashed => "was killed, and its guard gave it back",
         Outcome::Timeout => "ran for as long as it may, and gave it back",
         Outcome::Stopped => "stopped its job, and gave it back",
+        Outcome::Superseded => "stopped its job for a newer run, and gave it back",
         Outcome::Expired => "let its lease end",
         Outcome::Lost => "lost it",
         Outcome::Forced => "had it taken away",

@@ -46,7 +46,7 @@ pub fn colour(outcome: Outcome, job: Option<Ended>) -> Option<&'static str> {
         (Outcome::Released, None) => None,
         (Outcome::Timeout, _) => Some("\x1b[31m"),
         (Outcome::Crashed | Outcome::Expired | Outcome::Lost, _) => Some("\x1b[35m"),
-        (Outcome::Stopped | Outcome::Forced, _) => Some("\x1b[33m"),
+        (Outcome::Stopped | Outcome::Superseded | Outcome::Forced, _) => Some("\x1b[33m"),
     }
 }
 

@@ -132,6 +132,8 @@ struct Holds<'a> {
     held_ms: Option<u64>,
     lease_ms: Option<u64>,
     foreign: bool,
+    asked_by: Option<Person<'a>>,
+    superseded: bool,
 }
 
 #[derive(Serialize)]
@@ -142,6 +144,7 @@ struct Waits<'a> {
     slots: Option<u32>,
     waiting_ms: u64,
     turn_ms: Option<u64>,
+    replaces: bool,
 }
 
 #[derive(Serialize)]
@@ -211,6 +214,8 @@ impl<'a> Holds<'a> {
             held_ms: Some(millis(holder.held)),
             lease_ms: Some(millis(holder.lease)),
             foreign: false,
+            asked_by: holder.asked.as_ref().map(Person::from),
+            superseded: holder.superseded,
         }
     }
 }
@@ -218,7 +223,14 @@ impl<'a> Holds<'a> {
 impl<'a> Waits<'a> {
     fn of(waiter: &'a Waiter, turn: Option<Duration>) -> Self {
         let ((mode, slots), turn_ms) = (mode(waiter.mode), turn.map(millis));
-        Self { who: (&waiter.owner).into(), mode, slots, waiting_ms: millis(waiter.waiting), turn_ms }
+        Self {
+            who: (&waiter.owner).into(),
+            mode,
+            slots,
+            waiting_ms: millis(waiter.waiting),
+            turn_ms,
+            replaces: waiter.replaces,
+        }
     }
 }
 
@@ -277,7 +289,8 @@ mod tests {
             assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
             for holder in lock["holders"].as_array().into_iter().flatten() {
                 let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];
-                let fields = fields.iter().chain(&["held_ms", "lease_ms", "foreign"]);
+                let fields =
+                    fields.iter().chain(&["held_ms", "lease_ms", "foreign", "asked_by", "superseded"]);
                 assert!(fields.clone().all(|field| holder.get(field).is_some()), "{holder}");
             }
         }

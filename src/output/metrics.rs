@@ -84,6 +84,12 @@ impl Exposition {
         family("done_total", "counter", "Runs with --once-per that found it done.", &|lock| {
             count(lock.stat.done)
         });
+        family(
+            "superseded_total",
+            "counter",
+            "Waiters with --replace that a newer one sent home.",
+            &|lock| count(lock.stat.superseded),
+        );
         family("given_up_total", "counter", "Waiters that left the queue without the lock.", &|lock| {
             count(lock.stat.given_up)
         });
@@ -140,6 +146,7 @@ fn sum(all: &mut Stat, one: &Stat) {
     spans(&mut all.held, &one.held);
     add(&mut all.busy, one.busy);
     add(&mut all.done, one.done);
+    add(&mut all.superseded, one.superseded);
     add(&mut all.given_up, one.given_up);
     add(&mut all.succeeded, one.succeeded);
     add(&mut all.failed, one.failed);

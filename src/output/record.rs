@@ -84,8 +84,9 @@ pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> S
         let is_usual = view.mode.unwrap_or_default() == waiter.mode;
         let mode = if is_usual { String::new() } else { format!(", {}", waiter.mode) };
         let (who, waiting) = (cell(&waiter.owner), span(waiter.waiting));
+        let newest = if waiter.replaces { ", replaces who runs" } else { "" };
         let turn = turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
-        let text = format!("{who}, for {waiting}{mode}{turn}: {}", waiter.owner.command);
+        let text = format!("{who}, for {waiting}{mode}{newest}{turn}: {}", waiter.owner.command);
         lines.add(2, &format!("{}.", at + 1), &text);
     }
     if let Some(end) = view.log.first() {
@@ -121,7 +122,8 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     }
     lines.add(2, "fence", &holder.fence.to_string());
     if let Some(by) = &holder.asked {
-        lines.add(2, "asked", &format!("to stop, by {}", cell(by)));
+        let newer = if holder.superseded { ", a newer run (--replace)" } else { "" };
+        lines.add(2, "asked", &format!("to stop, by {}{newer}", cell(by)));
     }
 }
 

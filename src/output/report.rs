@@ -46,6 +46,8 @@ pub enum Outcome {
     Done,
     /// The lock was not obtained.
     Busy,
+    /// The same, for a newer run with `--replace` took the place of this one.
+    Superseded,
     /// The lock was lost, or an operator took it away.
     Lost,
     /// The store could not be reached, or refused to serve.
@@ -75,6 +77,8 @@ pub enum HowLost {
     Forced,
     /// An operator asked the holder to end.
     Asked,
+    /// A newer run with `--replace` did.
+    Superseded,
 }
 
 /// The report as it is written.

@@ -351,6 +351,7 @@ pub(super) mod tests {
             lease: Duration::from_millis(26_500),
             slot: None,
             asked: None,
+            superseded: false,
             confirmed: true,
         };
         let end = LoggedEnd {
@@ -374,6 +375,7 @@ pub(super) mod tests {
                 waiters: vec![Waiter {
                     owner: owner("x"),
                     mode: Mode::Exclusive,
+                    replaces: true,
                     waiting: Duration::from_secs(3),
                 }],
                 log: vec![end],

@@ -26,6 +26,7 @@ fn word(kind: EventKind) -> &'static str {
         EventKind::Left => "left",
         EventKind::Busy => "busy",
         EventKind::Done => "done",
+        EventKind::SentHome => "superseded",
         EventKind::Paused => "paused",
         EventKind::Resumed => "resumed",
         EventKind::Granted => "granted",
@@ -64,7 +65,8 @@ fn told(event: &Event) -> String {
             None => parts.push(mode.to_string()),
         }
     }
-    if let (EventKind::Left | EventKind::Granted, Some(waited)) = (event.kind, event.waited)
+    if let (EventKind::Left | EventKind::SentHome | EventKind::Granted, Some(waited)) =
+        (event.kind, event.waited)
         && !waited.is_zero()
     {
         parts.push(format!("waited {}", span(waited)));
@@ -87,6 +89,7 @@ fn told(event: &Event) -> String {
     }
     match (event.kind, &event.by) {
         (EventKind::Over(Outcome::Forced), Some(by)) => parts.push(format!("taken away by {}", who(by))),
+        (EventKind::Over(Outcome::Superseded), Some(by)) => parts.push(format!("for {}", who(by))),
         (_, Some(by)) => parts.push(format!("asked for by {}", who(by))),
         (_, None) => {}
     }

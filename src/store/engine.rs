@@ -389,7 +389,7 @@ impl<A: Adapter> Engine<A> {
             record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
         });
         let renewal = transaction.table.renew(transaction.now, names, token, ttl);
-        if !is_known || !matches!(renewal, Renewal::Renewed | Renewal::Asked) {
+        if !is_known || !matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded) {
             return Ok(None);
         }
         self.lease = Some(until);
@@ -514,7 +514,7 @@ fn named(record: &Record) -> Vec<Token> {
 }
 
 impl<A: Adapter> Store for Engine<A> {
-    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`] or
+    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`], [`Acquired::Superseded`] or
     /// [`Acquired::Spent`]; a token that asks again after that has none. A token without a life ends only by its lease, or by silence.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         self.adapter.begin(token)
@@ -574,8 +574,12 @@ impl<A: Adapter> Store for Engine<A> {
                 self.watched = Watched::default();
             }
             // Not that of a revoked holder, whose job may live.
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent if !is_named => self.end_life(token),
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent => {}
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent
+                if !is_named =>
+            {
+                self.end_life(token);
+            }
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent => {}
         }
         if is_first {
             self.adapter.tidy();
@@ -627,7 +631,7 @@ impl<A: Adapter> Store for Engine<A> {
         let renewal = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
             transaction.table.renew(transaction.now, names, token, ttl)
         })?;
-        let is_held = matches!(renewal, Renewal::Renewed | Renewal::Asked);
+        let is_held = matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded);
         if is_held {
             self.hold_until(token, began + ttl);
         } else {

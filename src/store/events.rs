@@ -16,6 +16,8 @@ pub enum EventKind {
     Waiting,
     /// Somebody left the queue without the lock, or fell silent in it.
     Left,
+    /// Somebody was sent home from the queue by one that came later.
+    SentHome,
     /// Somebody who did not wait was refused.
     Busy,
     /// Somebody found done what it wanted the lock for.
@@ -64,7 +66,7 @@ impl Event {
     fn order(&self) -> (u64, u8, Option<Fence>, bool) {
         let class = match self.kind {
             EventKind::Waiting => 0,
-            EventKind::Left => 2,
+            EventKind::Left | EventKind::SentHome => 2,
             EventKind::Busy | EventKind::Done => 3,
             _ => 1,
         };
@@ -116,11 +118,16 @@ fn between(old: &View, new: &View) -> Vec<Event> {
     let mut stood = standing(old);
     events.extend(newcomers(&mut stood, new));
     events.extend(grants(old, new, &mut stood));
-    events.extend(stood.into_iter().map(|stood| Event {
-        owner: Some(stood.owner.clone()),
-        mode: stood.mode,
-        waited: stood.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
-        ..Event::new(EventKind::Left, new.now)
+    // Of those that replace others only one can wait, and it does not mostly leave by itself.
+    let sent_home = new.stat.superseded > old.stat.superseded;
+    events.extend(stood.into_iter().map(|stood| {
+        let kind = if sent_home && stood.replaces { EventKind::SentHome } else { EventKind::Left };
+        Event {
+            owner: Some(stood.owner.clone()),
+            mode: stood.mode,
+            waited: stood.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
+            ..Event::new(kind, new.now)
+        }
     }));
     for (kind, before, after) in
         [(EventKind::Busy, old.stat.busy, new.stat.busy), (EventKind::Done, old.stat.done, new.stat.done)]
@@ -213,6 +220,7 @@ struct Standing<'a> {
     owner: &'a Owner,
     mode: Option<Mode>,
     since: Option<u64>,
+    replaces: bool,
 }
 
 fn since(view: &View, waiter: &Waiter) -> u64 {
@@ -224,11 +232,17 @@ fn standing(view: &View) -> Vec<Standing<'_>> {
         owner: &waiter.owner,
         mode: Some(waiter.mode),
         since: Some(since(view, waiter)),
+        replaces: waiter.replaces,
     });
     let waits = |holder: &&Holder| view.waiters.iter().any(|waiter| waiter.owner == holder.owner);
     let unaware = view.holders.iter().filter(|holder| !holder.confirmed).filter(move |holder| !waits(holder));
     waiters
-        .chain(unaware.map(|holder| Standing { owner: &holder.owner, mode: view.mode, since: None }))
+        .chain(unaware.map(|holder| Standing {
+            owner: &holder.owner,
+            mode: view.mode,
+            since: None,
+            replaces: false,
+        }))
         .collect()
 }
 

@@ -170,7 +170,16 @@ impl QuorumStore {
         let win = call(
             &scripts::WIN_BACK,
             name,
-            &[token.secret(), &ttl, &longest, &hold.fence.to_string(), &hold.held_us, &cooling, &hold.owner],
+            &[
+                token.secret(),
+                &ttl,
+                &longest,
+                &hold.fence.to_string(),
+                &hold.held_us,
+                &cooling,
+                &hold.owner,
+                &hold.stays,
+            ],
         );
         match until {
             Deadline::Heard(by) => self.ask(missing, &win, by, STRAGGLERS).count("won"),
@@ -188,6 +197,8 @@ struct Vouched {
     held_us: String,
     cooling: Duration,
     owner: String,
+    /// Whether it is not to be asked to end by one that replaces it: `stays`, or empty.
+    stays: String,
 }
 
 /// How long to care for a request.
@@ -221,8 +232,14 @@ impl Store for QuorumStore {
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
-        let mut asked = false;
-        let mut hold = Vouched { fence, held_us: "0".into(), cooling: Duration::ZERO, owner: "{}".into() };
+        let mut asked = None;
+        let mut hold = Vouched {
+            fence,
+            held_us: "0".into(),
+            cooling: Duration::ZERO,
+            owner: "{}".into(),
+            stays: String::new(),
+        };
         let mut untold = Vec::new();
         for at in 0..masters {
             let Some(reply) = answers.reply(at, "renewed") else { continue };
@@ -233,7 +250,15 @@ impl Store for QuorumStore {
             hold.held_us = reply.text()?;
             hold.cooling = hold.cooling.max(reply.span()?);
             hold.owner = reply.text()?;
-            asked |= !reply.text()?.is_empty();
+            let (is_asked, word) = (!reply.text()?.is_empty(), reply.text()?);
+            match word.as_str() {
+                "superseded" => asked = asked.or(Some(Renewal::Superseded)),
+                _ if is_asked => asked = Some(Renewal::Asked),
+                _ => {}
+            }
+            if word == "stays" {
+                hold.stays = word;
+            }
         }
         if hold.fence > 0 && !untold.is_empty() {
             let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
@@ -253,7 +278,7 @@ impl Store for QuorumStore {
         }
         if renewed >= majority {
             self.hold = Some(Held { token: token.clone(), until: deadline(sent, ttl), fence: hold.fence });
-            Ok(if asked { Renewal::Asked } else { Renewal::Renewed })
+            Ok(asked.unwrap_or(Renewal::Renewed))
         } else if lost > masters - majority {
             Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
         } else {

@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::law;
 use crate::law::{
     Acquired, Ask, End, Foreign, Grant, Left, Outcome, Patience, Proof, Renewal, Requested, Revoke, Revoked,
-    Waiting, When,
+    Superseded, Terms, Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
@@ -237,7 +237,21 @@ impl Store for RedisStore {
         let turn = if self.asked { "again" } else { "first" };
         let (mode, owner) = (mode_to(ask.mode), json(&ask.owner)?);
         let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
-        let args = [ask.token.secret(), &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per];
+        let waited = law::millis(ask.waited).to_string();
+        let terms = terms_to(&ask.terms);
+        let args = [
+            ask.token.secret(),
+            &ttl,
+            &min_hold,
+            patience,
+            &number,
+            turn,
+            &mode,
+            &owner,
+            &once_per,
+            terms,
+            &waited,
+        ];
         let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
         // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
@@ -265,6 +279,10 @@ impl Store for RedisStore {
             "done" => {
                 let at = reply.lock(names.as_slice().len())?;
                 Ok(Acquired::Done(reply.done(at)?))
+            }
+            "superseded" => {
+                let at = reply.lock(names.as_slice().len())?;
+                Ok(Acquired::Superseded(Superseded { at, by: reply.owner()? }))
             }
             "spent" => Ok(Acquired::Spent),
             _ => Err(reply.unknown()),
@@ -309,6 +327,7 @@ impl Store for RedisStore {
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
+            "superseded" => Ok(Renewal::Superseded),
             "revoked" => Ok(Renewal::Revoked),
             "not-held" => Ok(Renewal::NotHeld),
             _ => Err(reply.unknown()),
@@ -431,7 +450,8 @@ impl Store for RedisStore {
             let owner = queue.owner()?;
             let mode = queue.mode()?.unwrap_or_default();
             let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
-            waiters.push(Waiter { owner, mode, waiting });
+            let replaces = !queue.text()?.is_empty();
+            waiters.push(Waiter { owner, mode, replaces, waiting });
         }
         let mut ends = reply.nested()?;
         let mut log = Vec::new();
@@ -568,6 +588,16 @@ impl RedisStore {
     fn drop_wake(&mut self) {
         self.wake = None;
         self.wake_number += 1;
+    }
+}
+
+/// The terms of one who asks, but for once in a while, as the scripts read them.
+pub(super) const fn terms_to(terms: &Terms) -> &'static str {
+    match (terms.replaces, terms.stays) {
+        (false, false) => "",
+        (true, false) => "replaces",
+        (false, true) => "stays",
+        (true, true) => "replaces stays",
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::job::StopReason;
 use crate::law::{Outcome, Ran};
-use crate::lease::Loss;
+use crate::lease::{Asker, Loss};
 
 /// What ended a job that was started. A lock that was lost, and not the only one, or not for the store, is still there to be
 /// given back; then the loss is what there is to tell, also where `--on-lost warn` let the job go on.
@@ -11,13 +11,14 @@ pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
     let of_loss = match lost {
         Some(Loss::Deadline) => Some(Outcome::Expired),
         Some(Loss::NotHeld) => Some(Outcome::Lost),
-        Some(Loss::Revoked | Loss::Asked) => Some(Outcome::Stopped),
+        Some(Loss::Asked(Asker::Newer)) => Some(Outcome::Superseded),
+        Some(Loss::Revoked | Loss::Asked(Asker::Operator)) => Some(Outcome::Stopped),
         None => None,
     };
     let outcome = match reason {
         Some(StopReason::CallerGone | StopReason::GuardGone) => Some(Outcome::Crashed),
         Some(StopReason::MaxRun) => Some(Outcome::Timeout),
-        Some(StopReason::Asked) => Some(Outcome::Stopped),
+        Some(StopReason::Asked) => of_loss.or(Some(Outcome::Stopped)),
         Some(StopReason::LeaseRanOut) => of_loss.or(Some(Outcome::Expired)),
         Some(StopReason::Lost) => of_loss.or(Some(Outcome::Lost)),
         None => of_loss,
@@ -39,7 +40,8 @@ mod tests {
             (Some(StopReason::CallerGone), None, cut(Outcome::Crashed)),
             (Some(StopReason::GuardGone), None, cut(Outcome::Crashed)),
             (Some(StopReason::MaxRun), None, cut(Outcome::Timeout)),
-            (Some(StopReason::Asked), Some(Loss::Asked), cut(Outcome::Stopped)),
+            (Some(StopReason::Asked), Some(Loss::Asked(Asker::Operator)), cut(Outcome::Stopped)),
+            (Some(StopReason::Asked), Some(Loss::Asked(Asker::Newer)), cut(Outcome::Superseded)),
             (Some(StopReason::LeaseRanOut), Some(Loss::Deadline), cut(Outcome::Expired)),
             (Some(StopReason::LeaseRanOut), None, cut(Outcome::Expired)),
             (Some(StopReason::Lost), Some(Loss::NotHeld), cut(Outcome::Lost)),

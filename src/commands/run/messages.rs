@@ -9,8 +9,8 @@ use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::job::{NotStarted, Process, StopReason};
-use crate::law::{Blocker, Done, Grant, Left, Proof, Ran, Waiting};
-use crate::lease::Loss;
+use crate::law::{Blocker, Done, Grant, Left, Proof, Ran, Superseded, Waiting};
+use crate::lease::{Asker, Loss};
 use crate::lock::{Key, Mode, Wait};
 use crate::output::Kind;
 use crate::output::busy::{self, Asked, Tried};
@@ -138,6 +138,11 @@ impl<'a> Messages<'a> {
         self.say(Kind::Note, &busy::done(&self.asked, done));
     }
 
+    /// One that came later does it.
+    pub fn superseded(&self, superseded: &Superseded) {
+        self.say(Kind::Note, &busy::superseded(&self.asked, superseded));
+    }
+
     /// The store failed before the lock was ours.
     pub fn failed(&self, error: store::Error) -> Error {
         let keys = self.keys();
@@ -251,7 +256,7 @@ impl<'a> Messages<'a> {
                 )
             }
             Loss::Revoked => format!("an operator took {lock} away"),
-            Loss::Asked => format!("an operator asked for {lock} back"),
+            Loss::Asked(asker) => format!("{} {lock} back", asked(asker)),
             Loss::Deadline => format!("{lock} is lost: it could not be renewed in time"),
         };
         let job = self.job.get();
@@ -263,7 +268,7 @@ impl<'a> Messages<'a> {
     }
 
     /// The job is being stopped. That the lock is lost has been said.
-    pub fn stopping(&self, reason: StopReason, run: &Run) {
+    pub fn stopping(&self, reason: StopReason, asker: Asker, run: &Run) {
         let (lock, job) = (self.lock(), self.job.get());
         let text = match reason {
             StopReason::LeaseRanOut => {
@@ -274,7 +279,7 @@ impl<'a> Messages<'a> {
                 format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped")
             }
             StopReason::Asked => {
-                format!("an operator asked for {lock} back; {job} is being stopped")
+                format!("{} {lock} back; {job} is being stopped", asked(asker))
             }
             StopReason::GuardGone => {
                 format!("the guard process was killed; {job} under {lock} is being stopped")
@@ -403,6 +408,13 @@ fn hint_at_shell(command: &str) -> &'static str {
         " (a line for the shell goes by -c: dlock run -k KEY -c 'LINE')"
     } else {
         ""
+    }
+}
+
+const fn asked(asker: Asker) -> &'static str {
+    match asker {
+        Asker::Operator => "an operator asked for",
+        Asker::Newer => "a newer run (--replace) asked for",
     }
 }
 

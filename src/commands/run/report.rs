@@ -5,7 +5,7 @@ use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
 use crate::error;
 use crate::exit::{Ended, Exit};
-use crate::lease::Loss;
+use crate::lease::{Asker, Loss};
 use crate::lock::Fence;
 use crate::output::report::{HowLost, Outcome, Report};
 use crate::output::time::millis;
@@ -24,6 +24,8 @@ pub struct RunReport {
     pub started: bool,
     /// Whether somebody else had done what the command was for.
     pub is_done: bool,
+    /// Whether one that came later took its place before the command ran.
+    pub is_superseded: bool,
     pub job: Option<Ended>,
     pub lost: Option<Loss>,
 }
@@ -39,7 +41,8 @@ impl RunReport {
             Loss::Deadline => HowLost::Expired,
             Loss::NotHeld => HowLost::Vanished,
             Loss::Revoked => HowLost::Forced,
-            Loss::Asked => HowLost::Asked,
+            Loss::Asked(Asker::Operator) => HowLost::Asked,
+            Loss::Asked(Asker::Newer) => HowLost::Superseded,
         });
         let waited_until = self.granted.map_or(now, |(at, _)| at);
         Report {
@@ -65,6 +68,7 @@ impl RunReport {
             Exit::Ok if self.is_done => Outcome::Done,
             Exit::Signal(_) if !self.started => Outcome::Interrupted,
             Exit::Ok | Exit::Job(_) | Exit::Signal(_) => Outcome::Ran,
+            Exit::Busy(_) if self.is_superseded => Outcome::Superseded,
             Exit::Busy(_) => Outcome::Busy,
             Exit::Lost => Outcome::Lost,
             Exit::Unavailable => Outcome::Unreachable,

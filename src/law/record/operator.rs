@@ -3,7 +3,7 @@
 
 use super::{Hold, Lock, Phase, Record};
 use crate::law::WATCH_KEPT;
-use crate::law::answer::{Foreign, Holder, Outcome, Pause, Requested, Revoked, State};
+use crate::law::answer::{Foreign, Holder, Outcome, Pause, Renewal, Requested, Revoked, State};
 use crate::law::operation::{Revoke, When};
 use crate::law::time::{Due, Time, millis};
 use crate::lock::{Fence, Owner, Token};
@@ -22,9 +22,22 @@ impl Record {
         }
     }
 
-    /// Whether somebody asked this hold to end.
-    pub(in crate::law) fn is_asked(&self, token: &Token) -> bool {
-        self.holds.get(token).is_some_and(|hold| hold.asked.is_some())
+    /// Asks all who hold it to end for one that came then, but those who said that they stay; nobody while it is paused,
+    /// for then nobody would run.
+    pub(in crate::law) fn replace(&mut self, came: Time, by: &Owner) {
+        let is_open = self.paused.is_none();
+        let is_meant = |hold: &&mut Hold| {
+            hold.phase == Phase::Held && !hold.stays && hold.since < came && hold.asked.is_none()
+        };
+        for hold in self.holds.values_mut().filter(|hold| is_open && is_meant(hold)) {
+            (hold.asked, hold.superseded) = (Some(by.clone()), true);
+        }
+    }
+
+    /// Whether somebody asked this hold to end, and what a renewal says then.
+    pub(in crate::law) fn asked(&self, token: &Token) -> Option<Renewal> {
+        let hold = self.holds.get(token).filter(|hold| hold.asked.is_some())?;
+        Some(if hold.superseded { Renewal::Superseded } else { Renewal::Asked })
     }
 
     /// Wakes the token whenever something changes, for a while.

@@ -28,8 +28,8 @@ enum Step {
     Intrude { lock: usize, ttl: Option<u64> },
 }
 
-/// Which locks an asker wants, as bits, how, and once in how many ms.
-type Wish = (usize, Mode, Option<u64>);
+/// Which locks an asker wants, as bits, how, once in how many ms, and whether it replaces others.
+type Wish = (usize, Mode, Option<u64>, bool);
 
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let mode = prop_oneof![
@@ -40,9 +40,12 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     ];
     let once_per = prop_oneof![2 => Just(None), 1 => (500..8000u64).prop_map(Some), 1 => Just(Some(60_000))];
     // Histories in which one mode rules meet its rules more often than mixed ones.
-    let mixed = prop::collection::vec((1..8usize, mode.clone(), once_per.clone()), ASKERS);
-    let same = (prop::collection::vec((1..8usize, once_per), ASKERS), mode)
-        .prop_map(|(some, mode)| some.into_iter().map(|(bits, once)| (bits, mode, once)).collect());
+    let replaces = prop_oneof![2 => Just(false), 1 => Just(true)];
+    let mixed = prop::collection::vec((1..8usize, mode.clone(), once_per.clone(), replaces.clone()), ASKERS);
+    let same =
+        (prop::collection::vec((1..8usize, once_per, replaces), ASKERS), mode).prop_map(|(some, mode)| {
+            some.into_iter().map(|(bits, once, replaces)| (bits, mode, once, replaces)).collect()
+        });
     prop_oneof![2 => mixed, 1 => same]
 }
 
@@ -98,13 +101,15 @@ fn names_of(bits: usize) -> Names {
 
 impl World {
     fn new(wishes: &[Wish]) -> Self {
-        let asker = |(id, (bits, mode, once_per)): (u32, &Wish)| Asker {
+        let asker = |(id, (bits, mode, once_per, replaces)): (u32, &Wish)| Asker {
             id,
             token: token(id),
             names: names_of(*bits),
             mode: *mode,
             terms: Terms {
                 once_per: once_per.filter(|_| *mode == Mode::Exclusive).map(Duration::from_millis),
+                replaces: *replaces && *mode == Mode::Exclusive,
+                stays: id % 3 == 0,
             },
         };
         Self {
@@ -127,6 +132,7 @@ impl World {
             owner,
             patience,
             terms: asker.terms.clone(),
+            waited: Duration::ZERO,
         }
     }
 
@@ -203,7 +209,7 @@ impl World {
             Step::Acquire { who, patience, ttl, min_hold } => {
                 let asker = self.askers[who].clone();
                 let answer = self.acquire(&asker, &Self::ask(&asker, patience, ttl, min_hold))?;
-                if answer == Acquired::Spent {
+                if matches!(answer, Acquired::Superseded(_) | Acquired::Spent) {
                     self.reborn(who);
                 }
             }
@@ -217,7 +223,7 @@ impl World {
                     let proof = self.table.prove(now, &asker.names, &asker.token);
                     prop_assert_eq!(
                         proof.map(|proof| proof.lease),
-                        (answer == Renewal::Renewed).then_some(ttl)
+                        matches!(answer, Renewal::Renewed | Renewal::Superseded).then_some(ttl)
                     );
                     self.observer.renewed(now, &asker, ttl, answer)?;
                 }
@@ -308,7 +314,8 @@ impl World {
                 Acquired::Waiting(waiting) => {
                     due.push((Time(self.now.0 + millis(waiting.next) * 1000), asker))
                 }
-                Acquired::Granted(_) | Acquired::Done(_) | Acquired::Spent => {}
+                Acquired::Granted(_) | Acquired::Done(_) => {}
+                Acquired::Superseded(_) | Acquired::Spent => {}
                 Acquired::Busy(busy) => prop_assert!(false, "a waiter was told busy: {:?}", busy),
             }
         }

@@ -89,6 +89,10 @@ pub(super) struct Observer {
     pauses: BTreeMap<String, u64>,
     /// When the last hold of each lock was granted that succeeded, in ms.
     successes: BTreeMap<String, u64>,
+    /// Who came last to each lock of those that replace others.
+    newest: BTreeMap<String, u32>,
+    /// Who was sent home by one that came later, and until when that is known, in ms.
+    home: BTreeMap<u32, u64>,
     /// Who was told of its grant in this step: its place counts until the step is judged.
     served: Vec<u32>,
 }
@@ -126,6 +130,11 @@ impl Observer {
 
     pub(super) fn acquired(&mut self, now: Time, asker: &Asker, ask: &Ask, answer: &Acquired) -> Check {
         self.askers.insert(asker.id, asker.clone());
+        let is_home = self.home.get(&asker.id).is_some_and(|until| now.millis() <= *until);
+        prop_assert_eq!(is_home, matches!(answer, Acquired::Superseded(_)), "sent home: {:?}", answer);
+        if is_home {
+            return Ok(());
+        }
         let held = self.holds(now, asker);
         // What is left of a hold that was revoked or lost a lock: its token is good for nothing but to leave.
         let remains =
@@ -147,6 +156,9 @@ impl Observer {
         let done = self.is_done(now.millis(), asker);
         if !held && !spent && !self.is_called(asker) {
             prop_assert_eq!(done, matches!(answer, Acquired::Done(_)), "is it done: {:?}", answer);
+        }
+        if asker.terms.replaces && !held && !matches!(answer, Acquired::Done(_) | Acquired::Spent) {
+            self.replaces(now, asker);
         }
         match answer {
             Acquired::Done(_) => {
@@ -175,7 +187,20 @@ impl Observer {
                 prop_assert!(!alone, "busy with nobody in the way");
                 Ok(())
             }
-            Acquired::Spent => Ok(()),
+            Acquired::Superseded(_) | Acquired::Spent => Ok(()),
+        }
+    }
+
+    /// Whoever came last before it to one of its locks, on the same terms, and still waits goes home.
+    fn replaces(&mut self, now: Time, asker: &Asker) {
+        for name in &asker.names {
+            let Some(old) = self.newest.insert(name.as_str().to_owned(), asker.id) else { continue };
+            let kept = |place: &Place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT);
+            if old != asker.id && self.places.get(&old).is_some_and(kept) {
+                self.places.remove(&old);
+                self.shown.retain(|(_, id, _)| *id != old);
+                self.home.insert(old, now.millis() + millis(SPENT_KEPT));
+            }
         }
     }
 
@@ -267,6 +292,8 @@ impl Observer {
         } else {
             Renewal::NotHeld
         };
+        // That it is asked to end changes nothing about what it holds.
+        let answer = if answer == Renewal::Superseded { Renewal::Renewed } else { answer };
         prop_assert_eq!(answer, expected);
         if answer == Renewal::Renewed {
             for belief in self.mine_mut(asker.id) {
@@ -312,7 +339,7 @@ impl Observer {
             }
         }
         self.places.remove(&asker.id);
-        if !self.is_spent(now, asker) {
+        if !self.is_spent(now, asker) && !self.home.contains_key(&asker.id) {
             self.spent.insert(asker.id, now.millis() + millis(SPENT_KEPT));
         }
         Ok(())

@@ -38,6 +38,9 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
     if let Some(pause) = &record.paused {
         check_number(pause.since.max(pause.until))?;
     }
+    if let Some(newest) = &record.newest {
+        check_number(newest.came.0)?;
+    }
     if let Some(success) = &record.success {
         check_number(success.since.max(success.ended).max(success.fence.0))?;
     }

@@ -207,7 +207,7 @@ impl Queue {
     }
 
     /// The waiter whom the law has to be shown yet: at the front of the queue, among the first `front`, or directly before
-    /// `me`; whoever comes last where `me` is about to join them.
+    /// `me`; whoever comes last where `me` is about to join them, and whom it may replace.
     pub fn exposed(&self, record: &Record, front: usize, me: Option<(&Token, Joins)>) -> Option<usize> {
         let is_left = |waiting: &Waiting| match waiting.token() {
             Some(token) if waiting.is_shown() => record.queue.contains(&(waiting.ticket, token)),
@@ -220,6 +220,12 @@ impl Queue {
         }
         let (me, joins) = me?;
         if let Some(at) = self.find(me).filter(|at| !self.waiting[*at].is_shown()) {
+            return Some(at);
+        }
+        let newest = record.newest.as_ref().filter(|_| joins == Joins::Yes);
+        if let Some(at) =
+            newest.and_then(|newest| self.find(&newest.token)).filter(|at| !self.waiting[*at].is_shown())
+        {
             return Some(at);
         }
         let ticket = record.waiters.get(me).map(|waiter| waiter.ticket);

@@ -13,7 +13,7 @@ pub struct Snapshot {
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// Only where somebody watches.
-    all: Option<(Vec<Token>, [u64; 4])>,
+    all: Option<(Vec<Token>, [u64; 5])>,
 }
 
 /// Whether an operator asked a holder to end.
@@ -59,11 +59,11 @@ pub fn asked(hold: &Hold) -> Asked {
     if hold.asked.is_some() { Asked::Yes } else { Asked::No }
 }
 
-/// The queue, who was refused or found it done, the grants that were heard of, and the pause.
-fn everything(record: &Record) -> (Vec<Token>, [u64; 4]) {
+/// The queue, who was refused, found it done or was sent home, the grants that were heard of, and the pause.
+fn everything(record: &Record) -> (Vec<Token>, [u64; 5]) {
     let queue = record.queue.iter().map(|(_, token)| token.clone()).collect();
     let paused = record.paused.as_ref().map_or(0, |pause| pause.until);
-    (queue, [record.stat.busy, record.stat.done, record.stat.waited.count(), paused])
+    (queue, [record.stat.busy, record.stat.done, record.stat.superseded, record.stat.waited.count(), paused])
 }
 
 /// Those who hold it or lost it to an operator. What a min-hold keeps has no life.

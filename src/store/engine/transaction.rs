@@ -32,7 +32,7 @@ use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
-use crate::law::{Hold, Lock, LockTable, Phase, Record, Time, Waiter, millis};
+use crate::law::{Hold, Lock, LockTable, Phase, Record, Spent, Time, Waiter, millis};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
 use std::collections::BTreeSet;
@@ -400,6 +400,10 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                     && opened.entry.queue().is_queued(token)
             };
             others.extend(record.waiters.iter().filter(went).map(|(token, _)| token.clone()));
+            let sent_home = |(token, spent): &(&Token, &Spent)| {
+                spent.superseded && opened.entry.queue().find(token).is_some()
+            };
+            others.extend(record.spent.iter().filter(sent_home).map(|(token, _)| token.clone()));
             let before = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > before && matches!(record.lock, Lock::Exclusive { .. });

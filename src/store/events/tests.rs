@@ -39,6 +39,7 @@ impl View {
                 lease: ms(1000),
                 slot: None,
                 asked: None,
+                superseded: false,
                 confirmed: true,
             })
             .collect();
@@ -75,6 +76,7 @@ impl View {
             .map(|(pid, since)| Waiter {
                 owner: owner(*pid),
                 mode: Mode::Exclusive,
+                replaces: true,
                 waiting: ms(self.now.saturating_sub(NOW + since)),
             })
             .collect();

@@ -371,6 +371,7 @@ impl RecordFile {
         for spent in record.spent.values_mut() {
             due(&mut spent.until);
         }
+        record.newest.iter_mut().for_each(|newest| time(&mut newest.came));
         let pause = record.paused.iter_mut().flat_map(|pause| [&mut pause.since, &mut pause.until]);
         for since in record.success.iter_mut().map(|success| &mut success.since).chain(pause) {
             *since = since.saturating_add(shift / 1000);

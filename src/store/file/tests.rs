@@ -158,6 +158,7 @@ impl Process {
             owner,
             patience,
             terms: Terms::default(),
+            waited: Duration::ZERO,
         }
     }
 
@@ -907,7 +908,7 @@ fn play(events: &[Event]) -> Result<()> {
                         holder = Some((*who, before + TTL - Duration::from_millis(1)));
                     }
                     // It ends, and with it what it had: a revoked holder is busy too.
-                    Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) => {
+                    Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
                         processes[*who] = fresh(ahead)?;
                         holder = holder.filter(|(holder, _)| holder != who);
                     }

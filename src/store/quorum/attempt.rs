@@ -5,8 +5,10 @@ use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Waiting};
+use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Waiting};
 use crate::lock::{Fence, Name, Names};
+use crate::store::redis::reply::Reply;
+use crate::store::redis::terms_to;
 use crate::store::{Error, json};
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ enum Tried {
     Won(Grant),
     Spent,
     Done(Done),
+    Superseded(Superseded),
     Blocked {
         joined: Box<Joined>,
         /// How many have waited longer.
@@ -34,6 +37,11 @@ impl QuorumStore {
             let (joined, ahead) = match self.attempt(name, ask, by)? {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
                 Tried::Done(done) => return Ok(Acquired::Done(done)),
+                Tried::Superseded(superseded) => {
+                    // The lease is short, and the token is spent wherever this arrives.
+                    let _ = self.leave_as("sent-home", names, &ask.token, "", by);
+                    return Ok(Acquired::Superseded(superseded));
+                }
                 Tried::Spent => return Ok(Acquired::Spent),
                 Tried::Blocked { joined, ahead } => (joined, ahead),
             };
@@ -76,11 +84,12 @@ impl QuorumStore {
         let waited = sent.since(began);
         let waited_ms = law::millis(waited).to_string();
         let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
+        let terms = terms_to(&ask.terms);
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let first = call(
             &scripts::ACQUIRE,
             name,
-            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per],
+            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms],
         );
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
@@ -100,13 +109,19 @@ impl QuorumStore {
             return Ok(Tried::Spent);
         }
         let majority = self.masters.majority();
+        // Two that came at the same time are in order on each master, and not in both orders on a majority.
+        if answers.count("superseded") >= majority {
+            let by_whom = answers.replies("superseded").next().map(Reply::owner).transpose()?;
+            return Ok(Tried::Superseded(Superseded { at: 0, by: by_whom.unwrap_or_default() }));
+        }
         if answers.count("granted") >= majority {
             let mut fence = 0;
             for reply in answers.replies("granted") {
                 fence = fence.max(reply.number()?);
             }
             let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
-            let second = call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms]);
+            let second =
+                call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms, terms]);
             let told = self.ask(&everybody, &second, by.min(end), STRAGGLERS);
             if told.count("confirmed") >= majority && !end.passed() {
                 self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
@@ -124,10 +139,12 @@ impl QuorumStore {
             let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Split };
             return Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 });
         }
-        let refused = |at: &usize| answers.says(*at, "busy") || answers.says(*at, "behind");
+        let refused =
+            |at: &usize| ["busy", "behind", "superseded"].iter().any(|what| answers.says(*at, what));
         let taken: Vec<_> = everybody.into_iter().filter(|at| !refused(at)).collect();
         self.take_back(name, token, &attempt, &taken, by);
-        let (busy, behind) = (answers.count("busy"), answers.count("behind"));
+        // Who is superseded on some masters waits there for the one that came later.
+        let (busy, behind) = (answers.count("busy"), answers.count("behind") + answers.count("superseded"));
         if answers.count("granted") + busy + behind < majority {
             return Err(self.short(&answers));
         }
@@ -140,7 +157,7 @@ impl QuorumStore {
             } else if let Some(reply) = answers.reply(at, "behind") {
                 ahead = ahead.max(reply.number()?);
                 seen.push(MasterView::FREE);
-            } else if answers.says(at, "granted") {
+            } else if answers.says(at, "granted") || answers.says(at, "superseded") {
                 seen.push(MasterView::FREE);
             }
         }

@@ -38,7 +38,7 @@ impl MasterView {
         paused: None,
     };
 
-    /// The next thirteen fields of a reply: whose it is on this master, and what is in the way; told by this clock.
+    /// The next fourteen fields of a reply: whose it is on this master, and what is in the way; told by this clock.
     pub fn read(reply: &mut Reply, clock: Clock) -> Result<Self, Error> {
         let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
         let (_, left, mut paused) = (reply.mode()?, reply.span_if_any()?, reply.pause()?);
@@ -182,7 +182,11 @@ fn represent(group: &[&MasterView], majority: usize) -> MasterView {
         group.iter().filter(|seen| seen.is_confirmed()).filter_map(|seen| Some(seen.holder.as_ref()?.fence));
     if let (Some(holder), Some(fence)) = (&mut one.holder, fence.max()) {
         (holder.fence, holder.confirmed) = (fence, true);
-        holder.asked = group.iter().find_map(|seen| seen.holder.as_ref()?.asked.clone());
+        let asked =
+            group.iter().find_map(|seen| seen.holder.as_ref().filter(|holder| holder.asked.is_some()));
+        if let Some(asked) = asked {
+            (holder.asked, holder.superseded) = (asked.asked.clone(), asked.superseded);
+        }
     }
     one
 }
@@ -192,7 +196,8 @@ fn represent(group: &[&MasterView], majority: usize) -> MasterView {
 pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
     let knows = |end: &LoggedEnd| match end.outcome {
         // Its own dlock or guard says so.
-        Outcome::Released | Outcome::Crashed | Outcome::Timeout | Outcome::Stopped => 3,
+        Outcome::Released | Outcome::Crashed | Outcome::Timeout => 3,
+        Outcome::Stopped | Outcome::Superseded => 3,
         Outcome::Expired | Outcome::Lost if end.job.is_some() => 3,
         Outcome::Forced => 2,
         Outcome::Expired => 1,
@@ -223,6 +228,7 @@ pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
         for (all, one) in [
             (&mut joined.busy, stat.busy),
             (&mut joined.done, stat.done),
+            (&mut joined.superseded, stat.superseded),
             (&mut joined.given_up, stat.given_up),
             (&mut joined.succeeded, stat.succeeded),
             (&mut joined.failed, stat.failed),
@@ -257,6 +263,7 @@ mod tests {
             lease: Duration::from_secs(left),
             slot: None,
             asked: None,
+            superseded: false,
             confirmed,
         };
         let left = Some(Duration::from_secs(left));

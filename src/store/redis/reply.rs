@@ -154,7 +154,7 @@ impl Reply {
         at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))
     }
 
-    /// The next thirteen fields: what is in the way, at one of `locks` locks.
+    /// The next fourteen fields: what is in the way, at one of `locks` locks.
     pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
         let at = self.lock(locks)?;
         let (state, is_foreign) = self.state()?;
@@ -167,7 +167,7 @@ impl Reply {
         Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left, paused })
     }
 
-    /// The next field as holds, seven fields each.
+    /// The next field as holds, eight fields each.
     pub fn holders(&mut self) -> Result<Vec<Holder>, Error> {
         let mut nested = self.nested()?;
         let mut holders = Vec::new();
@@ -178,7 +178,7 @@ impl Reply {
         Ok(holders)
     }
 
-    /// A hold whose first two fields were read, and whose next five follow.
+    /// A hold whose first two fields were read, and whose next six follow.
     pub fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
         let (owner, fence) = (self.owner_in(owner)?, self.number_in(fence)?);
         let since = self.number()? / 1000;
@@ -192,6 +192,7 @@ impl Reply {
             slot: self.slot()?,
             asked: self.text().and_then(|json| self.owner_if_any(&json))?,
             confirmed: self.text()? == "1",
+            superseded: self.text()? == "superseded",
         })
     }
 
@@ -266,6 +267,7 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
         "waited" => span(&mut stat.waited, which, total),
         "held" => span(&mut stat.held, which, total),
         "done" => add(&mut stat.done, total),
+        "superseded" => add(&mut stat.superseded, total),
         "busy" => add(&mut stat.busy, total),
         "given-up" => add(&mut stat.given_up, total),
         "succeeded" => add(&mut stat.succeeded, total),

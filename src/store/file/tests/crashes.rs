@@ -326,7 +326,9 @@ impl World<'_> {
                     }
                     self.believe(who, grant.slot, before)?;
                 }
-                Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) => self.end(who)?,
+                Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
+                    self.end(who)?;
+                }
                 Acquired::Waiting(_) => self.beliefs[who] = None,
             },
             Deed::Renew => {
@@ -336,7 +338,7 @@ impl World<'_> {
                 match renewal {
                     // Also one that was granted the locks and has not asked yet may be renewed; it relies on nothing.
                     Renewal::Renewed if self.beliefs[who].is_some() => self.believe(who, slot, before)?,
-                    Renewal::Renewed | Renewal::Asked => {}
+                    Renewal::Renewed | Renewal::Asked | Renewal::Superseded => {}
                     Renewal::Revoked | Renewal::NotHeld => self.beliefs[who] = None,
                 }
             }

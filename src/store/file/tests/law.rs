@@ -14,11 +14,13 @@ const PEOPLE: usize = 10;
 struct Want {
     keys: Vec<&'static str>,
     mode: Mode,
+    replaces: bool,
+    stays: bool,
 }
 
 #[derive(Debug, Clone)]
 enum Event {
-    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64> },
+    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64>, waited: u64 },
     Renew { who: usize, ttl: u64 },
     Leave { who: usize, ran: Ran },
     Revoke { key: usize, when: When },
@@ -35,7 +37,13 @@ fn wants() -> impl Strategy<Value = Want> {
         3 => Just(Mode::Shared),
         2 => Just(Mode::Slots(2)),
     ];
-    (keys, mode).prop_map(|(keys, mode)| Want { keys, mode })
+    let flag = || prop_oneof![2 => Just(false), 1 => Just(true)];
+    (keys, mode, flag(), flag()).prop_map(|(keys, mode, replaces, stays)| Want {
+        keys,
+        mode,
+        replaces,
+        stays,
+    })
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -44,12 +52,15 @@ fn event() -> impl Strategy<Value = Event> {
     let min_hold = prop_oneof![4 => Just(0u64), 1 => 1..8000u64];
     let patience = prop_oneof![7 => Just(Patience::Queue), 1 => Just(Patience::None)];
     let once_per = prop_oneof![2 => Just(None), 1 => (50..3000u64).prop_map(Some)];
+    let waited = prop_oneof![6 => Just(0u64), 1 => 1..3000u64];
     let span = prop_oneof![6 => 1..100u64, 2 => 100..1000u64];
     let ran = prop_oneof![3 => Just(Ran::Yes), 1 => Just(Ran::Cut(Outcome::Timeout)), 1 => Just(Ran::No)];
     let when = prop_oneof![Just(When::Safe), Just(When::Now)];
     prop_oneof![
-        24 => (who.clone(), patience, ttl.clone(), min_hold, once_per).prop_map(
-            |(who, patience, ttl, min_hold, once_per)| Event::Acquire { who, patience, ttl, min_hold, once_per }
+        24 => (who.clone(), patience, ttl.clone(), min_hold, once_per, waited).prop_map(
+            |(who, patience, ttl, min_hold, once_per, waited)| {
+                Event::Acquire { who, patience, ttl, min_hold, once_per, waited }
+            }
         ),
         4 => (who.clone(), ttl).prop_map(|(who, ttl)| Event::Renew { who, ttl }),
         6 => (who, ran).prop_map(|(who, ran)| Event::Leave { who, ran }),
@@ -124,16 +135,21 @@ impl<'a> Sides<'a> {
         let now = self.now();
         let ms = Duration::from_millis;
         match *event {
-            Event::Acquire { who, patience, ttl, min_hold, once_per } => {
+            Event::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
+                let Want { replaces, stays, .. } = self.wants[who];
                 let process = &mut self.people[who];
                 let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
-                let terms = Terms { once_per: once_per.map(ms) };
-                let ask = Ask { ttl: ms(ttl), min_hold: ms(min_hold), owner, terms, ..process.ask(patience) };
+                let terms = Terms { once_per: once_per.map(ms), replaces, stays };
+                let (ttl, min_hold, waited) = (ms(ttl), ms(min_hold), ms(waited));
+                let ask = Ask { ttl, min_hold, owner, terms, waited, ..process.ask(patience) };
                 let answer = process.store.acquire(&process.names, &ask, by())?;
                 let law = self.law.acquire(now, &process.names, &ask);
                 ensure!(without_leases(&answer) == without_leases(&law), "{answer:?}, {law:?}");
                 // Its process ends then.
-                if matches!(answer, Acquired::Busy(_) | Acquired::Done(_) | Acquired::Spent) {
+                if matches!(
+                    answer,
+                    Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent
+                ) {
                     let _ = self.law.leave(now, &process.names, &process.token, &ended());
                     process.leave()?;
                     self.people[who] = self.reborn(who)?;
@@ -239,7 +255,8 @@ proptest! {
     /// So many that wait for one lock that the law sees few of them.
     #[test]
     fn a_long_queue_answers_as_the_law_does(events in prop::collection::vec(event(), 20..80)) {
-        let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
+        let want = |who| Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: who % 3 == 0, stays: who % 2 == 0 };
+        let wants: Vec<_> = (0..PEOPLE).map(want).collect();
         answers_as_the_law_does(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
 }
@@ -249,9 +266,11 @@ proptest! {
 #[test]
 fn a_holders_lease_is_no_sign_of_a_waiter() -> Result<()> {
     let place = Place::new()?;
-    let wants = vec![Want { keys: vec!["a"], mode: Mode::Exclusive }; PEOPLE];
+    let want = Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: false, stays: false };
+    let wants = vec![want; PEOPLE];
     let mut sides = Sides::new(&place, &wants)?;
-    let ask = |who, patience| Event::Acquire { who, patience, ttl: 500, min_hold: 0, once_per: None };
+    let ask =
+        |who, patience| Event::Acquire { who, patience, ttl: 500, min_hold: 0, once_per: None, waited: 0 };
     sides.play(&ask(0, Patience::Queue))?;
     sides.play(&ask(1, Patience::Queue))?;
     sides.play(&Event::Leave { who: 0, ran: Ran::Yes })?;

@@ -1,9 +1,9 @@
 -- acquire.lua: phase one. Takes this master for the token if nobody has it, or extends the lease it has.
 -- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue'), once
--- per ms (0: always).
+-- per ms (0: always), its other terms (of 'replaces' and 'stays').
 -- Replies: {'granted', …, candidate} · {'busy', …, ahead, whose, blocker…} · {'behind', …, ahead}: it is free, and others
 --          have waited longer · {'done', …, owner, fence, since ms, ended ms, due ms} ·
---          {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
+--          {'superseded', …, by whom}: one that came later replaces it · {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
 -- Why atomic: between seeing the lock free and taking it nobody may come in between.
 -- The candidate is not remembered as a fence yet: only what a quorum agrees on is one (confirm.lua).
 
@@ -20,6 +20,18 @@ if not is_mine then
     tally(lock, { done = 1 })
     forget_turn(lock, token)
     return answer('done', told(was))
+  end
+  if string.find(ARGV[9], 'replaces', 1, true) then
+    local came = us - waited * 1000
+    local newest = superseded_by(lock, token, came)
+    if newest then return answer('superseded', newest.owner) end
+    local old = be_newest(lock, token, came, owner)
+    if old then forget_turn(lock, old.token) end
+    local hold = lock.kind == 'exclusive' and hold_of(lock, lock.token)
+    if hold and hold.confirmed and is_replaced(hold, came) and not pause_of(lock) then
+      hold.asked, hold.word = owner, 'superseded'
+      save(lock, lock.token, hold)
+    end
   end
   local others, refused
   ahead, others, refused = askers(lock, token, waited)
@@ -39,7 +51,7 @@ end
 if is_free then
   lock.kind, lock.token = 'exclusive', token
   lock.holds[token] = { phase = 'held', slot = '', cool = 0, confirmed = false, attempt = 0, waited = '0', owner = owner,
-    asked = '' }
+    asked = '', word = string.find(ARGV[9], 'stays', 1, true) and 'stays' or '' }
 end
 local hold = hold_of(lock, token)
 if not hold.confirmed then

@@ -1,5 +1,5 @@
 -- leave.lua: gives this master back: for good, or to try again later.
--- ARGV: token, 'not-run', 'refused' (it did not wait) or how the hold ended (released, crashed, …), how the job ended
+-- ARGV: token, 'not-run', 'refused' (it did not wait), 'sent-home' (by one that came later) or how the hold ended (released, crashed, …), how the job ended
 -- (JSON or ''), 'for-good' or the attempt that has failed.
 -- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}.
 -- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
@@ -7,7 +7,7 @@
 -- own, after the next attempt of the same token was granted and counted here.
 
 local token, outcome, job, attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local ran = outcome ~= 'not-run' and outcome ~= 'refused'
+local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-home'
 write_first()
 local lock = named(token)[1]
 local spent = redis.call('GET', spent_key(lock, token))
@@ -26,6 +26,7 @@ elseif is_revoked_from(lock, token) then
   drop_hold(lock, token)
 end
 if outcome == 'refused' then tally(lock, { busy = 1 }) end
+if outcome == 'sent-home' then tally(lock, { superseded = 1 }) end
 if not attempt then
   local has_waited = forget_turn(lock, token)
   if has_waited and outcome == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end

@@ -1,6 +1,6 @@
 -- renew.lua: extends the lease of the token that the lock key names, and of no other.
 -- ARGV: token, ttl ms, longest lease ms, fence (0: as it is here).
--- Replies: {'renewed', …, fence (0: not told yet), held for us, cooling left ms, owner, who asked it to end or ''} · {'missing', …}:
+-- Replies: {'renewed', …, fence (0: not told yet), held for us, cooling left ms, owner, who asked it to end or '', word} · {'missing', …}:
 --          nobody has this master, so it may be won back · {'not-held', …} · {'revoked', …}, and as acquire.lua's for a
 --          master that does not count.
 -- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant learns the fence here.
@@ -17,7 +17,8 @@ if is_held_by(lock, token) then
   if hold.confirmed then remember_fence(lock, hold.fence) end
   hold['until'] = ms + ttl
   save(lock, token, hold)
-  return answer('renewed', agreed(hold), int(us - hold.since), int(left(hold.cool)), hold.owner, hold.asked)
+  return answer('renewed', agreed(hold), int(us - hold.since), int(left(hold.cool)), hold.owner, hold.asked,
+    hold.word)
 end
 if is_revoked_from(lock, token) then return answer('revoked') end
 if lock.kind == 'free' and redis.call('EXISTS', spent_key(lock, token)) == 0 then return answer('missing') end

@@ -1,6 +1,6 @@
 -- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of one that it has. Sent before the hold's deadline
 -- only, after one of them has vouched for it.
--- ARGV: token, ttl ms, longest lease ms, fence, held for us, cooling left ms, owner.
+-- ARGV: token, ttl ms, longest lease ms, fence, held for us, cooling left ms, owner, 'stays' or ''.
 -- Replies: {'won', …} · {'not-held', …}, and as acquire.lua's for a master that does not count.
 -- Why atomic: compare and take. A greater fence is that of a later grant: then the hold is over, whatever it believes.
 
@@ -16,7 +16,7 @@ if lock.kind == 'free' and not is_spent and last_fence(lock) <= tonumber(fence) 
   lock.kind, lock.token = 'exclusive', token
   -- Not of an attempt, so none of those that failed takes it back.
   lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = int(us - held), cool = cooling > 0 and ms + cooling or 0,
-     waited = '0', owner = owner, asked = '' }
+     waited = '0', owner = owner, asked = '', word = ARGV[8] }
 elseif not is_held_by(lock, token) then
   return answer('not-held')
 end

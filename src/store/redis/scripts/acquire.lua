@@ -1,15 +1,17 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: LockTable::acquire).
 -- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
---       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always); last, as of all scripts, what the locks'
+--       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always),
+--       its other terms (of 'replaces' and 'stays'), for how long it has asked ms; last, as of all scripts, what the locks'
 --       names begin with.
 -- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
 --          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms}
---          {'spent', now us}. `at`: which of the locks it is, from 0.
+--          {'superseded', now us, at, by whom} · {'spent', now us}. `at`: which of the locks it is, from 0.
 -- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
 -- and of several locks one has all or none.
 
 local token, ttl, min_hold, patience, connection, mode, owner, once_per =
   ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8], tonumber(ARGV[9])
+local terms, waited = terms_of(ARGV[10]), tonumber(ARGV[11])
 
 -- A first acquire may be refused by a server that is out of memory: no job runs yet.
 if ARGV[6] ~= 'first' then write_first() end
@@ -17,7 +19,7 @@ if ARGV[6] ~= 'first' then write_first() end
 local function cool_from(since) return min_hold > 0 and math.floor(since / 1000) + min_hold or 0 end
 
 -- A waiter makes itself heard: it gets a ticket, or comes back to its old one.
-local function hear(locks)
+local function hear(locks, came)
   local ticket, since
   for _, lock in ipairs(locks) do
     local w = redis.call('HMGET', waiter_key(lock, token), 'ticket', 'since')
@@ -29,7 +31,7 @@ local function hear(locks)
       local behind = redis.call('ZREVRANGE', lock.QUEUE, 0, 0, 'WITHSCORES')[2]
       if behind then last = math.max(last, behind + 1) end
     end
-    ticket, since = int(last), int(us)
+    ticket, since = int(last), int(came)
     for _, lock in ipairs(locks) do lock.changed = true end
   end
   local names = cjson.encode(worklist(locks))
@@ -37,7 +39,7 @@ local function hear(locks)
     write_absence(lock, ms)
     local key = waiter_key(lock, token)
     redis.call('HSET', key, 'ticket', ticket, 'since', since, 'silent', int(ms + SILENCE), 'mode', mode,
-      'names', names, 'owner', owner, 'wake', connection, 'once-per', int(once_per))
+      'names', names, 'owner', owner, 'wake', connection, 'once-per', int(once_per), 'terms', ARGV[10])
     redis.call('PEXPIRE', key, TICKET_KEPT)
     redis.call('ZADD', lock.QUEUE, ticket, token)
     redis.call('PEXPIRE', lock.QUEUE, TICKET_KEPT)
@@ -98,15 +100,20 @@ end
 
 local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
 
+-- Takes a waiter out of these queues for good. Whoever is the head now is told (`news`).
+local function remove(locks, waiter, news)
+  for _, lock in ipairs(locks) do
+    if redis.call('ZRANK', lock.QUEUE, waiter) == 0 then news[#news + 1] = lock end
+    redis.call('ZREM', lock.QUEUE, waiter)
+    redis.call('DEL', waiter_key(lock, waiter))
+  end
+end
+
 -- Whoever finds done what it wants the locks for goes home.
 local function go_home(locks)
   local was, news = done(locks, once_per), {}
   if not was then return nil end
-  for _, lock in ipairs(locks) do
-    if redis.call('ZRANK', lock.QUEUE, token) == 0 then news[#news + 1] = lock end
-    redis.call('ZREM', lock.QUEUE, token)
-    redis.call('DEL', waiter_key(lock, token))
-  end
+  remove(locks, token, news)
   locks[was.at].changed = true
   tally(locks[was.at], { done = 1 })
   serve(worklist(locks), token)
@@ -115,10 +122,78 @@ local function go_home(locks)
   return { 'done', int(us), int(was.at - 1), told(was) }
 end
 
+-- When it came: by its place, or where that is forgotten, and it replaces others, by what it says itself.
+local function arrival(locks)
+  for _, lock in ipairs(locks) do
+    local since = tonumber(redis.call('HGET', waiter_key(lock, token), 'since') or '')
+    if since then return since end
+  end
+  return us - waited * 1000
+end
+
+local function send_home(lock, whom)
+  lock.changed = true
+  tally(lock, { superseded = 1 })
+  spend(lock, whom, 's')
+end
+
+-- The newest wins: one that came before it and is on the same terms is sent home, before its job has begun. If it is not the
+-- newest, it is sent home itself: then this answers by whom.
+local function supersede(locks, came, work, news)
+  for at, lock in ipairs(locks) do
+    local newest = superseded_by(lock, token, came)
+    if newest then
+      remove(locks, token, news)
+      send_home(lock, token)
+      return { 'superseded', int(us), int(at - 1), newest.owner }
+    end
+  end
+  for _, lock in ipairs(locks) do
+    local old = be_newest(lock, token, came, owner)
+    local w = old and waiter_of(lock, old.token)
+    if w and w.terms.replaces then
+      local others = opened(w.names)
+      remove(others, old.token, news)
+      for _, other in ipairs(others) do
+        expire(other)
+        local hold = recorded(other, old.token)
+        if hold and not hold.confirmed then drop_hold(other, old.token) end
+        work[#work + 1] = other.rest
+      end
+      send_home(lock, old.token)
+      wake(w.names[1], old.token, w.wake)
+    end
+  end
+end
+
+-- Asks all who hold the locks to end, but those who said that they stay; nobody where it is paused, for then nobody would
+-- run.
+local function replace(locks, came)
+  for _, lock in ipairs(locks) do
+    if (lock.kind == 'exclusive' or is_many(lock)) and not pause_of(lock) then
+      for _, one in ipairs(all_holds(lock)) do
+        if is_replaced(one.hold, came) and is_held_by(lock, one.token) then
+          one.hold.asked, one.hold.word = owner, 'superseded'
+          save(lock, one.token, one.hold)
+          wake(lock.rest, one.token, 'holder')
+        end
+      end
+    end
+  end
+end
+
 local locks = named(token)
-local spent, alone = {}, true
+local spent, alone = {}, not terms.replaces
 for i, lock in ipairs(locks) do spent[i] = spent_key(lock, token) end
-if redis.call('EXISTS', unpack(spent)) > 0 then return { 'spent', int(us) } end
+if redis.call('EXISTS', unpack(spent)) > 0 then
+  for at, lock in ipairs(locks) do
+    if redis.call('GET', spent[at]) == 's' then
+      local newest = newest_of(lock)
+      return { 'superseded', int(us), int(at - 1), newest and newest.owner or '{}' }
+    end
+  end
+  return { 'spent', int(us) }
+end
 for _, lock in ipairs(locks) do
   expire(lock)
   alone = alone and lock.kind == 'free' and
@@ -130,13 +205,14 @@ if alone then
   local home = go_home(locks)
   if home then return home end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
-    waited = '0', owner = owner }
+    waited = '0', owner = owner, word = terms.word }
   grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
   return granted(hold)
 end
 
+local news = {}
 if not held_everywhere(locks, token) then
   -- A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A grant
   -- that nobody has heard of is forgotten with the lock it lost.
@@ -149,12 +225,18 @@ if not held_everywhere(locks, token) then
   end
   local home = go_home(locks)
   if home then return home end
-  local work = worklist(locks)
-  if patience == 'queue' then
-    hear(locks)
+  local work, came = worklist(locks), terms.replaces and arrival(locks) or us
+  local superseded = terms.replaces and supersede(locks, came, work, news)
+  if not superseded and patience == 'queue' then
+    hear(locks, came)
     park_silent_before(locks, work)
   end
   serve(work, token)
+  if superseded then
+    for _, lock in ipairs(news) do wake_head(lock) end
+    tell()
+    return superseded
+  end
   local admitted = not held_everywhere(locks, token)
   for _, lock in ipairs(locks) do
     admitted = admitted and admits(lock, mode) and redis.call('EXISTS', lock.QUEUE) == 0
@@ -162,8 +244,10 @@ if not held_everywhere(locks, token) then
   local slot = admitted and slot_for(locks, mode)
   if slot then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = '0', owner = owner })
+      waited = '0', owner = owner, word = terms.word })
   end
+  if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
+  for _, lock in ipairs(news) do wake_head(lock) end
 end
 if held_everywhere(locks, token) then
   local hold

@@ -2,8 +2,8 @@
 -- a server that is out of memory. An end that no operation has noticed yet is shown as if it had been.
 -- ARGV: none.
 -- Reply: {'seen', now us, state, mode or '', left ms or '', type of a foreign value or '', last fence or '',
---         {holder…, holder…}, {owner, mode, since us, …}, {log…}, {field, total, …},
---         the last hold that succeeded: {owner, fence, since ms, ended ms} or {}, the pause or ''}; a holder: owner, fence, since, until, slot, asked, confirmed.
+--         {holder…, holder…}, {owner, mode, since us, '1' if it replaces others, …}, {log…}, {field, total, …},
+--         the last hold that succeeded: {owner, fence, since ms, ended ms} or {}, the pause or ''}; a holder: owner, fence, since, until, slot, asked, confirmed, word.
 -- Why atomic: holders, queue and log are of one moment.
 
 local lock = named()[1]
@@ -33,9 +33,10 @@ local shown = state == 'held' and live or state == 'revoked' and revoked or {}
 
 local waiters = {}
 for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
-  local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since')
+  local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since', 'terms')
   if tonumber(w[1]) and w[2] and w[3] and tonumber(w[4]) and ms < silent_at(lock, tonumber(w[1])) then
     for i = 2, 4 do waiters[#waiters + 1] = w[i] end
+    waiters[#waiters + 1] = string.find(w[5] or '', 'replaces', 1, true) and '1' or ''
   end
 end
 return { 'seen', int(us), state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '',

@@ -42,7 +42,7 @@ end
 local answer = queued and 'dequeued' or 'not-held'
 if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
 if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
-if not spent or spent == '0' and released then
+if not spent or spent ~= '1' and released then
   -- One is enough to refuse the token; each that was held tells by it that it was used a moment ago.
   for i = 1, released and #locks or 1 do spend(locks[i], token, released and '1' or '0') end
 end

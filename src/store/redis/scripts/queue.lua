@@ -86,10 +86,16 @@ local function is_mode(mode)
   return mode == 'exclusive' or mode == 'shared' or slots and slots >= 1 and slots <= SLOTS_MAX
 end
 
+-- On which terms a lock is wanted, besides once in a while: it replaces others, it stays once it has it.
+local function terms_of(text)
+  return { replaces = string.find(text or '', 'replaces', 1, true) ~= nil,
+    word = string.find(text or '', 'stays', 1, true) and 'stays' or '' }
+end
+
 -- What a waiter's record says; nothing if it is none. Others may write there, too.
 local function waiter_of(lock, token)
   local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent',
-    'once-per')
+    'once-per', 'terms')
   if w.err or not (w[1] and w[2] and w[4] and tonumber(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
   local ok, names = pcall(cjson.decode, w[2])
   if not ok or type(names) ~= 'table' then return nil end
@@ -99,7 +105,7 @@ local function waiter_of(lock, token)
     waits_here = waits_here or rest == lock.rest
   end
   return waits_here and { mode = w[1], names = names, since = tonumber(w[3]), owner = w[4], wake = w[5],
-    silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0 }
+    silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0, terms = terms_of(w[8]) }
 end
 
 -- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
@@ -193,7 +199,7 @@ local function serve_one(at, token, work, caller)
     if lock ~= at then work[#work + 1] = lock.rest end
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = int(gone_by(w.since)), owner = w.owner })
+    waited = int(gone_by(w.since)), owner = w.owner, word = w.terms.word })
   if token ~= caller then wake(names[1], token, w.wake) end
   return true
 end

@@ -11,7 +11,8 @@
 -- L, the lock key *       STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
 --                                 dlock/cooling:<until>, dlock/revoked:<until>
 -- dlock.hold:{tag}:L *    HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
---                                 asked]; a quorum's, dlock.quorum:{tag}:L, says the attempt besides;
+--                                 asked, attempt, word]: the attempt where it is a quorum's, dlock.quorum:{tag}:L; the
+--                                 word is 'stays', 'superseded' or '';
 --                                 #<slot> -> token, of a lock with slots
 -- dlock.due:{tag}:L       ZSET    shared, slots: the tokens that hold, by their end
 -- dlock.kept:{tag}:L      ZSET    shared, slots: the tokens that cool or were revoked, by their end
@@ -22,7 +23,8 @@
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
 -- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
--- STRING (who has paused it: JSON [owner, since ms, until ms]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
+-- STRING (who has paused it: JSON [owner, since ms, until ms]), dlock.newest:{tag}:L STRING (who came last of those that
+-- replace others: JSON [owner, came us, token]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
@@ -45,7 +47,8 @@ local function key_of(kind, lock) return 'dlock.' .. kind .. ':' .. lock.rest en
 local function waiter_key(lock, token) return key_of('waiter', lock) .. ':' .. token end
 local function spent_key(lock, token) return key_of('spent', lock) .. ':' .. token end
 
--- Nothing is granted to the token any more; `was` is '1' if it has given something back.
+-- Nothing is granted to the token any more; `was` is '1' if it has given something back, 's' if one that came later has
+-- sent it home, else '0'.
 local function spend(lock, token, was) redis.call('SET', spent_key(lock, token), was, 'PX', SPENT_KEPT) end
 
 local function due_of(hold)
@@ -65,7 +68,8 @@ local function decoded(json)
     if not tonumber(h[i]) then return false end
   end
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
-    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]) }
+    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]),
+    word = type(h[12]) == 'string' and h[12] or '' }
 end
 
 -- The order in which holds run out.
@@ -126,7 +130,7 @@ local function load(lock, caller)
     -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
     lock.holds[value] = { phase = 'held', slot = '', fence = redis.call('GET', lock.FENCE) or int(us), since = int(us),
-      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '' }
+      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '', word = '' }
   else
     lock.kind, lock.foreign_type = 'foreign', 'string'
   end
@@ -225,7 +229,7 @@ local function save(lock, token, hold)
   local due = due_of(hold)
   redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
     int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked,
-    hold.attempt and int(hold.attempt) }))
+    hold.attempt and int(hold.attempt) or '', hold.word }))
   lock.holds[token] = hold
   redis.call('PEXPIRE', lock.HOLD, HISTORY_KEPT)
   if lock.kind == 'exclusive' then
@@ -488,16 +492,44 @@ local function set_pause(lock, by, lasts)
   lock.paused, lock.changed = nil, true
 end
 
+-- Who came last of those that replace others.
+local function newest_of(lock)
+  local n = kept_in(key_of('newest', lock)) or {}
+  local came = number_in(n[2])
+  local token = type(n[3]) == 'string' and string.match(n[3], '^%x+$')
+  return came and token and { owner = n[1], came = came, token = token } or nil
+end
+
+-- Who sends home one that came then: it came later, and that is not in the future, where a clock that was set back would
+-- have it.
+local function superseded_by(lock, token, came)
+  local newest = newest_of(lock)
+  return newest and newest.token ~= token and newest.came > came and newest.came <= us and newest or nil
+end
+
+-- It is the newest now. Answers who was before, if that is another.
+local function be_newest(lock, token, came, owner)
+  local old = newest_of(lock)
+  if old and old.token == token then return nil end
+  redis.call('SET', key_of('newest', lock), cjson.encode({ owner, int(came), token }), 'PX', HISTORY_KEPT)
+  return old
+end
+
+-- Whether a hold is to be asked to end for one that came then and replaces it.
+local function is_replaced(hold, came)
+  return hold.phase == 'held' and hold.word ~= 'stays' and tonumber(hold.since) < came and hold.asked == ''
+end
+
 -- What is in the way of one who wants the lock in this mode: state, mode, left, the pause, owner (or the type of a foreign value),
--- fence, since, until, slot, asked, confirmed, others.
+-- fence, since, until, slot, asked, confirmed, word, others.
 local function obstruction(lock, mode, pause)
   if lock.kind == 'free' and pause then
-    return { 'paused', '', int(left(pause['until'])), '', '', '', '', '', '', '', '0' }
+    return { 'paused', '', int(left(pause['until'])), '', '', '', '', '', '', '', '', '0' }
   end
-  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '0' } end
+  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '', '0' } end
   if lock.kind == 'foreign' then
     local ttl = redis.call('PTTL', lock.L)
-    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '', '0' }
+    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '', '', '0' }
   end
   local state, kind, due, hold, others = lock.kind, 'exclusive', lock['until'], nil, 0
   if lock.kind == 'exclusive' then
@@ -528,9 +560,9 @@ local function obstruction(lock, mode, pause)
     end
     hold = token and hold_of(lock, token)
   end
-  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '0' } end
+  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '', '0' } end
   return { state, kind, int(left(due)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.slot,
-    hold.asked, hold.confirmed and '1' or '0', int(others) }
+    hold.asked, hold.confirmed and '1' or '0', hold.word, int(others) }
 end
 
 local function blocker(lock, mode)
@@ -540,7 +572,7 @@ local function blocker(lock, mode)
   return fields
 end
 
--- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed of each.
+-- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed, word of each.
 local function people(holds)
   table.sort(holds, function(a, b)
     local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
@@ -549,7 +581,8 @@ local function people(holds)
   local fields = {}
   for _, one in ipairs(holds) do
     local h = one.hold
-    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.asked, h.confirmed and '1' or '0' }) do
+    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.asked, h.confirmed and '1' or '0',
+      h.word }) do
       fields[#fields + 1] = field
     end
   end

@@ -1,6 +1,7 @@
 -- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: LockTable::renew).
 -- ARGV: token, ttl ms.
--- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) · {'revoked', now us} · {'not-held', now us}.
+-- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) ·
+--          {'superseded', now us} (the same, one that came later and replaces it) · {'revoked', now us} · {'not-held', now us}.
 -- Why atomic: compare and extend; and a lock found to have run out goes to the next waiter in the same step.
 
 local token, ttl = ARGV[1], tonumber(ARGV[2])
@@ -14,7 +15,11 @@ if held_everywhere(locks, token) then
     if not hold.confirmed then confirm(lock, hold) end
     hold['until'] = ms + ttl
     save(lock, token, hold)
-    if answer ~= 'asked' then answer = hold.asked == '' and 'renewed' or 'asked' end
+    if hold.asked == '' then
+      if answer == 'not-held' then answer = 'renewed' end
+    elseif answer ~= 'asked' then
+      answer = hold.word == 'superseded' and 'superseded' or 'asked'
+    end
   end
 else
   for _, lock in ipairs(locks) do

@@ -1,0 +1,277 @@
+//! `dlock run --replace`: the newest wins. Whoever holds the lock ends as if an operator had asked, whoever waits on the same
+//! terms goes home, and who has not said that it takes part in this is not harmed.
+
+use crate::support::cluster::Cluster;
+use crate::support::dlock::{End, Running};
+use crate::support::masters::Masters;
+use crate::support::storm::{Dice, runs};
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::thread::sleep;
+use std::time::Duration;
+
+on_every_store!(
+    the_newest_runs_when_the_old_job_is_dead,
+    who_says_no_replace_is_waited_for,
+    who_waits_without_it_keeps_its_place,
+    of_several_keys_each_holder_ends,
+    a_script_that_holds_it_is_waited_for,
+    while_it_is_paused_nobody_is_asked_to_end,
+    what_happens_is_told,
+    in_a_storm_the_newest_wins,
+    #[ignore = "long; ./test --soak"]
+    in_a_long_storm_the_newest_wins,
+);
+
+/// It leaves a trace when it is asked to end, and takes a moment for that.
+const JOB: &str = "trap 'sleep 0.2; echo ended >> log; exit' TERM
+    echo up >> log; until [ -e end ]; do sleep 0.02; done; echo done >> log";
+
+const SENT_HOME: &str = "(?:dlock: (?:waiting|got) .*\n)*dlock: superseded by .*@.* \\(pid \\d+\\), which wants to run .* \
+    under k in .* \\(--replace\\); the command did not run\n";
+const STOPPED: &str = "(?:Terminated\n)?dlock: a newer run \\(--replace\\) asked for k in .* back; the command is being stopped\n(?:Terminated\n)?";
+
+fn holder(world: &World, options: &[&str]) -> Running {
+    let holder = world.run("k", options, JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    holder
+}
+
+fn newer(world: &World, options: &[&str], word: &str) -> Running {
+    let options = [&["--replace", "-w"], options].concat();
+    world.run("k", &options, &format!("echo {word} >> log")).any_stderr().spawn()
+}
+
+/// How many stand in the queue, or where there is none, have said so.
+#[track_caller]
+fn wait_for_a_waiter(world: &World, waiter: &Running) {
+    if world.url().contains("quorum") {
+        wait_until("it waits", || waiter.messages().contains("waiting"));
+    } else {
+        world.wait_for_waiters("k", 1);
+    }
+}
+
+fn the_newest_runs_when_the_old_job_is_dead(backend: Backend) {
+    replaces(&World::new(backend));
+}
+
+#[test]
+fn the_newest_wins_on_a_quorum() {
+    let mut masters = Masters::aged(3);
+    masters.use_own_store();
+    replaces(masters.world());
+}
+
+#[test]
+fn the_newest_wins_on_a_cluster() {
+    let mut world = World::without_redis();
+    let cluster = Cluster::start(&world, 2);
+    world.use_store(cluster.url(&[0]));
+    replaces(&world);
+}
+
+fn replaces(world: &World) {
+    let options = ["-t", "5s", "--report", "report"];
+    let holder = world.run("k", &options, JOB).stderr_like(STOPPED).status(79).spawn();
+    world.wait_for_log("up");
+    let newer = newer(world, &[], "newer");
+    holder.finish();
+    assert_eq!(newer.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["up", "ended", "newer"]);
+    let report: Value = serde_json::from_str(&world.read("report")).expect("a report");
+    assert_eq!((&report["outcome"], &report["lost"]), (&"lost".into(), &"superseded".into()));
+    let history = world.dlock(["history", "--json", "k"]).any_stdout().run().stdout;
+    let history: Value = serde_json::from_str(&history).expect("a history");
+    assert_eq!((&history[0]["outcome"], &history[1]["outcome"]), (&"released".into(), &"superseded".into()));
+    assert!(history[1]["forced_by"]["pid"].is_number(), "{history}");
+}
+
+fn who_says_no_replace_is_waited_for(backend: Backend) {
+    let world = World::new(backend);
+    let holder = holder(&world, &["--no-replace"]);
+    let report = ["--report", "report"];
+    let options = [&["--replace", "-w"], &report[..]].concat();
+    let older = world.run("k", &options, "echo older >> log").stderr_like(SENT_HOME).status(75).spawn();
+    world.wait_for_waiters("k", 1);
+    let newest = newer(&world, &[], "newest");
+    older.finish();
+    let report: Value = serde_json::from_str(&world.read("report")).expect("a report");
+    assert_eq!((&report["outcome"], &report["started"]), (&"superseded".into(), &false.into()));
+    assert_eq!(world.status("k")["holders"][0]["superseded"], false);
+    world.write("end", "");
+    assert_eq!(holder.output().end(), End::Status(0));
+    assert_eq!(newest.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["up", "done", "newest"]);
+}
+
+fn who_waits_without_it_keeps_its_place(backend: Backend) {
+    let world = World::new(backend);
+    let holder = holder(&world, &["-t", "5s"]);
+    let waiter = world.run("k", &["-w", "-t", "5s"], "echo waiter >> log; sleep 2; echo whole >> log");
+    let waiter = waiter.any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let newer = newer(&world, &[], "newer");
+    assert_eq!(holder.output().end(), End::Status(79));
+    assert_eq!(waiter.output().end(), End::Status(0), "it is not asked to end by who came while it waited");
+    assert_eq!(newer.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["up", "ended", "waiter", "whole", "newer"]);
+}
+
+fn of_several_keys_each_holder_ends(backend: Backend) {
+    let world = World::new(backend);
+    let holds = |key: &str| world.run(key, &["-t", "5s"], JOB).any_stderr().status(79).spawn();
+    let (one, other) = (holds("k"), holds("l"));
+    wait_until("both run", || world.lines("up") == 2);
+    let both = newer(&world, &["-k", "l"], "both");
+    one.finish();
+    other.finish();
+    assert_eq!(both.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["up", "up", "ended", "ended", "both"]);
+}
+
+fn a_script_that_holds_it_is_waited_for(backend: Backend) {
+    let world = World::new(backend);
+    let token = world.dlock(["acquire", "-q", "-k", "k", "-t", "1h"]).any_stdout().run().stdout;
+    world.write("token", &token);
+    let newer = newer(&world, &[], "newer");
+    wait_until("it is asked", || world.status("k")["holders"][0]["superseded"] == true);
+    let renew = || world.dlock(["renew", "k", "--token-file", "token"]);
+    renew().stderr_like("dlock: a newer run \\(--replace\\) asks for k in .* back: .*\n").run();
+    world.dlock(["release", "-q", "k", "--token-file", "token"]).run();
+    assert_eq!(newer.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["newer"]);
+}
+
+fn while_it_is_paused_nobody_is_asked_to_end(backend: Backend) {
+    let world = World::new(backend);
+    let holder = holder(&world, &["-t", "5s"]);
+    world.dlock(["pause", "-q", "k", "--reason", "freeze"]).run();
+    let newer = newer(&world, &[], "newer");
+    wait_for_a_waiter(&world, &newer);
+    assert_eq!(world.status("k")["holders"][0]["asked_by"], Value::Null);
+    world.dlock(["resume", "-q", "k"]).run();
+    assert_eq!(holder.output().end(), End::Status(79));
+    assert_eq!(newer.output().end(), End::Status(0));
+    assert_eq!(world.log(), ["up", "ended", "newer"]);
+}
+
+fn what_happens_is_told(backend: Backend) {
+    let world = World::new(backend);
+    // One that takes its time to end, so that it is seen to be asked.
+    let deaf = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
+    let watch = world.dlock(["watch", "-v", "--json", "k"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    let holder = world.run("k", &["-t", "5s", "--grace", "1m"], deaf).any_stderr().spawn();
+    world.wait_for_log("up");
+    let older = newer(&world, &[], "older");
+    world.wait_for_waiters("k", 1);
+    let newest = newer(&world, &[], "newest");
+    assert_eq!(older.output().end(), End::Status(75));
+    let status = world.status("k");
+    assert_eq!(
+        (&status["holders"][0]["superseded"], &status["waiters"][0]["replaces"]),
+        (&true.into(), &true.into())
+    );
+    assert!(status["holders"][0]["asked_by"]["pid"].is_number(), "{status}");
+    let told = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    for part in ["asked", "a newer run (--replace)", "replaces who runs"] {
+        assert!(told.contains(part), "{told}");
+    }
+    wait_until("it has heard of it", || holder.messages().contains("a newer run"));
+    world.write("end", "");
+    assert_eq!(holder.output().end(), End::Status(79));
+    assert_eq!(newest.output().end(), End::Status(0));
+    let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
+    for line in
+        ["dlock_superseded_total{key=\"k\"} 1\n", "dlock_ends_total{key=\"k\",outcome=\"superseded\"} 1\n"]
+    {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    let history = world.dlock(["history", "k"]).any_stdout().run().stdout;
+    assert!(history.contains("superseded"), "{history}");
+    wait_until("both are told", || watch.printed().matches("\"event\":\"superseded\"").count() == 2);
+}
+
+#[test]
+fn replace_needs_to_wait_and_a_lock_of_one() {
+    let world = World::without_redis();
+    let refused = |options: &[&str], why: &str| {
+        let refused = world.run("k", options, "echo ran >> log").status(64);
+        refused.stderr_like(&format!("dlock: .*{why}(?:.|\n)*")).run();
+    };
+    refused(&["--replace"], "needs --wait");
+    refused(&["--replace", "-w", "0"], "needs --wait");
+    refused(&["--replace", "-w", "-s"], "--shared");
+    refused(&["--replace", "-w", "-n", "2"], "--slots");
+    assert_eq!(world.log(), [""; 0]);
+}
+
+fn in_a_storm_the_newest_wins(backend: Backend) {
+    storm(backend, 25, 1);
+}
+
+fn in_a_long_storm_the_newest_wins(backend: Backend) {
+    storm(backend, runs(20), 10);
+}
+
+/// So many come, at random moments, each time; some are killed. Those that are not the last of all end superseded, unless
+/// they were done before the next one came.
+fn storm(backend: Backend, crowd: usize, times: u64) {
+    let world = World::new(backend);
+    for time in 0..times {
+        let mut dice = Dice(time + 1);
+        world.write("holder", "");
+        let job = |number: usize| {
+            format!(
+                "read -r other < holder && kill -0 $other 2> /dev/null && echo overlap >> log
+                echo $$ > holder; sleep 0.5; echo {time}.{number} >> log"
+            )
+        };
+        let mut running = Vec::new();
+        for number in 0..crowd {
+            let options = ["--replace", "-w", "-t", "5s", "--grace", "100ms"];
+            running.push(world.run("k", &options, &job(number)).any_stderr().spawn());
+            sleep(Duration::from_millis(dice.roll(150)));
+            if dice.roll(4) == 0 {
+                let rank = usize::try_from(dice.roll(u64::try_from(number + 1).expect("a number")));
+                running[rank.expect("a number")].signal(Signal::KILL);
+            }
+        }
+        // Who comes to the store before the last one is older.
+        wait_until("each of them has come", || {
+            let status = world.status("k");
+            let known = |pid: i32| {
+                ["holders", "waiters"].iter().any(|list| {
+                    status[*list].as_array().is_some_and(|all| all.iter().any(|one| one["pid"] == pid))
+                })
+            };
+            running.iter_mut().all(|one| one.has_ended() || known(one.pid()))
+        });
+        let last = newer(&world, &["-t", "5s"], &format!("{time}.last"));
+        let mut superseded = 0;
+        for (number, one) in running.into_iter().enumerate() {
+            let output = one.output();
+            match output.end() {
+                End::Status(75) => {
+                    superseded += 1;
+                    assert!(output.stderr.contains("superseded by"), "{number}: {}", output.stderr);
+                }
+                End::Status(79) => {
+                    assert!(output.stderr.contains("a newer run"), "{number}: {}", output.stderr)
+                }
+                End::Status(0) | End::Signal(9) => {}
+                End::Status(_) | End::Signal(_) => panic!("{number}: {output:?}"),
+            }
+        }
+        assert_eq!(last.output().end(), End::Status(0));
+        assert!(superseded > 0, "some met");
+        assert_eq!(world.lines("overlap"), 0, "two ran at once");
+        assert_eq!(world.log().last(), Some(&format!("{time}.last")));
+        wait_for("the lock is free", || {
+            (world.state("k") == "free" && world.waiters("k") == 0).then_some(())
+        });
+    }
+}
