@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """table.py [PART…]: what ./bench prints. Starts its own servers, in a directory of its own, and ends them. A part that
 cannot be measured here says why, and the others go on."""
-import contextlib, os, re, resource, shutil, signal, socket, statistics, subprocess, sys, tempfile, threading, time
+import contextlib, glob, os, re, resource, shutil, signal, socket, statistics, subprocess, sys, tempfile, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DLOCK = os.path.abspath(os.environ['DLOCK'])
@@ -328,7 +328,62 @@ def size(_):
         row(f'{os.path.getsize(out.name) / 1e6:.2f} MB', '4 MB', 'the binary, with TLS, stripped', DLOCK)
 
 
-PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size)}
+class Postgres:
+    """A PostgreSQL server of its own, started as somebody whom it lets start it."""
+
+    def __init__(self):
+        self.home, self.port = tempfile.mkdtemp(prefix='dlock-bench-'), port()
+        os.chmod(self.home, 0o777)
+        self.programs = max(glob.glob('/usr/lib/postgresql/*/bin'), default='')
+        data = os.path.join(self.home, 'data')
+        subprocess.run([*self.program('initdb'), '--username=app', '--auth=trust', '--locale=C', '-D', data], check=True, env=CLEAN, **QUIET)
+        self.process = start([*self.program('postgres'), '-D', data, '-c', f'port={self.port}', '-c', 'listen_addresses=127.0.0.1', '-c',
+                              f'unix_socket_directories={self.home}', '-c', 'max_connections=1000'])
+        self.url = f'postgres://app@127.0.0.1:{self.port}/postgres'
+        self.psql = ['psql', '-XAtq', '-h', '127.0.0.1', '-p', str(self.port), '-U', 'app', 'postgres']
+        until(lambda: subprocess.run([*self.psql, '-c', 'SELECT 1'], env=CLEAN, **QUIET).returncode == 0)
+
+    def program(self, name):
+        user = ['setpriv', '--reuid=postgres', '--regid=postgres', '--clear-groups', '--'] if os.geteuid() == 0 else []
+        return [*user, os.path.join(self.programs, name)]
+
+    def stop(self):
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def postgres(_):
+    """Beside what people do with PostgreSQL alone: psql, with an advisory lock, round the command."""
+    if not has('psql'):
+        return
+    server = Postgres()
+    try:
+        job = run(server.url, '-k', 'k', '--', 'true')
+        if subprocess.run(job, env=CLEAN, **QUIET).returncode:
+            return row('-', '', 'PostgreSQL', 'skipped: this dlock cannot; FEATURES=postgres ./bench postgres builds one')
+        named = [('psql with pg_try_advisory_lock', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)']),
+                 ('the same round true', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)', '-c', r'\! true']),
+                 ('dlock run, PostgreSQL by TCP', job),
+                 ('dlock run, PostgreSQL by a Unix socket',
+                  run(f'postgres+unix://app@{server.home}/.s.PGSQL.{server.port}?db=postgres', '-k', 'k', '--', 'true'))]
+        medians = pair([command for _, command in named])
+        for (name, _), took in zip(named, medians):
+            row(times(took, medians[0]), '1.5' if name.startswith('dlock') else '', name, f'{took / 1000:.2f} ms')
+        psql = ' '.join(server.psql)
+        loop = 'DO $$ BEGIN WHILE NOT pg_try_advisory_lock(1) LOOP PERFORM pg_sleep(0.1); END LOOP; END $$'
+        for waiters in CROWDS[:2]:
+            peers = (('psql, a loop on the advisory lock', ['sh', '-c', f'exec {psql} -c \'{loop}\' -c "\\! $*"', 'sh', '@STAMP'], ''),
+                     ('psql, pg_advisory_lock', ['sh', '-c', f'exec {psql} -c "SELECT pg_advisory_lock(2)" -c "\\! $*"', 'sh', '@STAMP'], ''),
+                     ('dlock', run(server.url, '-k', f'c{waiters}', '-q', '-w', '--', '@STAMP'), '5 ms'))
+            for name, command, target in peers:
+                median, figure = crowd('x', command, waiters, 20)
+                row(f'{median:.2f} ms', target, f'{name}, {waiters} waiters', figure)
+    finally:
+        server.stop()
+
+
+PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres)}
 
 
 def main(names):
