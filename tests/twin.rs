@@ -3,20 +3,25 @@
 //! after every step everything that can be seen. Three masters whose clocks agree answer as one server does to those
 //! who do not wait.
 
+use crate::support::masters::steered_clock;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
+use dlock::law::{ABSENCE, Lock, LockTable, Time};
 use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, Terms, When};
-use dlock::law::{Lock, LockTable, Time};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, RedisStore, Target};
+#[cfg(feature = "postgres")]
+use dlock::store::sql::SqlStore;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,9 +138,11 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
     prop::collection::vec(step, 1..60)
 }
 
-/// Redis-servers with one clock.
+/// Redis-servers with one clock, or a database with that clock.
 struct Servers {
     processes: Vec<Child>,
+    #[cfg(feature = "postgres")]
+    postgres: Option<Postgres>,
     dir: tempfile::TempDir,
     clock: std::fs::File,
     /// One of the masters was not waited for: this machine is too busy for a comparison.
@@ -144,28 +151,27 @@ struct Servers {
 
 impl Servers {
     fn start(count: usize) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let shim = dir.path().join("steered_clock.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/steered_clock.c");
-        let built =
-            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(&source).status();
-        assert!(built.unwrap().success(), "cc cannot build the clock");
-        let path = dir.path().join("clock");
-        let clock = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
-        clock.write_at(&i64::try_from(BEGIN.0).unwrap().to_ne_bytes(), 0).unwrap();
+        let (dir, path, clock) = clock();
         let processes = (0..count).map(|at| {
             Command::new("redis-server")
                 .args(["--port", "0", "--save", "", "--appendonly", "no", "--dir"])
                 .arg(dir.path())
                 .arg("--unixsocket")
                 .arg(dir.path().join(format!("redis{at}.sock")))
-                .env("LD_PRELOAD", &shim)
+                .env("LD_PRELOAD", steered_clock())
                 .env("STEERED_CLOCK", &path)
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap()
         });
-        let servers = Self { processes: processes.collect(), dir, clock, left_behind: Arc::default() };
+        let servers = Self {
+            processes: processes.collect(),
+            #[cfg(feature = "postgres")]
+            postgres: None,
+            dir,
+            clock,
+            left_behind: Arc::default(),
+        };
         let deadline = Moment::now().after(Duration::from_secs(20));
         while servers.connect().is_err() {
             assert!(!deadline.passed(), "redis-server does not answer");
@@ -174,7 +180,14 @@ impl Servers {
         servers
     }
 
-    fn socket(&self, at: usize) -> std::path::PathBuf {
+    #[cfg(feature = "postgres")]
+    fn postgres() -> Self {
+        let (dir, path, clock) = clock();
+        let postgres = Some(Postgres::start_steered(dir.path(), &["fsync=off"], Some(path)));
+        Self { processes: Vec::new(), postgres, dir, clock, left_behind: Arc::default() }
+    }
+
+    fn socket(&self, at: usize) -> PathBuf {
         self.dir.path().join(format!("redis{at}.sock"))
     }
 
@@ -191,6 +204,19 @@ impl Servers {
 
     /// One server, or a quorum of several.
     fn store(&self) -> Box<dyn Store> {
+        #[cfg(feature = "postgres")]
+        if let Some(server) = &self.postgres {
+            return Box::new(SqlStore::postgres(dlock::store::sql::Target {
+                address: Address::Unix(server.socket()),
+                user: "app".into(),
+                password: None,
+                database: "postgres".into(),
+                tls: None,
+                shown: "postgres+unix://test".into(),
+                connect_timeout: Duration::from_secs(10),
+                op_timeout: Duration::from_secs(10),
+            }));
+        }
         let target = |at| Target {
             address: Address::Unix(self.socket(at)),
             database: 0,
@@ -226,6 +252,15 @@ impl Drop for Servers {
     }
 }
 
+/// A clock that shows the beginning, its file, and the directory that this is in.
+fn clock() -> (tempfile::TempDir, PathBuf, std::fs::File) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("clock");
+    let clock = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    clock.write_at(&i64::try_from(BEGIN.0).unwrap().to_ne_bytes(), 0).unwrap();
+    (dir, path, clock)
+}
+
 /// Both sides of one history.
 struct Twins<'a> {
     servers: &'a Servers,
@@ -237,6 +272,8 @@ struct Twins<'a> {
     people: Vec<(Token, Want)>,
     /// Whose proof was last looked at: one after each step.
     looked: usize,
+    /// When nobody waited last.
+    quiet: Time,
 }
 
 fn owner(who: usize) -> Owner {
@@ -266,6 +303,11 @@ impl Twins<'_> {
         self.raw.iter_mut().map(|raw| command.query(raw).unwrap()).collect()
     }
 
+    /// Whether the store runs the law itself, as a database's does.
+    fn runs_the_law(&self) -> bool {
+        self.raw.is_empty()
+    }
+
     fn is_quorum(&self) -> bool {
         self.raw.len() > 1
     }
@@ -293,6 +335,10 @@ impl Twins<'_> {
                 match self.law.clone().renew(self.now, &names, &token, ms(ttl)) {
                     Renewal::Renewed | Renewal::Asked | Renewal::Superseded => {}
                     Renewal::Revoked | Renewal::NotHeld => self.reborn_for_a_quorum(who),
+                }
+                if self.runs_the_law() {
+                    // It is of one process, and remembers when that was heard of.
+                    self.store = self.servers.store();
                 }
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
@@ -348,9 +394,18 @@ impl Twins<'_> {
             }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Pass(span) => {
-                self.now.0 += span * 1000;
-                self.servers.set_clock(self.now);
+                if self.law.records.values().all(|record| record.waiters.is_empty()) {
+                    self.quiet = self.now;
+                }
+                // A waiter that the law is not shown, because it stands in the middle, falls silent when it is shown.
+                let heard = Duration::from_micros(self.now.0 - self.quiet.0);
+                if !self.runs_the_law() || self.quiet == self.now || heard + ms(span) < ABSENCE {
+                    self.now.0 += span * 1000;
+                    self.servers.set_clock(self.now);
+                }
             }
+            // What stands in one value there is a row here.
+            Step::Vanish { .. } | Step::Intrude { .. } if self.runs_the_law() => {}
             Step::Vanish { lock } => {
                 let mut delete = redis::cmd("DEL");
                 self.raw::<()>(delete.arg(self.names[lock].as_str()));
@@ -421,7 +476,7 @@ impl Twins<'_> {
 
 #[test]
 fn lua_and_law_answer_alike() {
-    answer_alike(1, if is_soak() { 50_000 } else { 1000 }, &histories());
+    answer_alike(&Servers::start(1), if is_soak() { 50_000 } else { 1000 }, &histories());
 }
 
 /// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
@@ -442,7 +497,7 @@ fn who_is_forgotten_in_the_middle_is_counted_alike() {
     history.extend(renewed(25_000));
     history.extend([Step::Pass(10_100), queue(3), queue(1), Step::Pass(4000), queue(2), queue(3)]);
     let alike = vec![Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, stays: false }; PEOPLE];
-    answer_alike(1, 1, &Just((alike, history)));
+    answer_alike(&Servers::start(1), 1, &Just((alike, history)));
 }
 
 /// The masters stand on the same records, and together they keep the same law.
@@ -455,15 +510,22 @@ fn a_quorum_and_law_answer_alike() {
         stays,
     });
     let steps = steps(want.clone());
-    answer_alike(3, if is_soak() { 2000 } else { 25 }, &(prop::collection::vec(want, PEOPLE), steps));
+    let cases = if is_soak() { 2000 } else { 25 };
+    answer_alike(&Servers::start(3), cases, &(prop::collection::vec(want, PEOPLE), steps));
+}
+
+/// What dlock makes of rows, and writes into them, is what the law says.
+#[cfg(feature = "postgres")]
+#[test]
+fn law_over_rows_answers_alike_on_postgres() {
+    answer_alike(&Servers::postgres(), if is_soak() { 2000 } else { 60 }, &histories());
 }
 
 fn is_soak() -> bool {
     std::env::var_os("DLOCK_SOAK").is_some()
 }
 
-fn answer_alike(servers: usize, cases: u32, histories: &impl Strategy<Value = (Vec<Want>, Vec<Step>)>) {
-    let servers = Servers::start(servers);
+fn answer_alike(servers: &Servers, cases: u32, histories: &impl Strategy<Value = (Vec<Want>, Vec<Step>)>) {
     let raw = RefCell::new(servers.connect().unwrap());
     let count = AtomicU64::new(0);
     let now = RefCell::new(BEGIN);
@@ -473,7 +535,7 @@ fn answer_alike(servers: usize, cases: u32, histories: &impl Strategy<Value = (V
             let number = count.fetch_add(1, Ordering::Relaxed);
             let mut raw = raw.borrow_mut();
             let mut twins = Twins {
-                servers: &servers,
+                servers,
                 raw: &mut raw,
                 store: servers.store(),
                 names: (0..LOCKS)
@@ -483,6 +545,7 @@ fn answer_alike(servers: usize, cases: u32, histories: &impl Strategy<Value = (V
                 now: *now.borrow(),
                 people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),
                 looked: 0,
+                quiet: *now.borrow(),
             };
             for step in &history {
                 let answered_alike = catch_unwind(AssertUnwindSafe(|| twins.step(step)));

@@ -21,12 +21,19 @@ pub struct Postgres {
     options: Vec<String>,
     /// How far its clock is ahead, in microseconds.
     offset: i64,
+    /// The file that its clock shows, if there is one.
+    clock: Option<PathBuf>,
     child: Option<Child>,
 }
 
 impl Postgres {
     /// A server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, options: &[&str]) -> Self {
+        Self::start_steered(home, options, None)
+    }
+
+    /// The same, whose clock shows what is in a file; see `steered_clock.c`.
+    pub fn start_steered(home: &Path, options: &[&str], clock: Option<PathBuf>) -> Self {
         for open in [suite_home(), home] {
             fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("permissions");
         }
@@ -49,6 +56,7 @@ impl Postgres {
             home,
             options: options.iter().map(ToString::to_string).collect(),
             offset: 0,
+            clock,
             child: None,
         };
         server.run();
@@ -75,6 +83,9 @@ impl Postgres {
     /// Starts it again.
     pub fn run(&mut self) {
         let mut command = as_postgres("postgres");
+        if let Some(clock) = &self.clock {
+            command.env("LD_PRELOAD", steered_clock()).env("STEERED_CLOCK", clock);
+        }
         if self.offset != 0 {
             command.env("LD_PRELOAD", steered_clock()).env("STEERED_OFFSET", self.offset.to_string());
         }
@@ -87,8 +98,13 @@ impl Postgres {
         let log =
             fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).expect("a log");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
-        self.child = Some(command.spawn().expect("postgres"));
-        wait_until("postgres is there", || self.try_ask("postgres", "SELECT 1").is_ok());
+        wait_until("postgres is there", || {
+            // It does not start as long as processes of one that was killed are left.
+            if self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None))) {
+                self.child = Some(command.spawn().expect("postgres"));
+            }
+            self.try_ask("postgres", "SELECT 1").is_ok()
+        });
     }
 
     /// Further settings from the next start on.
