@@ -3,7 +3,7 @@
 use crate::support::dlock::BINARY;
 use crate::support::pty::Terminal;
 use crate::support::wait::wait_until;
-use crate::support::world::{Backend, World};
+use crate::support::world::{Backend, World, on_every_store};
 use std::net::TcpListener;
 use std::process::Command;
 
@@ -61,31 +61,30 @@ const LINES: [(&str, &[&str]); 10] = [
     ("dlock status it", &["status", "it's"]),
 ];
 
-#[test]
-fn bash_completes_keys() {
-    for backend in [Backend::Redis, Backend::File] {
-        let world = world(backend, "bash");
-        let mut terminal = terminal(&world, "bash --norc --noprofile", "source ./_dlock");
-        for (typed, arguments) in LINES {
-            completes(&mut terminal, typed, arguments);
-        }
-        // A quote that is open is kept, and everything else is completed as ever.
-        completes(&mut terminal, "dlock status 'two w", &["status", "two words"]);
-        completes(&mut terminal, "dlock status --js", &["status", "--json"]);
-        completes(&mut terminal, "dlock hist", &["history"]);
-        completes(&mut terminal, "dlock -q status nightly-r", &["-q", "status", "nightly-report"]);
-        completes(&mut terminal, "dlock run -k x -- cat _dl", &["run", "-k", "x", "--", "cat", "_dlock"]);
-        // No key is known there: no file is offered in its place.
-        completes(&mut terminal, "dlock run -k _dl", &["run", "-k", "_dl"]);
-        // Another store is named on the line.
-        let store = format!("file:{}", world.path("other").display());
-        world.dlock(["run", "-k", "elsewhere", "--store", &store, "--", "true"]).run();
-        let typed = format!("dlock status --store {store} els");
-        completes(&mut terminal, &typed, &["status", "--store", &store, "elsewhere"]);
-        let typed = format!("dlock run --store={store} -k els");
-        completes(&mut terminal, &typed, &["run", &format!("--store={store}"), "-k", "elsewhere"]);
-        terminal.press("exit\n");
+on_every_store!(bash_completes_keys);
+
+fn bash_completes_keys(backend: Backend) {
+    let world = world(backend, "bash");
+    let mut terminal = terminal(&world, "bash --norc --noprofile", "source ./_dlock");
+    for (typed, arguments) in LINES {
+        completes(&mut terminal, typed, arguments);
     }
+    // A quote that is open is kept, and everything else is completed as ever.
+    completes(&mut terminal, "dlock status 'two w", &["status", "two words"]);
+    completes(&mut terminal, "dlock status --js", &["status", "--json"]);
+    completes(&mut terminal, "dlock hist", &["history"]);
+    completes(&mut terminal, "dlock -q status nightly-r", &["-q", "status", "nightly-report"]);
+    completes(&mut terminal, "dlock run -k x -- cat _dl", &["run", "-k", "x", "--", "cat", "_dlock"]);
+    // No key is known there: no file is offered in its place.
+    completes(&mut terminal, "dlock run -k _dl", &["run", "-k", "_dl"]);
+    // Another store is named on the line.
+    let store = format!("file:{}", world.path("other").display());
+    world.dlock(["run", "-k", "elsewhere", "--store", &store, "--", "true"]).run();
+    let typed = format!("dlock status --store {store} els");
+    completes(&mut terminal, &typed, &["status", "--store", &store, "elsewhere"]);
+    let typed = format!("dlock run --store={store} -k els");
+    completes(&mut terminal, &typed, &["run", &format!("--store={store}"), "-k", "elsewhere"]);
+    terminal.press("exit\n");
 }
 
 #[test]

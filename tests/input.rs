@@ -2,7 +2,7 @@
 //! nothing locked.
 
 use crate::support::dlock::{Dlock, End};
-use crate::support::world::{Backend, World};
+use crate::support::world::{Backend, World, on_every_store};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
@@ -266,36 +266,31 @@ fn a_bad_config_line_is_78() {
     faults.are_none(&world);
 }
 
+on_every_store!(odd_keys_are_keys);
+
 /// What looks odd and is allowed.
-#[test]
-fn odd_keys_are_keys() {
-    for backend in [Backend::Redis, Backend::File] {
-        let world = World::new(backend);
-        let long = "é".repeat(256);
-        for key in [" ", "a b", "../../etc/passwd", "*", "a*[b]?\\", "{tag}rest", "-", "ü/ß", "%s%n", &long]
-        {
-            let mut words = vec!["run", "-k", key, "-t", "1m"];
-            words.extend([
-                "--",
-                "sh",
-                "-c",
-                "printf %s \"$DLOCK_KEY\" > key; echo up; while [ ! -e go ]; do sleep 0.02; done",
-            ]);
-            let holder = world.dlock(words).any_stdout().spawn();
-            crate::support::wait::wait_until("the job runs", || world.read("key") == key);
-            world.run(key, &[], "touch ran").status(75).any_stderr().run();
-            let shown = world.dlock(["status", "--json", "--", key]).any_stdout().run().stdout;
-            let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
-            assert_eq!((&shown[0]["key"], &shown[0]["state"]), (&key.into(), &"held".into()));
-            let all = world.dlock(["status", "--json"]).any_stdout().run().stdout;
-            let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
-            assert_eq!(
-                all.as_array().expect("an array").iter().filter(|one| one["state"] == "held").count(),
-                1
-            );
-            world.write("go", "");
-            holder.finish();
-            std::fs::remove_file(world.path("go")).expect("a file");
-        }
+fn odd_keys_are_keys(backend: Backend) {
+    let world = World::new(backend);
+    let long = "é".repeat(256);
+    for key in [" ", "a b", "../../etc/passwd", "*", "a*[b]?\\", "{tag}rest", "-", "ü/ß", "%s%n", &long] {
+        let mut words = vec!["run", "-k", key, "-t", "1m"];
+        words.extend([
+            "--",
+            "sh",
+            "-c",
+            "printf %s \"$DLOCK_KEY\" > key; echo up; while [ ! -e go ]; do sleep 0.02; done",
+        ]);
+        let holder = world.dlock(words).any_stdout().spawn();
+        crate::support::wait::wait_until("the job runs", || world.read("key") == key);
+        world.run(key, &[], "touch ran").status(75).any_stderr().run();
+        let shown = world.dlock(["status", "--json", "--", key]).any_stdout().run().stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+        assert_eq!((&shown[0]["key"], &shown[0]["state"]), (&key.into(), &"held".into()));
+        let all = world.dlock(["status", "--json"]).any_stdout().run().stdout;
+        let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
+        assert_eq!(all.as_array().expect("an array").iter().filter(|one| one["state"] == "held").count(), 1);
+        world.write("go", "");
+        holder.finish();
+        std::fs::remove_file(world.path("go")).expect("a file");
     }
 }

@@ -2,8 +2,11 @@
 //! was given and whatever goes wrong.
 
 use crate::support::dlock::{Dlock, Output};
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
 use crate::support::proc;
-use crate::support::world::{Backend, World};
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
 
 const SECRET: &str = "op3n-s3same";
 const WRONG: &str = "wr0ng-s3same";
@@ -30,9 +33,75 @@ const WAYS: [Way; 7] = [
     Way::Config,
 ];
 
-fn with_password<'w>(world: &'w World, way: Way, port: u16, password: &str, words: &[&str]) -> Dlock<'w> {
-    let plain = format!("redis://127.0.0.1:{port}");
-    let url = format!("redis://:{password}@127.0.0.1:{port}");
+/// A store that lets in whoever knows [`SECRET`].
+struct Door {
+    #[cfg(feature = "postgres")]
+    _server: Option<Postgres>,
+    world: World,
+}
+
+impl Door {
+    fn redis() -> Self {
+        Self {
+            #[cfg(feature = "postgres")]
+            _server: None,
+            world: World::with_redis(&["--requirepass", SECRET]),
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    fn postgres() -> Self {
+        let mut world = World::without_redis();
+        let server = Postgres::start(&world.path(""), &[]);
+        server.ask(
+            "postgres",
+            &format!("CREATE ROLE guest LOGIN PASSWORD '{SECRET}'; GRANT CREATE ON SCHEMA public TO guest"),
+        );
+        let rules = "host all app all trust\nhost all guest all scram-sha-256\n";
+        std::fs::write(server.data().join("pg_hba.conf"), rules).expect("a file");
+        server.ask("postgres", "SELECT pg_reload_conf()");
+        wait_until("the rules are in force", || {
+            server.ask("postgres", "SELECT count(*) FROM pg_hba_file_rules") == "2"
+        });
+        world.use_store(server.url("postgres").replace("app@", "guest@"));
+        Self { _server: Some(server), world }
+    }
+}
+
+mod door_on_redis {
+    use super::Door;
+
+    #[test]
+    fn every_way_opens_the_door_and_shows_nothing() {
+        super::every_way_opens_the_door_and_shows_nothing(&Door::redis());
+    }
+
+    #[test]
+    fn a_wrong_password_is_77_and_not_shown() {
+        super::a_wrong_password_is_77_and_not_shown(&Door::redis());
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod door_on_postgres {
+    use super::Door;
+
+    #[test]
+    fn every_way_opens_the_door_and_shows_nothing() {
+        super::every_way_opens_the_door_and_shows_nothing(&Door::postgres());
+    }
+
+    #[test]
+    fn a_wrong_password_is_77_and_not_shown() {
+        super::a_wrong_password_is_77_and_not_shown(&Door::postgres());
+    }
+}
+
+fn with_password<'w>(world: &'w World, way: Way, plain: &str, password: &str, words: &[&str]) -> Dlock<'w> {
+    let url = match plain.split_once('@') {
+        Some((user, host)) => format!("{user}:{password}@{host}"),
+        None => plain.replace("//", &format!("//:{password}@")),
+    };
     // With the newline that an editor adds.
     world.write("password", &format!("{password}\n"));
     let command = words.split_first().expect("a subcommand");
@@ -59,10 +128,8 @@ fn silent_about(output: &Output, secret: &str, what: &str) {
     assert!(!output.stdout.contains(secret) && !output.stderr.contains(secret), "{what}: {output:?}");
 }
 
-#[test]
-fn every_way_opens_the_door_and_shows_nothing() {
-    let world = World::with_redis(&["--requirepass", SECRET]);
-    let port = world.redis().port();
+fn every_way_opens_the_door_and_shows_nothing(Door { world, .. }: &Door) {
+    let url = &world.url();
     for way in WAYS {
         let words = [
             "run",
@@ -76,17 +143,17 @@ fn every_way_opens_the_door_and_shows_nothing() {
         ];
         let made = world.command("mkfifo").arg("go").status().expect("mkfifo");
         assert!(made.success());
-        let holder = with_password(&world, way, port, SECRET, &words).any_stdout().any_stderr().spawn();
+        let holder = with_password(world, way, url, SECRET, &words).any_stdout().any_stderr().spawn();
         world.wait_for_pid("job.pid");
         for pid in [holder.pid(), holder.guard()] {
             let shown = proc::arguments(pid) + &proc::name(pid);
             // What is on the command line is on the command line, and warned of.
             assert!(way == Way::UrlInFlag || !shown.contains(SECRET), "{way:?}: {shown}");
         }
-        let busy = with_password(&world, way, port, SECRET, &["run", "-k", "k", "-v", "--", "true"]);
+        let busy = with_password(world, way, url, SECRET, &["run", "-k", "k", "-v", "--", "true"]);
         silent_about(&busy.status(75).any_stderr().run(), SECRET, "busy");
         for words in [&["status", "k"][..], &["status", "--json"], &["status", "-v"]] {
-            let status = with_password(&world, way, port, SECRET, words);
+            let status = with_password(world, way, url, SECRET, words);
             silent_about(&status.any_stdout().any_stderr().run(), SECRET, "status");
         }
         std::fs::write(world.path("go"), "\n").expect("the fifo");
@@ -105,17 +172,15 @@ fn every_way_opens_the_door_and_shows_nothing() {
     }
 }
 
-#[test]
-fn a_wrong_password_is_77_and_not_shown() {
-    let world = World::with_redis(&["--requirepass", SECRET]);
-    let port = world.redis().port();
+fn a_wrong_password_is_77_and_not_shown(Door { world, .. }: &Door) {
+    let url = &world.url();
     for way in WAYS {
         for words in
             [&["run", "-k", "k", "--", "touch", "ran"][..], &["status"], &["release", "k", "--force"]]
         {
-            let output = with_password(&world, way, port, WRONG, words).status(77).any_stderr().run();
+            let output = with_password(world, way, url, WRONG, words).status(77).any_stderr().run();
             silent_about(&output, WRONG, "wrong");
-            assert!(output.stderr.contains(&format!("127.0.0.1:{port}")), "{}", output.stderr);
+            assert!(output.stderr.contains(&world.shown().replace("//guest@", "//")), "{}", output.stderr);
             let lines = output.stderr.lines().filter(|line| !line.contains("command line"));
             assert!(matches!(lines.count(), 1 | 2), "{way:?}: {}", output.stderr);
         }
@@ -128,12 +193,19 @@ fn a_wrong_password_is_77_and_not_shown() {
 
 #[test]
 fn an_unreachable_store_is_69_and_the_password_not_shown() {
+    const URLS: &[&str] = &[
+        "redis://127.0.0.1:1",
+        #[cfg(feature = "postgres")]
+        "postgres://app@127.0.0.1:1/d",
+    ];
     let world = World::without_redis();
     for way in WAYS {
         for words in [&["run", "-k", "k", "-v", "--", "touch", "ran"][..], &["status"]] {
-            let output = with_password(&world, way, 1, SECRET, words).status(69).any_stderr().run();
-            silent_about(&output, SECRET, "unreachable");
-            assert!(output.stderr.contains("127.0.0.1:1"), "{}", output.stderr);
+            for url in URLS {
+                let output = with_password(&world, way, url, SECRET, words).status(69).any_stderr().run();
+                silent_about(&output, SECRET, "unreachable");
+                assert!(output.stderr.contains("127.0.0.1:1"), "{}", output.stderr);
+            }
         }
     }
     let bad = ["redis://:op3n-s3same@127.0.0.1:99999", "http://u:op3n-s3same@h", "redis://:op3n-s3same@h h"];
@@ -173,25 +245,24 @@ fn a_missing_right_is_77() {
     assert!(!world.path("ran").exists());
 }
 
+on_every_store!(a_token_is_not_shown);
+
 /// A token is a secret, too: only the job is told.
-#[test]
-fn a_token_is_not_shown() {
-    for backend in [Backend::Redis, Backend::File] {
-        let world = World::new(backend);
-        let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
-        let holder = world.run("k", &["-v"], job).any_stderr().spawn();
-        crate::support::wait::wait_until("the job runs", || !world.read("token").is_empty());
-        let token = world.read("token").trim().to_owned();
-        for words in [
-            &["status"][..],
-            &["status", "--json"],
-            &["status", "-v", "k"],
-            &["run", "-v", "-k", "k", "--", "true"],
-        ] {
-            silent_about(&world.dlock(words).spawn().output(), &token, "token");
-        }
-        assert!(!proc::arguments(holder.pid()).contains(&token));
-        world.write("go", "");
-        silent_about(&holder.finish(), &token, "token");
+fn a_token_is_not_shown(backend: Backend) {
+    let world = World::new(backend);
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-v"], job).any_stderr().spawn();
+    wait_until("the job runs", || !world.read("token").is_empty());
+    let token = world.read("token").trim().to_owned();
+    for words in [
+        &["status"][..],
+        &["status", "--json"],
+        &["status", "-v", "k"],
+        &["run", "-v", "-k", "k", "--", "true"],
+    ] {
+        silent_about(&world.dlock(words).spawn().output(), &token, "token");
     }
+    assert!(!proc::arguments(holder.pid()).contains(&token));
+    world.write("go", "");
+    silent_about(&holder.finish(), &token, "token");
 }
