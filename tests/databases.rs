@@ -166,11 +166,14 @@ fn what_the_network_loses_is_made_good(kind: Kind) {
             proxy.plan(at, fault);
             let url = world.url().replace(&format!(":{}/", kind.port()), &format!(":{}/", proxy.port()));
             let run = world
-                .run("k", &["-w", "5s", "--store", &url, "-t", "5s"], "echo ran >> log")
+                .run("k", &["-w", "--store", &url, "-t", "5s"], "echo ran >> log")
                 .env_remove("DLOCK_OP_TIMEOUT")
                 .any_stderr()
                 .run();
             drop(run);
+            if fault == Fault::Late && proxy.seen() >= at {
+                proxy.deliver();
+            }
             world.run("k", &["-w", "20s"], "true").any_stderr().run();
         }
     }

@@ -2,15 +2,19 @@
 //! it. What is the same on every database is in `databases`. And who gets in: passwords, TLS, sockets, the least rights.
 
 use crate::support::certificates::Authority;
-use crate::support::dlock::Dlock;
+use crate::support::dlock::{Dlock, End};
+use crate::support::outages::storm_through_outages;
 use crate::support::postgres::Postgres;
-use crate::support::storm::{Wish, storm};
+use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 use rustix::process::Signal;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// A job that goes on until `go` is there.
 const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
@@ -53,6 +57,216 @@ fn what_a_server_refuses_is_said() {
     set("RESET statement_timeout");
     world.run("k", &[], "echo well >> log").run();
     assert_eq!(world.log(), ["well"]);
+}
+
+/// Whoever holds a lock keeps it meanwhile, also when it has to connect again; whoever waits goes on waiting.
+#[test]
+fn too_many_clients_are_an_outage() {
+    let (mut world, server) = own_server(&["max_connections=8"]);
+    server.ask("postgres", "CREATE ROLE guest LOGIN; GRANT CREATE ON SCHEMA public TO guest");
+    world.use_store(world.url().replace("app@", "guest@"));
+    let client = || {
+        let mut psql = Command::new("psql");
+        psql.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "-U", "guest", "-XAtq", "postgres"]);
+        psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        psql
+    };
+    let crowd = || -> Vec<Hog> { (0..8).map(|_| Hog { child: client().spawn().unwrap() }).collect() };
+    let is_full = || !client().args(["-c", "SELECT 1"]).stdin(Stdio::null()).status().unwrap().success();
+    let holder = world.run("k", &["-t", "30s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let first = crowd();
+    wait_until("there is no room", is_full);
+    let said = refused(&world, 69);
+    assert!(said.contains("too many clients"), "{said}");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    server.ask(
+        "postgres",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dlock'",
+    );
+    let second = crowd();
+    wait_until("there is no room again", is_full);
+    drop((first, second));
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Some statements are done in that time, and some are not.
+#[test]
+fn statements_that_may_take_a_millisecond_let_nobody_in_twice() {
+    let (mut world, server) = own_server(&[]);
+    let own = world.url();
+    world.run("k", &[], "true").run();
+    server
+        .ask("postgres", "CREATE ROLE guest LOGIN SUPERUSER; ALTER ROLE guest SET statement_timeout = '1ms'");
+    world.use_store(own.replace("app@", "guest@"));
+    let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
+    let runs: Vec<_> =
+        (0..12).map(|_| world.run("k", &["-w", "3s", "-t", "5s"], script).any_stderr().spawn()).collect();
+    for run in runs {
+        let output = run.output();
+        // The lease of one that cannot be renewed ends.
+        let known = [0, 69, 75, 79].map(End::Status);
+        assert!(known.contains(&output.end()), "{output:?}");
+        assert!(output.end() != End::Status(69) || output.stderr.contains("broke off"), "{output:?}");
+    }
+    assert!(world.log().iter().all(|line| line == "ran"), "{:?}", world.log());
+    world.use_store(own);
+    world.wait_for_state("k", "free");
+    world.run("k", &["-w"], "echo well >> log").any_stderr().run();
+    assert_eq!(world.log().last().map(String::as_str), Some("well"));
+}
+
+/// The disk of the tables; that of the server's own log may be another one. (A server that cannot write its own log ends.)
+#[test]
+fn a_full_disk_refuses_locks_and_ends_no_job() {
+    let (world, server) = own_server(&[]);
+    let small = world.path("small");
+    let Some(_disk) = Disk::mount(&small, &server) else {
+        println!("skipped: this user cannot mount a small disk");
+        return;
+    };
+    server.ask("postgres", &format!("CREATE TABLESPACE small LOCATION '{}'", small.display()));
+    server.ask("postgres", "ALTER ROLE app SET default_tablespace = small");
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let filler = small.join("filler");
+    assert!(fs::write(&filler, vec![0; 8 << 20]).is_err(), "it is small");
+    let said = (0..200).find_map(|number| {
+        let key = format!("{number}{}", "k".repeat(500));
+        let output = world.run(&key, &["--op-timeout", "5s"], "true").any_stderr().spawn().output();
+        (output.end() != End::Status(0)).then_some(output)
+    });
+    let said = said.expect("a lock for which there is no room");
+    assert_eq!(said.end(), End::Status(69));
+    assert!(said.stderr.contains("no room on its disk"), "{said:?}");
+    fs::remove_file(filler).unwrap();
+    world.run("other", &[], "echo other >> log").run();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "other", "done"]);
+}
+
+/// By hand, or by a restored backup: as with a server that forgot, the holder notices by its next heartbeat.
+#[test]
+fn rows_that_are_gone_are_a_lock_that_is_lost() {
+    for gone in ["DELETE FROM dlock_locks", "DROP TABLE dlock_locks, dlock_waiters, dlock_ends"] {
+        let world = World::with_postgres();
+        let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();
+        world.wait_for_state("k", "held");
+        let waiter = world.run("k", &["-w"], "echo $DLOCK_FENCE >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", 1);
+        let before = world.fence("k");
+        Postgres::shared().ask(world.database(), gone);
+        let said = holder.finish().stderr;
+        assert!(said.contains("lost"), "{said}");
+        waiter.finish();
+        let after: u64 = world.log()[0].parse().expect("a fence");
+        assert!(after > before, "{after} after {before}");
+    }
+}
+
+/// As many as a large fleet has: they are served in order, one at a time, and what a turn costs the server does not depend on
+/// how many wait. Others come and go all the time, so that somebody else has changed the lock each time.
+#[test]
+fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few() {
+    let (world, server) = own_server(&["max_connections=600", "shared_preload_libraries=pg_stat_statements"]);
+    server.ask("postgres", "CREATE EXTENSION pg_stat_statements");
+    let few = writes_of_a_turn(&world, &server, "few", 10, 0);
+    let many = writes_of_a_turn(&world, &server, "many", 200, 0);
+    println!("statements that write, for each turn: {few:.1} of 10 who wait, {many:.1} of 200");
+    assert!(many < 2.0 * few, "{many} of many, {few} of few");
+    writes_of_a_turn(&world, &server, "noisy", 40, 4);
+}
+
+/// How many statements change a lock for each of those who wait in a line, from the first turn to the last, while some others
+/// come and go.
+fn writes_of_a_turn(world: &World, server: &Postgres, key: &str, waiters: usize, others: usize) -> f64 {
+    let all: &[&str] = &["-t", "30s", "--op-timeout", "20s"];
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let holder = world.run(key, all, &script).any_stderr().spawn();
+    world.wait_for_log(key);
+    let name = format!("convert_to('dlock:{key}', 'UTF8')");
+    let waiting =
+        format!("SELECT count(*) FROM dlock_waiters WHERE name = {name} AND place = 0 AND mode = 0");
+    let over = AtomicBool::new(false);
+    let written = thread::scope(|scope| {
+        for _ in 0..others {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(
+                        world
+                            .run(key, &["-s", "-w", "20ms", "--op-timeout", "20s"], "true")
+                            .any_stderr()
+                            .spawn()
+                            .output(),
+                    );
+                }
+            });
+        }
+        let crowd: Vec<_> = (1..=waiters)
+            .map(|number| {
+                let script = format!(
+                    "mkdir in.{key} || echo overlap >> log; echo {key}.{number} >> log; rmdir in.{key}"
+                );
+                let run =
+                    world.dlock(["run", "-q", "-w", "-k", key]).args(all).args(["--", "sh", "-c", &script]);
+                let run = run.any_stderr().spawn();
+                wait_until("it stands in the queue", || {
+                    server.ask("postgres", &waiting) == number.to_string()
+                });
+                run
+            })
+            .collect();
+        server.ask("postgres", "SELECT pg_stat_statements_reset()");
+        world.write(&format!("go.{key}"), "");
+        holder.finish();
+        crowd.into_iter().for_each(|run| drop(run.finish()));
+        over.store(true, Ordering::Relaxed);
+        server.ask("postgres", "SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'WITH same%'")
+    });
+    let turns =
+        world.log().into_iter().filter(|line| line.starts_with(&format!("{key}."))).collect::<Vec<_>>();
+    assert_eq!(turns, (1..=waiters).map(|number| format!("{key}.{number}")).collect::<Vec<_>>());
+    assert_eq!(world.lines("overlap"), 0);
+    let written: u32 = written.parse().expect("a number");
+    f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
+}
+
+/// The server is killed, restarted and loses every connection while those who run and wait are killed, interrupted and stopped.
+#[test]
+fn a_storm_with_restarts() {
+    let (world, mut server) = own_server(&["max_connections=300", "fsync=off"]);
+    world.run("a", &["--op-timeout", "20s"], "true").run();
+    let wishes = [
+        Wish { keys: &["a"], options: &[], kind: "alone" },
+        Wish { keys: &["b"], options: &[], kind: "alone" },
+        Wish { keys: &["b", "c"], options: &[], kind: "alone" },
+        Wish { keys: &["c"], options: &["--shared"], kind: "shared" },
+    ];
+    let mut turn = 0;
+    storm_through_outages(&world, 8, if is_soak() { 5000 } else { 200 }, &wishes, || {
+        turn += 1;
+        match turn % 4 {
+            0 => server.stop(Signal::KILL),
+            2 => server.stop(Signal::INT),
+            _ => {
+                let end =
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dlock'";
+                server.ask("postgres", end);
+                return;
+            }
+        }
+        server.run();
+    });
+    let ask = |text: &str| server.ask("postgres", text);
+    assert_eq!(ask("SELECT count(*) FROM dlock_locks"), "3");
+    assert_eq!(ask(&format!("SELECT count(*) <= {} FROM dlock_ends", 3 * dlock::law::LOG_KEPT)), "t");
+    let connected = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'";
+    wait_until("nobody is connected", || ask(connected) == "0");
 }
 
 /// The victim of a deadlock with somebody else's transaction tries again. A server looks for one once, when a wait has lasted so
@@ -258,7 +472,7 @@ fn a_server_is_trusted_as_over_rediss() {
         let data = server.data();
         authority.issue(hosts).write(&data, "server");
         for file in ["server.pem", "server.key"] {
-            let owner = fs::metadata(&data).map(|data| std::os::unix::fs::MetadataExt::uid(&data)).unwrap();
+            let owner = fs::metadata(&data).unwrap().uid();
             chown(data.join(file), Some(owner), None).unwrap();
             fs::set_permissions(data.join(file), fs::Permissions::from_mode(0o600)).unwrap();
         }
@@ -293,6 +507,26 @@ fn a_server_is_trusted_as_over_rediss() {
     run(&world, &url("").replace("verify-full", "disable")).run();
     let said = run(&world, &url("").replace("verify-full", "require")).status(78).run().stderr;
     assert!(said.contains("sslmode="), "{said}");
+}
+
+/// A disk with little room, which the server may use.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(place: &Path, server: &Postgres) -> Option<Self> {
+        fs::create_dir(place).unwrap();
+        let owner = fs::metadata(server.data()).unwrap().uid();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size=1m,mode=700,uid={owner}"), "tmpfs"]).arg(place);
+        let done = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        done.then(|| Self(place.into()))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
+    }
 }
 
 /// A session that has something locked until it is dropped.

@@ -14,6 +14,8 @@ pub mod masters;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "postgres")]
+pub mod outages;
+#[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod proc;
 pub mod proxy;

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The server. Dropping it stops it at once.
 pub struct Postgres {
@@ -105,6 +106,13 @@ impl Postgres {
             }
             self.try_ask("postgres", "SELECT 1").is_ok()
         });
+        if self.offset != 0 {
+            let here = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+            let there = self.ask("postgres", "SELECT floor(extract(epoch FROM clock_timestamp()))");
+            let set = here.saturating_add_signed(self.offset / 1_000_000);
+            let off = there.parse::<u64>().expect("a time").abs_diff(set);
+            assert!(off < 5, "its clock is {off} s from where it was set");
+        }
     }
 
     /// Further settings from the next start on.

@@ -1,7 +1,7 @@
 //! A crowd that is shot at: runs of random modes on random keys, some of which are killed with -9, interrupted or stopped
 //! for a moment. The jobs themselves find out whether one runs beside another that it must not meet.
 
-use super::dlock::{End, Running};
+use super::dlock::{End, Output, Running};
 use super::wait::wait_until;
 use super::world::World;
 use rustix::process::Signal;
@@ -18,13 +18,15 @@ pub struct Wish {
 }
 
 /// Announces itself for each key, and then looks for others that it must not meet: of two at least one sees the other. A
-/// process that was killed leaves its announcement behind, and does not count.
-const JOB: &str = r#"
+/// process that was killed leaves its announcement behind, and does not count; nor does another one that was given its number,
+/// which was born at another time.
+pub const JOB: &str = r#"
 kind=$1; shift
-for key; do : > "in.$key.$kind$DLOCK_SLOT.$$"; done
+read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ born _ < /proc/$$/stat
+for key; do : > "in.$key.$kind$DLOCK_SLOT.$$.$born"; done
 for key; do
     for other in in."$key".*; do
-        rest=${other#in."$key".}; theirs=${rest%.*}; pid=${rest##*.}
+        rest=${other#in."$key".}; theirs=${rest%%.*}; who=${rest#*.}; pid=${who%.*}
         [ "$pid" = $$ ] && continue
         case $kind:$theirs in
         shared:shared) continue ;;
@@ -32,21 +34,26 @@ for key; do
         slot:slot*) continue ;;
         esac
         state=gone
-        { read -r _ _ state _ < "/proc/$pid/stat"; } 2> /dev/null
+        { read -r _ _ state _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ then _ < "/proc/$pid/stat"; } 2> /dev/null
         case $state in
         gone | Z | X) ;;
-        *) [ -e "$other" ] && echo "overlap $kind$DLOCK_SLOT $other" >> log ;;
+        *) [ "$then" = "${who#*.}" ] && [ -e "$other" ] && echo "overlap $kind$DLOCK_SLOT $other" >> log ;;
         esac
     done
 done
 for key; do echo "start $kind $key $DLOCK_FENCE" >> log; done
 sleep 0.01
-for key; do rm "in.$key.$kind$DLOCK_SLOT.$$"; done
+for key; do rm "in.$key.$kind$DLOCK_SLOT.$$.$born"; done
 "#;
+
+/// Whether the long tests are asked for.
+pub fn is_soak() -> bool {
+    std::env::var_os("DLOCK_SOAK").is_some()
+}
 
 /// How many runs the crowd makes: many only when asked for.
 pub fn runs(each: usize) -> usize {
-    if std::env::var_os("DLOCK_SOAK").is_some() { 20 * each } else { each }
+    if is_soak() { 20 * each } else { each }
 }
 
 /// Has `workers` make `each` runs, of the wishes one after the other, and looks at what came of it.
@@ -57,26 +64,41 @@ pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
             scope.spawn(move || {
                 let mut dice = Dice(u64::try_from(worker).expect("a number") + 1);
                 for _ in 0..runs(each) {
-                    one_run(world, dice.of(wishes), &mut dice);
+                    let output = one_run(world, "2s", dice.of(wishes), &mut dice);
+                    assert!(EXPECTED.contains(&output.end()), "{output:?}");
                 }
             });
         }
     });
+    let starts = judge(world);
+    assert!(starts > workers * runs(each) / 3, "most of them ran: {starts}");
+    for key in keys_of(wishes) {
+        wait_until("the lock is free", || world.state(key) == "free");
+        // The guard of one who was killed may be about to say that it waits no more.
+        wait_until("nobody waits", || world.waiters(key) == 0);
+    }
+}
+
+pub fn keys_of(wishes: &[Wish]) -> BTreeSet<&'static str> {
+    wishes.iter().flat_map(|wish| wish.keys).copied().collect()
+}
+
+/// Looks at what the jobs have said, and answers how many grants there were.
+pub fn judge(world: &World) -> usize {
     let log = world.log();
     let overlaps = log.iter().filter(|line| line.starts_with("overlap")).collect::<Vec<_>>();
     assert!(overlaps.is_empty(), "they met: {overlaps:?}");
     let starts = log.iter().filter_map(|line| line.strip_prefix("start ")).collect::<Vec<_>>();
-    assert!(starts.len() > workers * runs(each) / 3, "most of them ran: {}", starts.len());
     let grants = starts.iter().filter_map(|start| start.split_once(' ')).map(|(_, grant)| grant);
     assert_eq!(grants.collect::<BTreeSet<_>>().len(), starts.len(), "each grant of a key has its own fence");
-    let keys = wishes.iter().flat_map(|wish| wish.keys).collect::<BTreeSet<_>>();
-    for key in keys {
-        wait_until("the lock is free", || world.state(key) == "free");
-        assert_eq!(world.waiters(key), 0);
-    }
+    starts.len()
 }
 
-fn one_run(world: &World, wish: &Wish, dice: &mut Dice) {
+/// How runs end that somebody shoots at.
+pub const EXPECTED: [End; 5] =
+    [End::Status(0), End::Status(75), End::Status(79), End::Signal(2), End::Signal(9)];
+
+pub fn one_run(world: &World, ttl: &str, wish: &Wish, dice: &mut Dice) -> Output {
     let patience: &[&str] = match dice.roll(4) {
         0 => &[],
         1 => &["-w", "200ms"],
@@ -84,7 +106,7 @@ fn one_run(world: &World, wish: &Wish, dice: &mut Dice) {
     };
     let keys = wish.keys.iter().flat_map(|key| ["-k", *key]);
     let mut running: Running = world
-        .dlock(["run", "-t", "2s", "--grace", "100ms"])
+        .dlock(["run", "-t", ttl, "--grace", "100ms"])
         .args(keys)
         .args(wish.options)
         .args(patience)
@@ -109,9 +131,7 @@ fn one_run(world: &World, wish: &Wish, dice: &mut Dice) {
         }
         _ => {}
     }
-    let output = running.output();
-    let expected = [End::Status(0), End::Status(75), End::Status(79), End::Signal(2), End::Signal(9)];
-    assert!(expected.contains(&output.end()), "fate {fate}, {patience:?}: {output:?}");
+    running.output()
 }
 
 /// Reproducible chance: xorshift.
@@ -125,7 +145,7 @@ impl Dice {
         self.0 % sides
     }
 
-    fn of<'a, T>(&mut self, things: &'a [T]) -> &'a T {
+    pub fn of<'a, T>(&mut self, things: &'a [T]) -> &'a T {
         let sides = u64::try_from(things.len()).expect("a number");
         &things[usize::try_from(self.roll(sides)).expect("a number")]
     }
