@@ -11,7 +11,7 @@ use regex_lite::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// The fenced blocks of a language in docs/recipes.md.
@@ -366,4 +366,152 @@ fn a_cancelled_step_takes_its_deployment_with_it() {
         world.wait_for_state("deploy-production", "free");
         drop(shell.wait());
     }
+}
+
+/// A command line of the page, as a machine of its own would run it: with these programs at hand, under these paths.
+fn on_a_machine(world: &World, command: &str) -> Command {
+    let bin = Path::new(BINARY).parent().expect("a directory").display().to_string();
+    let command = command.replace("/usr/bin/dlock", BINARY).replace("/usr/local/bin/", "./");
+    let mut shell = world.command("sh");
+    shell.args(["-c", &command]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    shell.env("PATH", format!("{}:{bin}:/usr/bin:/bin", world.path("").display()));
+    shell.env("DLOCK_STORE", world.url());
+    shell
+}
+
+/// The command of the line of a crontab with this key in it.
+fn crontab_command(key: &str) -> &'static str {
+    let mut lines = blocks("crontab").into_iter().flat_map(str::lines);
+    let line = lines.find(|line| line.contains(&format!("-k {key} "))).expect("a line");
+    line.splitn(6, char::is_whitespace).nth(5).expect("a command").trim()
+}
+
+#[track_caller]
+fn status_of(mut command: Command) -> Option<i32> {
+    command.status().expect("a shell").code()
+}
+
+#[test]
+fn what_is_due_is_caught_up_with_once() {
+    let world = World::with_redis(&[]);
+    let tick = || status_of(on_a_machine(&world, crontab_command("weekly-cleanup")));
+    world.script("cleanup", "#!/bin/sh\necho failed >> log\nexit 3\n");
+    assert_eq!(tick(), Some(3));
+    world.script("cleanup", "#!/bin/sh\necho cleaned >> log\n");
+    assert_eq!([tick(), tick(), tick()], [Some(0); 3]);
+    assert_eq!(world.log(), ["failed", "cleaned"]);
+}
+
+#[test]
+fn who_comes_at_a_random_moment_runs_it_once() {
+    let world = World::with_redis(&[]);
+    world.script("report", "#!/bin/sh\necho report >> log\n");
+    let soon = crontab_command("spread-report").replace("-i 0-59", "-i 0-1");
+    let machines: Vec<Child> =
+        (0..3).map(|_| on_a_machine(&world, &soon).spawn().expect("a shell")).collect();
+    for mut machine in machines {
+        assert_eq!(machine.wait().expect("a child").code(), Some(0));
+    }
+    assert_eq!(world.log(), ["report"]);
+}
+
+/// Who ran the report tells how it ended, who found it done says nothing, and who could not run it says that it failed.
+#[test]
+fn a_monitor_hears_of_each_report_once() {
+    let mut world = World::with_redis(&[]);
+    let script =
+        blocks("sh").into_iter().find(|block| block.contains("# ping-report URL")).expect("a script");
+    world.script("ping-report", &script.replace("/usr/local/bin/", "./").replace("-w 4h", "-w 1s"));
+    world.script("curl", "#!/bin/sh\nfor last; do :; done\necho \"ping $last\" >> log\n");
+    let tick = |world: &World| status_of(on_a_machine(world, "./ping-report https://monitor/1"));
+    world.script("report", "#!/bin/sh\nexit 3\n");
+    assert_eq!(tick(&world), Some(3));
+    world.script("report", "#!/bin/sh\n");
+    assert_eq!([tick(&world), tick(&world)], [Some(0); 2]);
+    world.use_store("redis://127.0.0.1:1".into());
+    assert_eq!(tick(&world), Some(69));
+    let expected = ["3", "0", "fail"].map(|end| format!("ping https://monitor/1/{end}"));
+    assert_eq!(world.log(), expected);
+}
+
+#[test]
+fn a_freeze_stops_deployments_until_it_is_over() {
+    let world = World::with_redis(&[]);
+    let of = |word: &str| blocks("sh").into_iter().find(|block| block.starts_with(word)).expect("a block");
+    assert_eq!(status_of(on_a_machine(&world, of("dlock pause "))), Some(0));
+    for key in ["deploy-web", "deploy-api"] {
+        let why = "dlock: .* is busy: paused by .* \\(freeze until Monday\\), .*\n";
+        world.run(key, &[], "echo deployed >> log").stderr_like(why).status(75).run();
+    }
+    assert_eq!(status_of(on_a_machine(&world, of("dlock resume "))), Some(0));
+    world.run("deploy-web", &[], "echo deployed >> log").run();
+    assert_eq!(world.log(), ["deployed"]);
+}
+
+#[test]
+fn a_newer_commit_replaces_the_preview_of_an_older_one() {
+    let world = World::with_redis(&[]);
+    let step = blocks("sh").into_iter().find(|block| block.contains("--replace")).expect("a block");
+    world.script(
+        "deploy-preview",
+        "#!/bin/sh\ntrap 'echo cleared up >> log; exit' TERM\necho $COMMIT >> log\n\
+         until [ -e go ]; do sleep 0.02; done\n",
+    );
+    let deploy = |commit: &str| {
+        let mut step = on_a_machine(&world, step);
+        step.env("COMMIT", commit).env("CI_MERGE_REQUEST_IID", "42").spawn().expect("a shell")
+    };
+    let mut old = deploy("old");
+    world.wait_for_log("old");
+    let mut new = deploy("new");
+    assert_eq!(old.wait().expect("a child").code(), Some(79));
+    world.wait_for_log("new");
+    world.write("go", "");
+    assert_eq!(new.wait().expect("a child").code(), Some(0));
+    assert_eq!(world.log(), ["old", "cleared up", "new"]);
+}
+
+/// The line of the unit, on two machines: when the dlock of the one is killed, its server is stopped and the other takes over.
+#[test]
+fn a_leader_that_is_killed_has_a_successor() {
+    let world = World::with_redis(&[]);
+    let unit = blocks("ini").into_iter().find(|unit| unit.contains("-k leader ")).expect("a unit");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    world.script("server", "#!/bin/sh\necho $NAME >> log\nexec sleep 300\n");
+    let start = |name: &str| {
+        let mut machine = on_a_machine(&world, &format!("exec {line}"));
+        machine.env("NAME", name).spawn().expect("a shell")
+    };
+    let mut leader = start("leader");
+    world.wait_for_log("leader");
+    let mut standby = start("standby");
+    world.wait_for_waiters("leader", 1);
+    leader.kill().expect("it runs");
+    world.wait_for_log("standby");
+    leader.wait().expect("a child");
+    standby.kill().expect("it runs");
+    standby.wait().expect("a child");
+    world.wait_for_state("leader", "free");
+    assert_eq!(world.log(), ["leader", "standby"]);
+}
+
+/// The container's command, in two clusters with one store: the job runs in one of them, and both Jobs have succeeded.
+#[test]
+fn a_cron_job_in_two_clusters_runs_in_one() {
+    let world = World::with_redis(&[]);
+    let manifest =
+        blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("a manifest");
+    let words = |name: &str| {
+        let line = manifest.lines().find_map(|line| line.trim().strip_prefix(name)).expect("words");
+        let list = line.trim().trim_start_matches('[').trim_end_matches(']');
+        list.split(", ").map(|word| word.trim_matches('"')).collect::<Vec<_>>().join(" ")
+    };
+    let command = format!("{} {}", words("command:"), words("args:"));
+    world.script("report", "#!/bin/sh\necho report >> log\n");
+    let clusters: Vec<Child> =
+        (0..2).map(|_| on_a_machine(&world, &command).spawn().expect("a shell")).collect();
+    for mut cluster in clusters {
+        assert_eq!(cluster.wait().expect("a child").code(), Some(0));
+    }
+    assert_eq!(world.log(), ["report"]);
 }
