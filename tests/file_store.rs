@@ -226,3 +226,48 @@ fn a_long_queue_is_served_in_order() {
 fn is_soak() -> bool {
     std::env::var_os("DLOCK_SOAK").is_some()
 }
+
+/// What there is no room for are the last ends, which `history` shows: the lock is given back all the same.
+#[test]
+fn on_a_full_disk_a_lock_is_given_back() {
+    let world = World::without_redis();
+    if !is_root(&world) {
+        eprintln!("skipped: only root can make a file system");
+        return;
+    }
+    let small = Small::mount(&world.path("small"));
+    let store = format!("file:{}", small.0.display());
+    let run = |script: &str| world.run("k", &["--store", &store, "-t", "10m"], script);
+    for ends in [0, 7, 8, 9, 10] {
+        for entry in std::fs::read_dir(&small.0).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        (0..ends).for_each(|_| drop(run("true").run()));
+        let fill = "dd if=/dev/zero of=small/fill bs=4k 2>/dev/null; true";
+        run(fill).run();
+        run("true").run();
+        std::fs::remove_file(small.0.join("fill")).unwrap();
+        run("true").run();
+        let state = world.dlock(["status", "--json", "k", "--store", &store]).any_stdout().run().stdout;
+        assert!(state.contains("\"free\""), "{state}");
+    }
+}
+
+/// A small file system of its own, gone when it is dropped.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    fn mount(place: &std::path::Path) -> Self {
+        std::fs::create_dir(place).unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"]).arg(place);
+        assert!(mount.status().unwrap().success());
+        Self(place.to_owned())
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        std::process::Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}

@@ -462,7 +462,7 @@ impl RecordFile {
                 self.name,
             )));
         }
-        Draft::write(directory, file, self.slot.take(), &body, &change)
+        Draft::write(directory, file, self.slot.take(), &body, change)
             .map_err(|errno| unwritten(directory, errno))
     }
 }

@@ -220,15 +220,18 @@ impl Draft {
         record: FileName,
         slot: Option<Arc<Slot>>,
         body: &[u8],
-        change: &Change,
+        mut change: Change,
     ) -> Result<Self, Errno> {
-        match slot {
-            Some(slot) => {
-                let next = slot.header.next(body.len() as u64, change);
-                write_parts(directory, &record, &slot.file, next, body, change)?;
-                Ok(Self::Spare { slot, next })
+        let Some(slot) = slot else { return Self::new(directory, record, body, &change) };
+        loop {
+            let next = slot.header.next(body.len() as u64, &change);
+            match write_parts(directory, &record, &slot.file, next, body, &change) {
+                // Nothing depends on the ends, and much on giving a lock back.
+                Err(Errno::NOSPC | Errno::DQUOT) if !change.ends.bytes.is_empty() => {
+                    change.ends = Part::default();
+                }
+                written => return written.map(|()| Self::Spare { slot, next }),
             }
-            None => Self::new(directory, record, body, change),
         }
     }
 
