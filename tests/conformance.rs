@@ -20,7 +20,10 @@ use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{Address, RedisStore, Target};
 #[cfg(feature = "sql")]
 use dlock::store::sql::SqlStore;
-use dlock::store::{Listener, Store, Which};
+use dlock::store::{Listener, Slept, Store, Which};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -70,6 +73,7 @@ on_all!(with a queue:
     several_locks_are_taken_together,
     holders_share_and_have_slots,
     who_looks_on_is_woken,
+    a_sleep_ends_on_an_alarm,
 );
 
 /// Somebody with a token and a store of his own.
@@ -372,6 +376,30 @@ fn waiters_are_served_in_order(stage: &Stage) {
         assert!(new > fence);
         (holder, fence) = (next, new);
     }
+}
+
+/// Who waits and has something else to heed wakes for that, and misses nothing by it.
+fn a_sleep_ends_on_an_alarm(stage: &Stage) {
+    let (mut holder, mut waiter) = (stage.one(), stage.one());
+    holder.holds();
+    waiter.waits(0);
+    let (quiet, _open) = &UnixStream::pair().expect("sockets");
+    let (loud, ring) = &UnixStream::pair().expect("sockets");
+    (&*ring).write_all(b"!").expect("a word");
+    let end = Moment::now().after(TTL);
+    let mut sleeps = |alarm: &UnixStream| {
+        let slept = waiter.store.sleep_unless(alarm.as_fd(), &waiter.names, &waiter.token, end);
+        slept.map(|slept| slept.expect("a sleep"))
+    };
+    let slept = sleeps(loud);
+    if slept.is_none() {
+        assert!(!matches!(stage, Stage::Server(_) | Stage::Directory(_)), "it can be broken off");
+        return;
+    }
+    assert_eq!((slept, end.passed()), (Some(Slept::Through), false));
+    assert_eq!(holder.leaves(), RELEASED);
+    assert_eq!((sleeps(quiet), end.passed()), (Some(Slept::Woken), false));
+    waiter.is_served();
 }
 
 fn several_locks_are_taken_together(stage: &Stage) {
