@@ -114,7 +114,7 @@ impl LockTable {
             }
             if ask.terms.replaces && !self.is_held_by(names, &ask.token) {
                 for name in names {
-                    self.record(name.as_str()).replace(came, &ask.owner);
+                    self.record(name.as_str()).replace(now, came, &ask.owner);
                 }
             }
         }

@@ -52,6 +52,8 @@ pub struct QuorumStore {
     max_lease: Duration,
     /// Since when the lock has been asked for, by whom.
     asked: Option<(Token, Moment)>,
+    /// Since when the masters disagree whether somebody newer replaces it.
+    disputed: Option<(Token, Moment)>,
     /// The hold that was won here, or renewed.
     hold: Option<Held>,
     /// What was last said of each master.
@@ -96,6 +98,7 @@ impl QuorumStore {
             shown,
             max_lease,
             asked: None,
+            disputed: None,
             hold: None,
             troubles,
             tell: Box::new(tell),

@@ -23,11 +23,12 @@ impl Record {
     }
 
     /// Asks all who hold it to end for one that came then, but those who said that they stay; nobody while it is paused,
-    /// for then nobody would run.
-    pub(in crate::law) fn replace(&mut self, came: Time, by: &Owner) {
+    /// for then nobody would run. One that was granted in the future was so before the clock was set back.
+    pub(in crate::law) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
         let is_open = self.paused.is_none();
         let is_meant = |hold: &&mut Hold| {
-            hold.phase == Phase::Held && !hold.stays && hold.since < came && hold.asked.is_none()
+            let is_older = hold.since < came || hold.since > now;
+            hold.phase == Phase::Held && !hold.stays && is_older && hold.asked.is_none()
         };
         for hold in self.holds.values_mut().filter(|hold| is_open && is_meant(hold)) {
             (hold.asked, hold.superseded) = (Some(by.clone()), true);

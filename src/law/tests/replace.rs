@@ -108,4 +108,7 @@ fn a_clock_that_was_set_back_sends_nobody_home() {
     scene.leave(1, "a");
     scene.now = Time(scene.now.0 - 3_600_000_000);
     assert!(matches!(scene.replace(2, "a"), Acquired::Granted(_)));
+    scene.now = Time(scene.now.0 - 3_600_000_000);
+    assert!(matches!(scene.replace(3, "a"), Acquired::Waiting(_)));
+    assert_eq!(scene.renew(2, "a"), Renewal::Superseded, "and who holds it is asked all the same");
 }

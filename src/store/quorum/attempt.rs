@@ -5,7 +5,7 @@ use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Waiting};
+use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Terms, Waiting};
 use crate::lock::{Fence, Name, Names};
 use crate::store::redis::reply::Reply;
 use crate::store::redis::terms_to;
@@ -16,6 +16,10 @@ use std::time::Duration;
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 /// How long an attempt that failed is waited for to be taken back, at most.
 const TAKE_BACK: Duration = Duration::from_millis(250);
+
+/// Masters may disagree for ever who of two came later, and then each of the two lacks a majority. Whoever was the older one
+/// on some of them for so long goes on as one that replaces nobody: both run, one after the other.
+const AGREED_WITHIN: Duration = Duration::from_secs(2);
 
 enum Tried {
     Won(Grant),
@@ -84,7 +88,10 @@ impl QuorumStore {
         let waited = sent.since(began);
         let waited_ms = law::millis(waited).to_string();
         let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
-        let terms = terms_to(&ask.terms);
+        let disputed =
+            self.disputed.as_ref().filter(|(token, _)| *token == ask.token).map(|(_, since)| *since);
+        let gives_in = disputed.is_some_and(|since| since.after(AGREED_WITHIN).passed());
+        let terms = terms_to(&Terms { replaces: ask.terms.replaces && !gives_in, ..ask.terms.clone() });
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let first = call(
             &scripts::ACQUIRE,
@@ -113,6 +120,10 @@ impl QuorumStore {
         if answers.count("superseded") >= majority {
             let by_whom = answers.replies("superseded").next().map(Reply::owner).transpose()?;
             return Ok(Tried::Superseded(Superseded { at: 0, by: by_whom.unwrap_or_default() }));
+        }
+        if !gives_in {
+            let disagree = answers.count("superseded") > 0;
+            self.disputed = disagree.then(|| (ask.token.clone(), disputed.unwrap_or(sent)));
         }
         if answers.count("granted") >= majority {
             let mut fence = 0;

@@ -515,9 +515,11 @@ local function be_newest(lock, token, came, owner)
   return old
 end
 
--- Whether a hold is to be asked to end for one that came then and replaces it.
+-- Whether a hold is to be asked to end for one that came then and replaces it. One that was granted in the future was so
+-- before the clock was set back.
 local function is_replaced(hold, came)
-  return hold.phase == 'held' and hold.word ~= 'stays' and tonumber(hold.since) < came and hold.asked == ''
+  local since = tonumber(hold.since)
+  return hold.phase == 'held' and hold.word ~= 'stays' and (since < came or since > us) and hold.asked == ''
 end
 
 -- What is in the way of one who wants the lock in this mode: state, mode, left, the pause, owner (or the type of a foreign value),
