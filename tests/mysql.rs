@@ -129,11 +129,13 @@ fn odd_settings_change_nothing() {
         "character-set-server=latin1",
         "collation-server=latin1_german2_ci",
         "lower-case-table-names=1",
-        "init-connect=SET sql_select_limit = 1, sql_safe_updates = 1, big_tables = 1",
+        "init-connect=SET sql_select_limit = 1, sql_safe_updates = 1, big_tables = 1, timestamp = 1000000000, \
+         character_set_results = ucs2",
         "default-storage-engine=MyISAM",
         "log-bin",
         "binlog-format=MIXED",
     ]);
+    server.ask("ops", "SET GLOBAL sql_select_limit = 1");
     world.run(KEY, &["--reason", "it's \\ so"], "echo $DLOCK_KEY > key").run();
     assert_eq!(world.read("key"), format!("{KEY}\n"));
     assert_eq!(world.status(KEY)["key"], KEY);

@@ -68,13 +68,15 @@ impl Database for Mysql {
 }
 
 /// What may be set up oddly and would change what statements mean. Nobody waits longer for somebody else's transaction than a
-/// client waits for an answer, which says then what was the matter.
+/// client waits for an answer, which says then what was the matter. The clock of a session can be stopped; on MariaDB anybody
+/// may let it go again.
 fn settings(target: &Target) -> String {
     let patience = target.op_timeout.as_secs().saturating_sub(1).max(1);
     format!(
-        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', \
-         time_zone = '+00:00', sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = DEFAULT, \
-         innodb_lock_wait_timeout = {patience}; "
+        "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
+         SET /*M! timestamp = DEFAULT, */ autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', \
+         sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}; ",
+        u64::MAX
     )
 }
 
