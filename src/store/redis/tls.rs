@@ -323,7 +323,8 @@ pub fn hello() -> io::Result<Vec<u8>> {
 /// The error for a server without TLS.
 pub fn speaks_no_tls(store: &str) -> Error {
     Error::Misnamed(format!(
-        "cannot reach {store}: what answers there does not speak TLS; without TLS the URL begins with redis"
+        "cannot reach {store}: what answers there does not speak TLS; without TLS {}",
+        if store.starts_with("redis") { "the URL begins with redis" } else { "the URL says sslmode=disable" }
     ))
 }
 
