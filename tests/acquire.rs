@@ -265,8 +265,10 @@ fn a_signal_leaves_the_queue(backend: Backend) {
         world.wait_for_waiters("k", 1);
         waiter.signal(signal);
         waiter.finish();
-        // It ends at once, whatever a busy store does; a place that nobody gave back stands for longer than that.
-        wait_within(Duration::from_secs(4), "nobody waits", || (world.waiters("k") == 0).then_some(()));
+        // It ends at once, whatever a busy store does; a place that nobody gave back stands for longer than that. A
+        // database on a busy machine may not get to it in time.
+        let within = if matches!(backend, Backend::Redis | Backend::File) { 4 } else { 20 };
+        wait_within(Duration::from_secs(within), "nobody waits", || (world.waiters("k") == 0).then_some(()));
     }
     let waiter = world.dlock(["acquire", "--export", "-k", "k", "-w"]).stdout("(exit 143)\n").dies_of(15);
     let waiter = waiter.spawn();

@@ -239,14 +239,14 @@ fn on_a_full_disk_a_lock_is_given_back() {
     let store = format!("file:{}", small.0.display());
     let run = |script: &str| world.run("k", &["--store", &store, "-t", "10m"], script);
     for ends in [0, 7, 8, 9, 10] {
-        for entry in std::fs::read_dir(&small.0).unwrap() {
-            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        for entry in fs::read_dir(&small.0).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
         }
         (0..ends).for_each(|_| drop(run("true").run()));
         let fill = "dd if=/dev/zero of=small/fill bs=4k 2>/dev/null; true";
         run(fill).run();
         run("true").run();
-        std::fs::remove_file(small.0.join("fill")).unwrap();
+        fs::remove_file(small.0.join("fill")).unwrap();
         run("true").run();
         let state = world.dlock(["status", "--json", "k", "--store", &store]).any_stdout().run().stdout;
         assert!(state.contains("\"free\""), "{state}");
@@ -258,7 +258,7 @@ struct Small(std::path::PathBuf);
 
 impl Small {
     fn mount(place: &std::path::Path) -> Self {
-        std::fs::create_dir(place).unwrap();
+        fs::create_dir(place).unwrap();
         let mut mount = std::process::Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"]).arg(place);
         assert!(mount.status().unwrap().success());
