@@ -58,6 +58,7 @@ fn half_a_lease_without_a_server_disturbs_no_job(kind: Kind) {
     let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     server.stop();
+    // The outage itself, which with the time to stop and to start is less than half of the lease on a busy machine too.
     sleep(Duration::from_secs(5));
     server.run();
     world.write("go", "");

@@ -1,6 +1,6 @@
-//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who wait for it, and
-//! one for each of its last ends. What is done with them is the engine's affair; here is what a database does for it, and
-//! `postgres` and `mysql` have the words and the bytes.
+//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who
+//! wait for it, and one for each of its last ends. What is done with them is the engine's affair; here is what a database does
+//! for it, and `postgres` and `mysql` have the words and the bytes.
 //!
 //! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
 //! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;

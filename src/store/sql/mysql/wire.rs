@@ -32,25 +32,29 @@ const ERROR: u8 = 0xff;
 
 /// What both sides can do (the names are those of the protocol).
 mod can {
+    pub const LONG_PASSWORD: u32 = 1;
+    /// A row that was found counts as changed.
+    pub const FOUND_ROWS: u32 = 1 << 1;
+    pub const LONG_FLAG: u32 = 1 << 2;
     pub const CONNECT_WITH_DB: u32 = 1 << 3;
     pub const PROTOCOL_41: u32 = 1 << 9;
     pub const SSL: u32 = 1 << 11;
+    pub const TRANSACTIONS: u32 = 1 << 13;
     pub const SECURE_CONNECTION: u32 = 1 << 15;
     pub const MULTI_STATEMENTS: u32 = 1 << 16;
     pub const MULTI_RESULTS: u32 = 1 << 17;
     pub const PLUGIN_AUTH: u32 = 1 << 19;
-    /// A row that was found counts as changed.
-    pub const FOUND_ROWS: u32 = 1 << 1;
-    pub const ALL: u32 = CONNECT_WITH_DB
+    /// Without LOCAL_FILES: no file of this machine is for a server.
+    pub const ALL: u32 = LONG_PASSWORD
+        | FOUND_ROWS
+        | LONG_FLAG
+        | CONNECT_WITH_DB
         | PROTOCOL_41
+        | TRANSACTIONS
         | SECURE_CONNECTION
         | MULTI_STATEMENTS
         | MULTI_RESULTS
-        | PLUGIN_AUTH
-        | FOUND_ROWS
-        | 1
-        | 1 << 2
-        | 1 << 13;
+        | PLUGIN_AUTH;
 }
 
 /// What a server says of an error.
