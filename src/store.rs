@@ -19,6 +19,7 @@ pub use crate::law::view::{View, Waiter};
 mod engine;
 pub mod events;
 pub mod file;
+pub mod net;
 pub mod probe;
 pub mod quorum;
 pub mod redis;

@@ -16,8 +16,9 @@ use dlock::law::{
 };
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::file::FileStore;
+use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
-use dlock::store::redis::{Address, RedisStore, Target};
+use dlock::store::redis::{RedisStore, Target};
 #[cfg(feature = "sql")]
 use dlock::store::sql::SqlStore;
 use dlock::store::{Listener, Slept, Store, Which};

@@ -12,8 +12,9 @@ use dlock::law::{ABSENCE, Lock, LockTable, Time};
 use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, Terms, When};
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store;
+use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
-use dlock::store::redis::{Address, RedisStore, Target};
+use dlock::store::redis::{RedisStore, Target};
 #[cfg(feature = "postgres")]
 use dlock::store::sql::SqlStore;
 use proptest::prelude::*;

@@ -13,8 +13,10 @@ use crate::output::Kind;
 use crate::output::time::span as span_of;
 use crate::store::Store;
 use crate::store::file::FileStore;
+use crate::store::net::Address;
+use crate::store::net::tls::{Files, Tls};
 use crate::store::quorum::QuorumStore;
-use crate::store::redis::{self, Address, Files, RedisStore, Target, Tls};
+use crate::store::redis::{self, RedisStore, Target};
 #[cfg(feature = "sql")]
 use crate::store::sql::{self, SqlStore};
 use std::path::PathBuf;

@@ -4,6 +4,7 @@
 //! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
 
+use super::net::{Address, alarm};
 use super::{Error, Found, Listener, Slept, Store, View, Waiter, Which, json};
 use crate::clock::Moment;
 use crate::law;
@@ -26,11 +27,9 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use cluster::apart;
-pub use target::{Address, Target};
-pub use tls::{Files, Tls};
+pub use target::Target;
 
 mod acknowledge;
-mod alarm;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
@@ -43,7 +42,6 @@ pub(super) mod script;
 mod sentinel;
 mod subscription;
 mod target;
-pub(in crate::store) mod tls;
 
 /// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
 const POP_SECONDS: u64 = 30;

@@ -1,17 +1,17 @@
 //! How is a script run for locks? By hash, or with its text where the server may not know it; on the master, wherever
 //! that is; and where a hold is relied on, so that replicas have what it wrote. What the answer means is not asked here.
 
-use super::Target;
 use super::acknowledge::Acknowledge;
 use super::connection::Connection;
-use super::failure::silent;
 use super::overdue::{First, Overdue};
 use super::reply::Reply;
 use super::route::{ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code, SERVER};
+use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
 use crate::store::Error;
+use crate::store::net::failure::silent;
 use redis::{ServerError, Value};
 use std::time::Duration;
 

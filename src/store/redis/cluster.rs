@@ -6,10 +6,11 @@
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
 use super::route::{Hop, Next, ReplicaCount, Topology, Whom};
-use super::{Address, Target};
+use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::Name;
 use crate::store::Error;
+use crate::store::net::Address;
 use redis::{Value, cmd};
 use std::collections::{BTreeMap, BTreeSet};
 

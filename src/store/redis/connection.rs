@@ -6,21 +6,22 @@
 //! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
 //! caller drops it.
 
-use super::failure::{is_end, refusal, unreachable};
-use super::tls::{Session, speaks_no_tls};
-use super::{Address, Target, script};
+use super::failure::refusal;
+use super::script;
+use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::streams::{Bounded, Channel, Inbox, Stream, any_readable};
+use crate::store::net::tls::{Session, speaks_no_tls};
+use crate::store::net::{Address, dial};
 use redis::{Cmd, Value, cmd};
 use resp::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use streams::{Bounded, Channel, Inbox, Stream, any_readable};
 
-pub(in crate::store) mod dial;
 mod resp;
-pub(in crate::store) mod streams;
 
 /// Error replies that tell the caller what to do next; they come as values.
 const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];

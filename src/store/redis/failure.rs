@@ -1,71 +1,9 @@
-//! What does it mean that a server refuses, or cannot be reached? What the kernel and the server say becomes one line that
-//! says what the matter is, and what to do. Nothing is asked here.
+//! What does it mean that a Redis server refuses? What it says becomes one line that says what the matter is, and what to
+//! do. Nothing is asked here.
 
 use crate::store::Error;
+use crate::store::net::failure::plain;
 use redis::ServerError;
-use std::io::{self, ErrorKind};
-
-/// How much of a server's own words is repeated, in characters.
-const SAID_MAX: usize = 200;
-/// From how many hexadecimal digits in a row on they may be a token's.
-const TOKEN_LIKE: usize = 12;
-/// Whether the server hung up.
-pub fn is_end(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::UnexpectedEof
-            | ErrorKind::ConnectionReset
-            | ErrorKind::BrokenPipe
-            | ErrorKind::ConnectionAborted
-    )
-}
-
-/// The error for a server that is silent.
-pub fn silent(store: &str) -> Error {
-    unreachable(store, &ErrorKind::TimedOut.into())
-}
-
-/// What an error of a connection means.
-pub fn unreachable(store: &str, error: &io::Error) -> Error {
-    let what = match error.kind() {
-        ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
-        _ if is_end(error) => "the server closed the connection".into(),
-        ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
-        _ => error.to_string(),
-    };
-    let text = format!("cannot reach {store}: {what}");
-    if NO_SUCH_NAME.iter().any(|end| what.ends_with(end)) {
-        Error::Misnamed(text)
-    } else {
-        Error::Unreachable(text)
-    }
-}
-
-/// What glibc and musl say of a name that does not exist; they say it in English, for no locale is set. Of a name
-/// service that does not answer they say something else.
-const NO_SUCH_NAME: [&str; 3] =
-    ["Name or service not known", "No address associated with hostname", "Name does not resolve"];
-
-/// A server's own words, cut, without tokens, and without the arguments of a command that it does not know, which it
-/// repeats. What acts on a terminal is escaped where they are printed.
-pub fn plain(text: &str) -> String {
-    let said = text.split_once(", with args beginning with").map_or(text, |(said, _)| said);
-    without_tokens(said).chars().take(SAID_MAX).collect()
-}
-
-/// Also a token of which the server has cut the end is none of anybody's business.
-fn without_tokens(text: &str) -> String {
-    let is_hex = |c: char| c.is_ascii_hexdigit();
-    let (mut shown, mut rest) = (String::new(), text);
-    while let Some(begin) = rest.find(is_hex) {
-        let (before, from) = rest.split_at(begin);
-        let end = from.find(|c| !is_hex(c)).unwrap_or(from.len());
-        shown.push_str(before);
-        shown.push_str(if end < TOKEN_LIKE { &from[..end] } else { "…" });
-        rest = &from[end..];
-    }
-    shown + rest
-}
 
 /// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
 pub fn refusal(store: &str, error: &ServerError) -> Error {
@@ -123,29 +61,5 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
             Error::Unfit(format!("{store}: there is no such database: {said}"))
         }
         code => Error::Garbled(format!("{store} answered {code} {said}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::plain;
-
-    /// A server that does not know a command repeats its arguments. So do others in their own words.
-    #[test]
-    fn tokens_are_not_repeated() {
-        for (said, shown) in [
-            (
-                "unknown command 'BLPOP', with args beginning with: 'dlock.wake:{k}:k:0123456789abcdef:0' '30' ",
-                "unknown command 'BLPOP'",
-            ),
-            (
-                "unknown command `BLPOP`, with args beginning with: `dlock.wake:{k}:k:01234",
-                "unknown command `BLPOP`",
-            ),
-            ("no 'dlock.wake:{k}:k:0123456789abcdef:0' '30'", "no 'dlock.wake:{k}:k:…:0' '30'"),
-            ("no 'deadbeef' '0123456789abc", "no 'deadbeef' '…"),
-        ] {
-            assert_eq!(plain(said), shown);
-        }
     }
 }

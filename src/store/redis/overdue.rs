@@ -7,10 +7,10 @@
 //! is answered, and the renewal still is not, that is sent again.
 
 use super::connection::Connection;
-use super::failure::silent;
 use super::script;
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::failure::silent;
 use redis::{Value, cmd};
 use std::time::Duration;
 
@@ -111,7 +111,8 @@ impl Overdue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::{Address, Target};
+    use crate::store::net::Address;
+    use crate::store::redis::Target;
     use std::error::Error as Any;
     use std::io::{self, Read, Write};
     use std::net::TcpListener;

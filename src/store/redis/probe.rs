@@ -4,8 +4,8 @@
 //! The rights are tried rather than asked for: ACL DRYRUN is an administrator's, and knows nothing of a server that is
 //! read-only or full.
 
-use super::Target;
 use super::connection::Connection;
+use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Key, Name, Token};
 use crate::store::Error;

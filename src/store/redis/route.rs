@@ -7,11 +7,13 @@
 //! safe, because every operation is idempotent (I4).
 
 use super::connection::{Asking, Connection};
-use super::failure::{refusal, silent};
-use super::{Address, Target};
+use super::failure::refusal;
+use super::target::Target;
 use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
 use crate::store::Error;
+use crate::store::net::Address;
+use crate::store::net::failure::silent;
 use redis::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -10,9 +10,10 @@
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
 use super::route::{Hop, Next, ReplicaCount, Topology, Whom};
-use super::{Address, Target};
+use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::Address;
 use redis::{Cmd, Value, cmd};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

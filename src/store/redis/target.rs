@@ -1,31 +1,11 @@
-//! How does one get into a server? Its address, who to be there, and how long that may take. Plain values; nothing here
-//! connects.
+//! How does one get into a Redis server? Its address, who to be there, and how long that may take. Plain values; nothing
+//! here connects.
 
-use super::Tls;
+use crate::store::net::Address;
+use crate::store::net::tls::Tls;
 use redis::{Cmd, cmd};
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
-    Tcp {
-        /// Name or IP address, without brackets.
-        host: String,
-        port: u16,
-    },
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// A server and how to get in.
 #[derive(Clone)]

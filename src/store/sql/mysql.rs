@@ -18,7 +18,7 @@ use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
-use crate::store::redis::failure::plain;
+use crate::store::net::failure::plain;
 use std::collections::BTreeSet;
 use wire::{Connection, Said};
 

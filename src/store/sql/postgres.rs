@@ -12,7 +12,7 @@ use crate::law::Time;
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
-use crate::store::redis::failure::plain;
+use crate::store::net::failure::plain;
 use wire::{Connection, Said};
 
 mod wire;

@@ -2,7 +2,7 @@
 //! the `redis` crate believes every length that it is told, and holds what comes without end; here a reply has a
 //! bound, in memory and in depth, whoever sends it. In time it is bounded by what the bytes come from.
 
-use super::streams::{Channel, Inbox};
+use crate::store::net::streams::{Channel, Inbox};
 use redis::Value;
 use std::io::{self, ErrorKind};
 use std::mem::size_of;

@@ -1,7 +1,7 @@
 //! Is what has arrived seen, wherever it waits: in the kernel, inside TLS, or behind the reply before it?
 
 use super::*;
-use crate::store::redis::{Files, Tls};
+use crate::store::net::tls::{Files, Tls};
 use redis::cmd;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection};

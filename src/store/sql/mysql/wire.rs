@@ -11,11 +11,10 @@ use super::super::{Answer, Failure, Link, Target};
 use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::redis::Address;
-use crate::store::redis::connection::dial;
-use crate::store::redis::connection::streams::{Bounded, Channel, Stream, any_readable};
-use crate::store::redis::failure::{is_end, unreachable};
-use crate::store::redis::tls::Session;
+use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::net::tls::Session;
+use crate::store::net::{Address, dial};
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::{self, ErrorKind, Read, Write};
 

@@ -1,11 +1,11 @@
 //! How does one get a stream to a server in bounded time, and what does it speak that is there?
 
+use super::failure::unreachable;
 use super::streams::{Bounded, Stream};
+use super::tls::hello;
+use super::{Address, alarm};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::redis::failure::unreachable;
-use crate::store::redis::tls::hello;
-use crate::store::redis::{Address, alarm};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};

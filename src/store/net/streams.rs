@@ -2,9 +2,9 @@
 //! a socket whose every read and write ends at one moment, TLS if there is any, and what was read and is not parsed yet.
 //! What the bytes mean is not known here.
 
+use super::alarm;
+use super::tls::Session;
 use crate::clock::{Moment, Timer};
-use crate::store::redis::alarm;
-use crate::store::redis::tls::Session;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io::{self, ErrorKind, Read, Write};

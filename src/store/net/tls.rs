@@ -1,6 +1,7 @@
-//! How is a Redis server spoken to over TLS, and when is it not trusted? Certificates are read here, the handshake is
-//! done here, and what fails in it becomes one line that says which check failed and what to do. There is no way to
-//! switch a check off, but that a database may be told not to check the host (sslmode=verify-ca). Sockets and deadlines are those of `connect`.
+//! How is a server spoken to over TLS, and when is it not trusted? Certificates are read here, the handshake is done here,
+//! and what fails in it becomes one line that says which check failed and what to do. There is no way to switch a check
+//! off, but that a database may be told not to check the host (sslmode=verify-ca). Sockets and deadlines are those of
+//! `dial` and `streams`.
 //!
 //! Statuses: a server that cannot be trusted counts as one that cannot be reached (69), also for a holder, who keeps
 //! trying until its deadline: whoever stands in the way must not be able to end a job sooner. A server that turns this
