@@ -449,6 +449,24 @@ impl Record {
         self.outlast();
     }
 
+    /// Where a store knows by itself which leases are over, whatever the record says of their ends. `lives` tells it of a hold
+    /// that its holder knows of, or that was revoked; of a grant that nobody has heard of, whether its waiter is there. The
+    /// leases of those that live last for a while from now on, and the others end now.
+    pub fn judge(&mut self, now: Time, mut lives: impl FnMut(&Token, &Hold) -> Option<Duration>) {
+        for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
+            let left = lives(token, hold);
+            let until = Due::after(now, left.unwrap_or_default());
+            let is_heard = hold.confirmed || hold.phase == Phase::Revoked;
+            hold.until = if is_heard { until } else { hold.until.min(until) };
+        }
+        let revoked = self.holds.values().filter(|hold| hold.phase == Phase::Revoked);
+        if let (Lock::Revoked { until }, Some(last)) = (&mut self.lock, revoked.map(|hold| hold.until).max())
+        {
+            *until = last;
+        }
+        self.outlast();
+    }
+
     /// The lock key lasts as long as the last of the holds.
     fn outlast(&mut self) {
         let last = self.holds.values().map(Hold::due).max();

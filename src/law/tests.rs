@@ -484,3 +484,41 @@ fn a_fence_outgrows_a_clock_that_goes_back() {
         scene.now = Time(scene.now.0 - 5_000_000);
     }
 }
+
+/// A store whose leases are sessions says which of them are over, whatever a record or a clock does.
+#[test]
+fn sessions_decide_whose_lease_is_over() {
+    for (mode, when) in [(X, None), (S, None), (Mode::Slots(1), None), (X, Some(When::Safe))] {
+        let mut scene = Scene::new();
+        assert!(scene.queue(1, "a", mode) && !scene.queue(2, "a", X));
+        when.map(|when| scene.revoke("a", when));
+        // By the record its lease is long over, and the waiter silent.
+        scene.pass(100_000);
+        let (now, heard) = (scene.now, Due::after(scene.now, SILENCE));
+        let record = scene.record("a");
+        record.waiters.values_mut().for_each(|waiter| (waiter.silent, waiter.forget) = (heard, heard));
+        record.judge(now, |_, _| Some(TTL));
+        assert!(!scene.queue(2, "a", X), "{mode}, {when:?}");
+        let expected = if when.is_some() { Renewal::Revoked } else { Renewal::Renewed };
+        assert_eq!(scene.renew(1, "a"), expected, "{mode}");
+        let now = scene.now;
+        scene.record("a").judge(now, |_, _| None);
+        assert_eq!(scene.renew(1, "a"), Renewal::NotHeld, "{mode}");
+        assert!(scene.queue(2, "a", X), "{mode}, {when:?}");
+        let ended = scene.seen("a").log[0].ended;
+        assert!(when.is_some() || ended == now.millis(), "it ended when that was seen: {ended}");
+    }
+}
+
+/// A grant that nobody has heard of does not last for as long as its waiter lives.
+#[test]
+fn a_grant_that_is_not_confirmed_ends_in_a_session_too() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
+    scene.leave(1, "a");
+    let now = scene.now;
+    scene.record("a").judge(now, |_, _| Some(TTL));
+    assert!(!scene.ask(3, "a", X));
+    scene.pass(4_001);
+    assert!(scene.ask(3, "a", X));
+}

@@ -142,8 +142,21 @@ pub trait Adapter: Clone + Send {
     /// it; what they read afterwards they judge by a clock that they have read before.
     fn say_lease(&self, token: &Token, until: Duration) -> bool;
 
-    /// Says in the same way that a waiter for these locks is not silent until then. Whether that is all there is to say: it
-    /// still waits, and others can hear it.
+    /// Whether a lease is a session, which the coordinator ends by itself. Then the records are handed out as
+    /// [`Record::judge`] leaves them, whose lease is over is told by the coordinator alone, and [`Adapter::write`] sees to it
+    /// that whoever asks has a session for what it is granted or waits for, counted from before the operation.
+    fn has_sessions(&self) -> bool {
+        false
+    }
+
+    /// Keeps the session by which the token holds these locks for `ttl` longer, counted from before the call; whether there
+    /// still was one. Only what is looked at next proves it: that fails where somebody may have said so who had no say.
+    fn extend(&self, _: &Names, _: &Token, _ttl: Duration) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    /// Says in the same way as [`Adapter::say_lease`] that a waiter for these locks is not silent until then. Whether that
+    /// is all there is to say: it still waits, and others can hear it.
     fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool;
 
     /// Whether the owner of a token lives.
@@ -383,17 +396,44 @@ impl<A: Adapter> Engine<A> {
         if now >= end || until < end || !self.adapter.say_lease(token, until) || self.adapter.now() >= end {
             return Ok(None);
         }
+        let renewal = self.look_renewed(names, token, ttl)?;
+        if renewal.is_some() {
+            self.lease = Some(until);
+        }
+        Ok(renewal)
+    }
+
+    /// Renews the lease that is a session. That is kept first, so that what the records say then is true of the lease that
+    /// was kept. Whoever did not take the locks itself looks before that, too: what an operator took away is not kept.
+    fn renew_session(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+    ) -> Result<Option<Renewal>, Error> {
+        if self.lease.is_none() && self.look_renewed(names, token, ttl)?.is_none() {
+            return Ok(None);
+        }
+        let until = self.adapter.now() + ttl;
+        if !self.adapter.extend(names, token, ttl)? {
+            return Ok(None);
+        }
+        let renewal = self.look_renewed(names, token, ttl)?;
+        if renewal.is_some() {
+            self.lease = Some(until);
+        }
+        Ok(renewal)
+    }
+
+    /// What the law says of a renewal by the records as they are, if the token holds all of the locks and knows it.
+    fn look_renewed(&self, names: &Names, token: &Token, ttl: Duration) -> Result<Option<Renewal>, Error> {
         let mut transaction = Transaction::look(&self.adapter, names, Some(token))?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
             record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
         });
         let renewal = transaction.table.renew(transaction.now, names, token, ttl);
-        if !is_known || !matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded) {
-            return Ok(None);
-        }
-        self.lease = Some(until);
-        Ok(Some(renewal))
+        Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))
     }
 
     /// The records of these locks, only looked at, with the dead reaped: of `whom`, or all of them, and then with all who
@@ -491,6 +531,10 @@ impl<A: Adapter> Engine<A> {
         (self.lease, self.heard) = (None, None);
         self.watched = Watched::default();
     }
+}
+
+const fn is_held(renewal: Renewal) -> bool {
+    matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded)
 }
 
 /// Pauses after so many conflicts, some longer than others, or gives up.
@@ -624,15 +668,19 @@ impl<A: Adapter> Store for Engine<A> {
         deadline: Moment,
     ) -> Result<Renewal, Error> {
         self.adapter.refresh(deadline)?;
-        if let Some(renewal) = self.renew_alone(names, token, ttl)? {
+        let renewed = if self.adapter.has_sessions() {
+            self.renew_session(names, token, ttl)?
+        } else {
+            self.renew_alone(names, token, ttl)?
+        };
+        if let Some(renewal) = renewed {
             return Ok(renewal);
         }
         let began = self.adapter.now();
         let renewal = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
             transaction.table.renew(transaction.now, names, token, ttl)
         })?;
-        let is_held = matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded);
-        if is_held {
+        if is_held(renewal) {
             self.hold_until(token, began + ttl);
         } else {
             self.lease = None;
