@@ -1,6 +1,7 @@
 //! What can be said to `dlock acquire`?
 
-use super::{Common, duration, exit_status, note, slots, ttl};
+use super::duration;
+use super::options::{Common, exit_status, note, slots, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::time::Duration;
@@ -107,7 +108,6 @@ pub struct Acquire {
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub label: Option<String>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! What can be said to `dlock check`?
 
-use super::Common;
 use super::key::Named;
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -40,7 +40,6 @@ pub struct Check {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Option<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -48,7 +47,6 @@ pub struct Check {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

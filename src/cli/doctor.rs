@@ -1,6 +1,6 @@
 //! What can be said to `dlock doctor`? The struct that clap fills, and its help.
 
-use super::{Common, ttl};
+use super::options::{Common, ttl};
 use crate::lock::Ttl;
 use clap::Args;
 
@@ -43,7 +43,6 @@ pub struct Doctor {
     #[arg(long)]
     pub json: bool,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! What can be said to `dlock forget`? The struct that clap fills, and its help.
 
-use super::Common;
 use super::key::{NAMED, Named};
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -28,11 +28,9 @@ pub struct Forget {
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! What can be said to `dlock history`? The struct that clap fills, and its help.
 
-use super::Common;
 use super::key::OneKey;
+use super::options::Common;
 use clap::Args;
 
 const AFTER: &str = "\
@@ -33,7 +33,6 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct History {
-    /// The lock.
     #[command(flatten)]
     pub key: OneKey,
 
@@ -44,7 +43,6 @@ pub struct History {
     #[arg(long)]
     pub json: bool,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

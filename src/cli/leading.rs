@@ -1,7 +1,7 @@
 //! Where is the command on the line? The options that every command takes may stand before it; the parser wants them
 //! behind. What is not one of them is left where it is, for the parser to say what is wrong.
 
-use super::Common;
+use super::options::Common;
 use clap::{Arg, ArgAction, Args as _, Command};
 use std::ffi::OsString;
 

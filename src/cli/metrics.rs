@@ -1,7 +1,7 @@
 //! What can be said to `dlock metrics`? The struct that clap fills, and its help.
 
-use super::Common;
 use super::key::Named;
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -33,7 +33,6 @@ pub struct Metrics {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -44,7 +43,6 @@ pub struct Metrics {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = max_keys)]
     pub max_keys: usize,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

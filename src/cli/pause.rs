@@ -1,7 +1,8 @@
 //! What can be said to `dlock pause` and `dlock resume`? The structs that clap fills, and their help.
 
+use super::duration;
 use super::key::{NAMED, Named};
-use super::{Common, duration, note};
+use super::options::{Common, note};
 use crate::lock::{Key, PAUSE_MOST};
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -52,7 +53,6 @@ pub struct Pause {
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -68,7 +68,6 @@ pub struct Pause {
     #[arg(long)]
     pub stop: bool,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }
@@ -81,11 +80,9 @@ pub struct Resume {
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,8 @@
 //! What can be said to `dlock release`?
 
+use super::duration;
 use super::key::OneKey;
-use super::{Common, duration};
+use super::options::Common;
 use crate::lock::SLOTS_MAX;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -45,7 +46,6 @@ EXIT STATUS
     after_long_help = RELEASE_AFTER
 )]
 pub struct Release {
-    /// The lock.
     #[command(flatten)]
     pub key: OneKey,
 
@@ -77,7 +77,6 @@ pub struct Release {
     #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
     pub timeout: Option<Duration>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! What can be said to `dlock renew`?
 
 use super::key::Named;
-use super::{Common, ttl};
+use super::options::{Common, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -39,7 +39,6 @@ pub struct Renew {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub key: Option<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -51,7 +50,6 @@ pub struct Renew {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

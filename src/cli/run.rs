@@ -1,6 +1,7 @@
 //! What can be said to `dlock run`?
 
-use super::{Common, duration, exit_status, note, slots, timeout, ttl};
+use super::duration;
+use super::options::{Common, exit_status, note, slots, ttl};
 use crate::exit::OnLost;
 use crate::lock::{Key, ONCE_PER_MOST, Replicas, Ttl};
 use clap::{ArgAction, Args, ValueHint};
@@ -153,7 +154,7 @@ pub struct Run {
     ///
     /// A longer --ttl or --min-hold is refused. A master that restarted is not counted until it has been up for this
     /// long, because it may have forgotten a lock that is still held. Other stores ignore this option.
-    #[arg(long, value_name = "DUR", value_parser = timeout)]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
     pub max_lease: Option<Duration>,
 
     /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
@@ -211,11 +212,9 @@ pub struct Run {
     #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 
-    /// Other tools' habits.
     #[command(flatten)]
     pub hidden: Hidden,
 }

@@ -1,7 +1,8 @@
 //! What can be said to `dlock status`?
 
+use super::duration;
 use super::key::Named;
-use super::{Common, duration};
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -45,7 +46,6 @@ pub struct Status {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -63,7 +63,6 @@ pub struct Status {
     #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
     pub watch: Option<Option<Duration>>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

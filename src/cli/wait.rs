@@ -1,7 +1,8 @@
 //! What can be said to `dlock wait`?
 
+use super::duration;
 use super::key::{NAMED, Named};
-use super::{Common, duration};
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -33,7 +34,6 @@ pub struct Wait {
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -41,7 +41,6 @@ pub struct Wait {
     #[arg(short, long, value_name = "DUR", value_parser = duration::parse)]
     pub wait: Option<Duration>,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! What can be said to `dlock watch`? The struct that clap fills, and its help.
 
-use super::Common;
 use super::key::Named;
+use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -44,7 +44,6 @@ pub struct Watch {
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
-    /// The same by -k.
     #[command(flatten)]
     pub named: Named,
 
@@ -55,7 +54,6 @@ pub struct Watch {
     #[arg(long)]
     pub json: bool,
 
-    /// The options every command takes.
     #[command(flatten)]
     pub common: Common,
 }

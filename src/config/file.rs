@@ -3,7 +3,8 @@
 //! be lost. Which file wins is decided in `config`.
 
 use super::{Set, Source, choice, invalid};
-use crate::cli::{self, Color, LogFormat, duration};
+use crate::cli::duration;
+use crate::cli::options::{self, Color, LogFormat};
 use crate::error::Error;
 use crate::exit::OnLost;
 use crate::lock::{Replicas, SLOTS_MAX, Ttl};
@@ -165,7 +166,7 @@ fn text(value: &DeValue<'_>) -> Result<Value, String> {
 
 /// Text that `status` shows.
 fn note(value: &DeValue<'_>) -> Result<Value, String> {
-    word(value, |text| cli::note(text).map(drop).map_err(|why| format!("is refused: {why}")))
+    word(value, |text| options::note(text).map(drop).map_err(|why| format!("is refused: {why}")))
 }
 
 fn flag(value: &DeValue<'_>) -> Result<Value, String> {
@@ -190,7 +191,7 @@ fn timeout(value: &DeValue<'_>) -> Result<Value, String> {
 
 fn slots(value: &DeValue<'_>) -> Result<Value, String> {
     let digits = number(value).ok_or_else(|| format!("must be a number from 1 to {SLOTS_MAX}"))?;
-    cli::slots(digits).map(Value::Slots).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
+    options::slots(digits).map(Value::Slots).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
 }
 
 fn status(value: &DeValue<'_>) -> Result<Value, String> {

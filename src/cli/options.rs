@@ -1,0 +1,115 @@
+//! Which options do several commands take, and what do their values look like? Those that every command takes, and how a
+//! lease, a number of slots, a status or a note is read.
+
+use super::duration;
+use crate::lock::{SLOTS_MAX, Ttl};
+use clap::{ArgAction, Args, ValueEnum, ValueHint};
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// The options every command takes. A flag wins over its variable, a variable over a configuration file.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Options every command takes")]
+pub struct Common {
+    /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
+    ///
+    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
+    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters,
+    /// postgres://USER@HOST[:PORT]/DATABASE or postgres+unix://USER@/SOCKET?db=DATABASE for a database, mysql:// and
+    /// mysql+unix:// alike, or file:/DIR for locks between the processes of this machine only. rediss:// is TLS, and so
+    /// are postgres:// and mysql:// to another machine: ?ca=FILE trusts FILE in place of the system's authorities,
+    /// &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of this machine can see it.
+    #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
+    pub store: Vec<OsString>,
+
+    /// What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<OsString>,
+
+    /// Read FILE in place of the configuration files (or DLOCK_CONFIG)
+    ///
+    /// TOML; the keys are the long flags without the dashes, also those of `run`. Without this option
+    /// /etc/dlock.toml is read, then ~/.config/dlock.toml; the later one wins key by key.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<OsString>,
+
+    /// The user to log in to the store as (or DLOCK_USERNAME)
+    #[arg(long, value_name = "USER")]
+    pub username: Option<OsString>,
+
+    /// Read the store's password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub password_file: Option<OsString>,
+
+    /// How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
+    pub connect_timeout: Option<Duration>,
+
+    /// How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
+    pub op_timeout: Option<Duration>,
+
+    /// Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say more
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+
+    /// When to use colours; NO_COLOR in the environment means never [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub color: Option<Color>,
+}
+
+/// `--log-format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// `--color`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    Auto,
+    /// Also into a pipe
+    Always,
+    /// Not at all
+    Never,
+}
+
+/// The value of `--ttl`.
+pub(super) fn ttl(text: &str) -> Result<Ttl, String> {
+    Ttl::new(duration::parse(text)?)
+}
+
+/// The value of `--slots`.
+pub fn slots(text: &str) -> Result<u32, String> {
+    let slots = text.parse().ok().filter(|slots| (1..=SLOTS_MAX).contains(slots));
+    slots.ok_or_else(|| format!("a number of slots is from 1 to {SLOTS_MAX}"))
+}
+
+/// The value of `--busy-exit-code`.
+pub(super) fn exit_status(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "an exit status is a number from 0 to 255".into())
+}
+
+/// The greatest number of bytes in `--reason` and `--label`.
+pub const NOTE_MAX: usize = 500;
+
+/// The value of `--reason` and `--label`: short enough to be kept in every record of the hold. It may be empty, for a
+/// script whose variable is.
+pub fn note(text: &str) -> Result<String, String> {
+    if text.len() > NOTE_MAX {
+        return Err(format!("the text is at most {NOTE_MAX} bytes long, this one has {}", text.len()));
+    }
+    Ok(text.into())
+}
