@@ -7,10 +7,10 @@ use crate::cli::doctor::Doctor;
 use crate::config::{Sensitivity, Settings, Source};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::doctor::{Finding, Verdict, json, text};
+use crate::output::columns::Width;
+use crate::output::doctor::{Finding, Verdict, text};
 use crate::output::locale::Charset;
-use crate::output::table::Width;
-use crate::output::{self, coloured};
+use crate::output::{self, coloured, json};
 use crate::store::probe::{Node, Survey};
 use crate::store::{file, redis};
 use judge::judge;
@@ -34,7 +34,7 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     };
     let findings = judge(&survey(context)?, &by);
     let report = if flags.json {
-        json(&findings)?
+        json::pretty(&findings)?
     } else {
         text(&findings, Width::of_stdout(), Charset::of_environment(), coloured(settings.color))
     };

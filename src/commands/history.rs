@@ -4,8 +4,8 @@
 use super::context::Context;
 use crate::cli::history::History;
 use crate::exit::Exit;
+use crate::output::columns::Width;
 use crate::output::history::{Look, picture, table};
-use crate::output::table::Width;
 use crate::output::{self, json};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {

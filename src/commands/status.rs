@@ -7,6 +7,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
+use crate::output::columns::Width;
 use crate::output::record::{self, Scope};
 use crate::output::{self, Kind, json, table};
 use crate::store::{self, Store, View, Which};
@@ -34,7 +35,7 @@ fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Overvi
     if flags.json {
         return json::status(&seen.views);
     }
-    let (width, colours) = (table::Width::of_stdout(), output::coloured(settings.color));
+    let (width, colours) = (Width::of_stdout(), output::coloured(settings.color));
     Ok(match (wanted.single(), seen.views.as_slice()) {
         (Some(_), [view]) => record::record(view, &place(settings), width, colours),
         (_, []) if !seen.damaged.is_empty() => String::new(),

@@ -71,6 +71,31 @@ impl Histogram {
 }
 
 impl Stat {
+    /// Joins the totals with those of another lock, or of the same one elsewhere: each count by `join`, and of each time the
+    /// later one. The histograms are left to who knows how they go together.
+    pub fn join(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
+        for (all, one) in [
+            (&mut self.busy, other.busy),
+            (&mut self.done, other.done),
+            (&mut self.superseded, other.superseded),
+            (&mut self.given_up, other.given_up),
+            (&mut self.succeeded, other.succeeded),
+            (&mut self.failed, other.failed),
+        ] {
+            *all = join(*all, one);
+        }
+        for (outcome, count) in &other.ends {
+            let all = self.ends.entry(*outcome).or_default();
+            *all = join(*all, *count);
+        }
+        for (outcome, at) in &other.last {
+            let last = self.last.entry(*outcome).or_default();
+            *last = (*last).max(*at);
+        }
+        self.last_success = self.last_success.max(other.last_success);
+        self.last_failure = self.last_failure.max(other.last_failure);
+    }
+
     /// Counts an end; both times are milliseconds since 1970.
     pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<Ended>) {
         count(self.ends.entry(outcome).or_default());

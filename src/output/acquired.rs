@@ -64,7 +64,7 @@ impl Acquired {
             lease_ms: super::time::millis(self.lease),
             waited_ms: super::time::millis(self.waited),
         };
-        Ok(json::line(&[object])? + "\n")
+        json::line(&[object])
     }
 
     /// Code for sh, bash, dash, ksh and zsh.

@@ -1,8 +1,7 @@
 //! Why is the lock not to be had? One line for the three moments when that is said: busy, gave up waiting, waiting.
 //! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
 
-use super::columns::width;
-use super::live::Room;
+use super::columns::{Width, width};
 use super::owner::{because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
@@ -65,7 +64,7 @@ pub fn superseded(asked: &Asked, superseded: &Superseded) -> String {
 }
 
 /// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
-fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> String {
+fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> String {
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
@@ -75,7 +74,7 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> St
         asked.at(blocker.at),
         reason(blocker, asked.mode)
     );
-    let Room::Columns(columns) = room else { return whole };
+    let Width::Columns(columns) = room else { return whole };
     let key = asked.key_of(blocker.at);
     let waited = span(Duration::from_secs(waited.as_secs()));
     // What changes comes first, so that it is still seen where the end is cut.
@@ -113,7 +112,7 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Room) -> St
 }
 
 /// The line about waiting from now on, for whoever waits since then.
-pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Room) -> String {
+pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> String {
     let heard_at = Moment::now();
     move |room| {
         let now = Moment::now();
@@ -389,14 +388,14 @@ mod tests {
         let asked = asked(&["nightly"], Mode::Exclusive)?;
         let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3), turn: None };
         let turn = Waiting { turn: Some(Duration::from_secs(400)), ..waits.clone() };
-        let line = waiting(&asked, &turn, Duration::from_secs(95), Room::Endless);
+        let line = waiting(&asked, &turn, Duration::from_secs(95), Width::Endless);
         says(&line, &["place 2 in the queue, its turn in about 7m:"]);
         let waits = aged(&waits, Duration::from_secs(10));
-        let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Room::Columns(columns));
+        let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Width::Columns(columns));
         let parts =
             ["nightly in redis://h", "1m35s", "place 2", "app@web1 (pid 4711)", "12m10s", "17s", "3 others"];
         says(&said(300), &parts);
-        assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Room::Endless));
+        assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Width::Endless));
         for columns in [100, 80, 70, 60, 50] {
             says(&said(columns), &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"]);
             assert!(said(columns).chars().count() <= columns.max(58), "{columns}");
@@ -414,7 +413,7 @@ mod tests {
                     let asked = asked(&["k"], Mode::Shared)?;
                     println!("{}", busy(&asked, &blocker, Tried::Once, NOT_RUN));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker, turn: None };
-                    for room in [Room::Endless, Room::Columns(40), Room::Columns(1)] {
+                    for room in [Width::Endless, Width::Columns(40), Width::Columns(1)] {
                         says(&waiting(&asked, &waits, Duration::from_secs(10), room), &["10s", "place 3"]);
                     }
                 }

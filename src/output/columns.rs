@@ -4,6 +4,24 @@
 use super::locale::Charset;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
+/// How wide a line may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// On a terminal with this many columns, or so many of them.
+    Columns(usize),
+    /// Into a pipe, a file or a log.
+    Endless,
+}
+
+impl Width {
+    pub fn of_stdout() -> Self {
+        match rustix::termios::tcgetwinsize(rustix::stdio::stdout()) {
+            Ok(size) if size.ws_col > 0 => Self::Columns(size.ws_col.into()),
+            _ => Self::Endless,
+        }
+    }
+}
+
 /// The columns that a text takes. Terminals disagree about sequences that make one emoji of several characters; this is
 /// the greater of both counts, so that nothing wraps that was not meant to.
 pub fn width(text: &str) -> usize {

@@ -2,8 +2,7 @@
 //! way of one who does want it is in `busy`.
 
 use super::busy::and_others;
-use super::columns::width;
-use super::live::Room;
+use super::columns::{Width, width};
 use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
@@ -41,7 +40,7 @@ pub fn state(view: &View) -> String {
 }
 
 /// The line about waiting from now on, for whoever looks on since then.
-pub fn line(store: String, view: View, since: Moment) -> impl Fn(Room) -> String {
+pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> String {
     let seen = Moment::now();
     move |room| {
         let now = Moment::now();
@@ -50,7 +49,7 @@ pub fn line(store: String, view: View, since: Moment) -> impl Fn(Room) -> String
 }
 
 /// A line for one who has looked on for `waited`, and saw this `age` ago: all of it, or as much as there is room for.
-fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Room) -> String {
+fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Width) -> String {
     let mut view = view.clone();
     view.left = view.left.map(|left| left.saturating_sub(age));
     for holder in &mut view.holders {
@@ -62,12 +61,12 @@ fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Roo
     let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
     let whole = format!("waiting{since}: {key} in {store} {}", state(&view));
     match (room, view.holders.as_slice()) {
-        (Room::Columns(columns), [holder, others @ ..]) if width(&whole) > columns => {
+        (Width::Columns(columns), [holder, others @ ..]) if width(&whole) > columns => {
             let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
             let (who, held, lease) = (who(&holder.owner), span(holder.held), span(holder.lease));
             format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
         }
-        (Room::Columns(columns), []) if width(&whole) > columns => {
+        (Width::Columns(columns), []) if width(&whole) > columns => {
             format!("waiting {} for {key}, which {}", span(seconds), state(&view))
         }
         _ => whole,

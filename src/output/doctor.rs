@@ -1,11 +1,9 @@
 //! What does `dlock doctor` show? A line for each thing that was looked at: a verdict, what was found, what to do. On a
 //! terminal long lines are broken at words; into a pipe they are not.
 
-use super::columns::{broken, padded, spaces};
+use super::columns::{Width, broken, padded, spaces};
 use super::locale::Charset;
-use super::table::Width;
-use super::{Coloured, escaped, json};
-use crate::error::Error;
+use super::{Coloured, escaped};
 use serde::Serialize;
 
 /// One thing that was looked at.
@@ -75,11 +73,6 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
         text.push('\n');
     }
     text
-}
-
-/// The findings, for programs: an array.
-pub fn json(findings: &[Finding]) -> Result<String, Error> {
-    json::pretty(&findings)
 }
 
 #[cfg(test)]

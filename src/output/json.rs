@@ -27,9 +27,9 @@ pub fn pretty(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string_pretty(value).map(|json| tamed(&json) + "\n").map_err(internal)
 }
 
-/// A value as JSON in one line, safe to show on a terminal.
+/// A value as JSON in one line, with its end, safe to show on a terminal.
 pub fn line(value: &impl Serialize) -> Result<String, Error> {
-    serde_json::to_string(value).map(|json| tamed(&json)).map_err(internal)
+    serde_json::to_string(value).map(|json| tamed(&json) + "\n").map_err(internal)
 }
 
 fn internal(error: serde_json::Error) -> Error {

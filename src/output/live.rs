@@ -5,7 +5,7 @@
 //! While the line stands, the cursor is at its beginning. A terminal that is made narrower may wrap what stands on it, and
 //! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
 
-use super::columns::{split, width};
+use super::columns::{Width, split, width};
 use super::{Kind, Printer, escaped, is_in_front, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
@@ -34,13 +34,6 @@ const USUAL: usize = 80;
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Room {
-    /// As much as there is to say.
-    Endless,
-    Columns(usize),
-}
-
 /// The line about waiting, and what is said beside it.
 pub struct Line {
     printer: Printer,
@@ -48,7 +41,7 @@ pub struct Line {
     next: Moment,
     /// Whether a log says that somebody waits, so that it should also say when that is over.
     announced: bool,
-    text: Option<Box<dyn Fn(Room) -> String>>,
+    text: Option<Box<dyn Fn(Width) -> String>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +101,7 @@ impl Line {
     }
 
     /// What there is to say from now on, whenever it is time.
-    pub fn waits(&mut self, text: impl Fn(Room) -> String + 'static) {
+    pub fn waits(&mut self, text: impl Fn(Width) -> String + 'static) {
         self.text = Some(Box::new(text));
         self.go_on();
     }
@@ -119,7 +112,7 @@ impl Line {
         match self.place {
             Medium::Nowhere => {}
             Medium::Log => {
-                self.printer.say(Kind::Note, &text(Room::Endless));
+                self.printer.say(Kind::Note, &text(Width::Endless));
                 self.announced = true;
                 self.next = Moment::now().after(THEN);
             }
@@ -127,7 +120,7 @@ impl Line {
                 // In the background the screen is somebody else's, and writing might stop dlock.
                 if is_in_front(stderr()) {
                     let columns = columns();
-                    let room = Room::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
+                    let room = Width::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
                     let line = fitting(&text(room), columns);
                     send(&format!("{}{line}\r", self.wipe(columns)));
                     self.place = Medium::Line(width(&line));
@@ -214,7 +207,7 @@ mod tests {
         let said = spoken.clone();
         let mut waiter = Line::new(&printer, now.before(FIRST));
         waiter.waits(move |room| {
-            assert_eq!(room, Room::Endless);
+            assert_eq!(room, Width::Endless);
             said.set(true);
             "waiting".into()
         });

@@ -75,24 +75,18 @@ impl Exposition {
             let help = format!("{help} All locks together.");
             each(&mut text, &format!("dlock_all_{name}"), kind, &help, [&self.all], points);
         };
-        family("grants_total", "counter", "Times that the lock was granted.", &|lock| {
-            count(lock.stat.waited.count())
-        });
-        family("busy_total", "counter", "Refusals of those that did not wait.", &|lock| {
-            count(lock.stat.busy)
-        });
-        family("done_total", "counter", "Runs with --once-per that found it done.", &|lock| {
-            count(lock.stat.done)
-        });
-        family(
-            "superseded_total",
-            "counter",
-            "Waiters with --replace that a newer one sent home.",
-            &|lock| count(lock.stat.superseded),
-        );
-        family("given_up_total", "counter", "Waiters that left the queue without the lock.", &|lock| {
-            count(lock.stat.given_up)
-        });
+        let counters: [(_, _, Count); 5] = [
+            ("grants_total", "Times that the lock was granted.", |lock| lock.stat.waited.count()),
+            ("busy_total", "Refusals of those that did not wait.", |lock| lock.stat.busy),
+            ("done_total", "Runs with --once-per that found it done.", |lock| lock.stat.done),
+            ("superseded_total", "Waiters with --replace that a newer one sent home.", |lock| {
+                lock.stat.superseded
+            }),
+            ("given_up_total", "Waiters that left the queue without the lock.", |lock| lock.stat.given_up),
+        ];
+        for (name, help, of) in counters {
+            family(name, "counter", help, &|lock| count(of(lock)));
+        }
         family("jobs_total", "counter", "Jobs that ended, by result.", &|Sample { stat, .. }| {
             [("succeeded", stat.succeeded), ("failed", stat.failed)]
                 .map(|(result, count)| ("", Some(("result", result.into())), count.to_string()))
@@ -108,11 +102,14 @@ impl Exposition {
         family("hold_seconds", "histogram", "How long the holds that ended had lasted.", &|lock| {
             histogram(&lock.stat.held)
         });
-        family("holders", "gauge", "Holders now.", &|lock| count(lock.holders));
-        family("paused", "gauge", "1 while nobody is granted the lock (dlock pause).", &|lock| {
-            count(lock.paused)
-        });
-        family("queue_length", "gauge", "Waiters now.", &|lock| count(lock.waiters));
+        let gauges: [(_, _, Count); 3] = [
+            ("holders", "Holders now.", |lock| lock.holders),
+            ("paused", "1 while nobody is granted the lock (dlock pause).", |lock| lock.paused),
+            ("queue_length", "Waiters now.", |lock| lock.waiters),
+        ];
+        for (name, help, of) in gauges {
+            family(name, "gauge", help, &|lock| count(of(lock)));
+        }
         family("last_end_timestamp_seconds", "gauge", "When a hold last ended so, by outcome.", &|lock| {
             by_outcome(|outcome| lock.stat.last.get(&outcome).copied().map(seconds))
         });
@@ -132,34 +129,17 @@ impl Exposition {
     }
 }
 
-/// What stores count need not be a sum that fits.
-fn add(sum: &mut u64, count: u64) {
-    *sum = sum.saturating_add(count);
+fn sum(all: &mut Stat, one: &Stat) {
+    // What stores count need not be a sum that fits.
+    all.join(one, u64::saturating_add);
+    for (all, one) in [(&mut all.waited, &one.waited), (&mut all.held, &one.held)] {
+        all.buckets.iter_mut().zip(one.buckets).for_each(|(all, one)| *all = all.saturating_add(one));
+        all.sum = all.sum.saturating_add(one.sum);
+    }
 }
 
-fn sum(all: &mut Stat, one: &Stat) {
-    let spans = |all: &mut Histogram, one: &Histogram| {
-        all.buckets.iter_mut().zip(one.buckets).for_each(|(all, one)| add(all, one));
-        add(&mut all.sum, one.sum);
-    };
-    spans(&mut all.waited, &one.waited);
-    spans(&mut all.held, &one.held);
-    add(&mut all.busy, one.busy);
-    add(&mut all.done, one.done);
-    add(&mut all.superseded, one.superseded);
-    add(&mut all.given_up, one.given_up);
-    add(&mut all.succeeded, one.succeeded);
-    add(&mut all.failed, one.failed);
-    for (outcome, count) in &one.ends {
-        add(all.ends.entry(*outcome).or_default(), *count);
-    }
-    for (outcome, at) in &one.last {
-        let last = all.last.entry(*outcome).or_default();
-        *last = (*last).max(*at);
-    }
-    all.last_success = all.last_success.max(one.last_success);
-    all.last_failure = all.last_failure.max(one.last_failure);
-}
+/// What is counted of a lock, as one number.
+type Count = fn(&Sample) -> u64;
 
 /// One line of a family: what stands behind its name, the label beside that of the lock, the value.
 type Point = (&'static str, Option<(&'static str, String)>, String);
@@ -204,7 +184,7 @@ fn histogram(histogram: &Histogram) -> Vec<Point> {
     let mut below = 0_u64;
     let mut points = Vec::new();
     for (bound, count) in bounds.zip(histogram.buckets) {
-        add(&mut below, count);
+        below = below.saturating_add(count);
         points.push(("_bucket", Some(("le", bound)), below.to_string()));
     }
     points.extend([("_sum", None, seconds(histogram.sum)), ("_count", None, below.to_string())]);

@@ -1,9 +1,9 @@
 //! What does `dlock status KEY` show to people? All that there is to say of one lock, top down, with who waits for it. On
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
-use super::columns::{broken, padded};
+use super::columns::{Width, broken, padded};
 use super::owner::{because, cell};
-use super::table::{Width, colour, last};
+use super::table::{colour, last};
 use super::time::{about, local, span};
 use super::{Coloured, escaped};
 use crate::law::{Holder, State};

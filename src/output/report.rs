@@ -3,8 +3,7 @@
 //! a major one. There is no time of day in it: the store's clock decides about a lock, and a run that never reached the
 //! store has only this machine's.
 
-use super::json::{self, JobEnd};
-use crate::error::Error;
+use super::json::JobEnd;
 use crate::lock::Fence;
 use serde::Serialize;
 
@@ -79,9 +78,4 @@ pub enum HowLost {
     Asked,
     /// A newer run with `--replace` did.
     Superseded,
-}
-
-/// The report as it is written.
-pub fn text(report: &Report<'_>) -> Result<String, Error> {
-    Ok(json::line(report)? + "\n")
 }

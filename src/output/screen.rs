@@ -74,8 +74,7 @@ impl Screen {
     pub fn pressed(&mut self) -> Vec<u8> {
         let mut keys = [0; 64];
         let mut ready = [PollFd::from_borrowed_fd(stdin(), PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !is_in_front(stdin()) || poll(&mut ready, Some(&at_once)) != Ok(1) {
+        if !is_in_front(stdin()) || poll(&mut ready, Some(&Timespec::default())) != Ok(1) {
             return Vec::new();
         }
         match rustix::io::read(stdin(), &mut keys) {

@@ -118,7 +118,7 @@ struct Object<'a> {
 /// The line for programs.
 pub fn object(key: &str, event: &Event) -> Result<String, Error> {
     let (mode, slots) = event.mode.map(json::mode).unzip();
-    let line = json::line(&Object {
+    json::line(&Object {
         event: word(event.kind),
         at: utc(event.at),
         key,
@@ -132,6 +132,5 @@ pub fn object(key: &str, event: &Event) -> Result<String, Error> {
         job: event.job.into(),
         by: event.by.as_ref().map(Person::from),
         count: event.count,
-    })?;
-    Ok(line + "\n")
+    })
 }

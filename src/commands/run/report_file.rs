@@ -9,8 +9,7 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::Token;
-use crate::output::report;
-use crate::output::{Kind, Printer};
+use crate::output::{Kind, Printer, json};
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, openat, readlinkat, renameat,
     statat, unlinkat,
@@ -51,7 +50,7 @@ impl ReportFile {
         result: &anyhow::Result<Exit>,
         printer: &Printer,
     ) {
-        let text = report::text(&report.finished(flags, result)).map_err(|error| error.to_string());
+        let text = json::line(&report.finished(flags, result)).map_err(|error| error.to_string());
         let written = text.and_then(|text| {
             let spot = Spot::reach(&self.0)?;
             spot.replace(&text).map_err(|error| error.to_string())

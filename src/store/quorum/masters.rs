@@ -9,6 +9,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::failure::silent;
 use crate::store::redis::call::lacking;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::refusal;
@@ -175,8 +176,7 @@ impl Masters {
                 Order::TakingBack | Order::Leaving => waiting.clear(),
             }
             if order == Order::TakingBack && is_idle {
-                let error = Error::Unreachable(self.unreached(at));
-                let _ = sender.send((at, News::Answered(Err(error))));
+                let _ = sender.send((at, News::Answered(Err(silent(&self.targets[at].shown)))));
                 continue;
             }
             if order == Order::Leaving && !is_idle {
@@ -188,10 +188,6 @@ impl Masters {
             }
         }
         Pending { began: Moment::now(), news, asked: to.to_vec(), untold }
-    }
-
-    fn unreached(&self, at: usize) -> String {
-        format!("cannot reach {}: no answer in time", self.targets[at].shown)
     }
 
     fn hand(&mut self, at: usize, task: Task) -> Result<(), Error> {
@@ -284,7 +280,7 @@ impl Masters {
             }
         }
         for at in asked {
-            answers.0[at].get_or_insert_with(|| Err(Error::Unreachable(self.unreached(at))));
+            answers.0[at].get_or_insert_with(|| Err(silent(&self.targets[at].shown)));
         }
         answers
     }
@@ -387,9 +383,8 @@ impl Master {
         is_sent: impl Fn(),
     ) -> Result<Answer, Error> {
         let target = &self.target;
-        let late = || Error::Unreachable(format!("cannot reach {}: no answer in time", target.shown));
         if by.passed() {
-            return Err(late());
+            return Err(silent(&target.shown));
         }
         let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
         let mut connection = match self.connection.take().and_then(Connection::if_good) {
@@ -401,7 +396,7 @@ impl Master {
         };
         if !may_go() {
             self.connection = Some(connection);
-            return Err(late());
+            return Err(silent(&target.shown));
         }
         let by = by.min(Moment::now().after(target.op_timeout));
         let text = || call.code.by_text(&call.keys, &args);
@@ -415,7 +410,7 @@ impl Master {
             connection.answer(by)
         };
         let mut value = ask(first)?;
-        if matches!(&value, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+        if script::is_unknown(&value) {
             value = ask(text())?;
         }
         if let Value::ServerError(error) = &value {

@@ -217,26 +217,9 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
 pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
     let mut joined = Stat::default();
     for stat in stats {
+        joined.join(&stat, u64::max);
         join_histograms(&mut joined.waited, &stat.waited);
         join_histograms(&mut joined.held, &stat.held);
-        for (all, one) in [(&mut joined.ends, stat.ends), (&mut joined.last, stat.last)] {
-            for (outcome, count) in one {
-                let most = all.entry(outcome).or_default();
-                *most = count.max(*most);
-            }
-        }
-        for (all, one) in [
-            (&mut joined.busy, stat.busy),
-            (&mut joined.done, stat.done),
-            (&mut joined.superseded, stat.superseded),
-            (&mut joined.given_up, stat.given_up),
-            (&mut joined.succeeded, stat.succeeded),
-            (&mut joined.failed, stat.failed),
-        ] {
-            *all = one.max(*all);
-        }
-        joined.last_success = joined.last_success.max(stat.last_success);
-        joined.last_failure = joined.last_failure.max(stat.last_failure);
     }
     joined
 }
