@@ -11,10 +11,12 @@ use std::process::ExitCode;
 
 pub mod acquire;
 pub mod check;
+mod claim;
 pub mod complete;
 pub mod completions;
 mod context;
 pub mod doctor;
+mod env;
 mod foreground;
 pub mod forget;
 pub mod held;

@@ -115,14 +115,14 @@ impl Printer {
             Kind::Note | Kind::Done => "info",
             Kind::Detail => "debug",
         };
-        let line = match self.format {
+        match self.format {
             LogFormat::Text => {
                 let mut line = format!("dlock: {}", escaped(text));
                 if line.len() >= LONGEST {
                     shorten(&mut line, LONGEST - 4);
                     line.push('…');
                 }
-                line
+                line + "\n"
             }
             LogFormat::Json => {
                 let object = |text: &str| {
@@ -131,7 +131,7 @@ impl Printer {
                     json::line(&message).unwrap_or_default()
                 };
                 let line = object(text);
-                if line.len() < LONGEST {
+                if line.len() <= LONGEST {
                     line
                 } else {
                     // A quarter, because one byte may have become six; a half object would be no JSON.
@@ -140,8 +140,7 @@ impl Printer {
                     object(&(short + "…"))
                 }
             }
-        };
-        line + "\n"
+        }
     }
 }
 
@@ -150,8 +149,7 @@ impl Printer {
 fn send(line: &str) {
     let err = stderr();
     let mut ready = [PollFd::new(&err, PollFlags::OUT)];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    if poll(&mut ready, Some(&at_once)) == Ok(1) && ready[0].revents().contains(PollFlags::OUT) {
+    if poll(&mut ready, Some(&Timespec::default())) == Ok(1) && ready[0].revents().contains(PollFlags::OUT) {
         let _dropped = rustix::io::write(err, line.as_bytes());
     }
 }
@@ -194,9 +192,8 @@ pub fn coloured(color: Color) -> Coloured {
         || rustix::termios::isatty(stdout()) && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
     match color {
         Color::Always => Coloured::Yes,
-        Color::Never => Coloured::No,
         Color::Auto if terminal() => Coloured::Yes,
-        Color::Auto => Coloured::No,
+        Color::Never | Color::Auto => Coloured::No,
     }
 }
 

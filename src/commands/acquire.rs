@@ -2,6 +2,7 @@
 //! keeps it but whoever has the token, until the lease ends. Renewing and giving back are commands of their own.
 
 use super::context::{Context, riding_out};
+use super::env::environment;
 use super::foreground::{Foreground, Signals};
 use super::held::{By, Held, Holds};
 use super::owner;
@@ -270,8 +271,7 @@ impl Acquiring<'_> {
             token: ask.token.clone(),
             lease: until.left(),
             waited: grant.waited,
-            held: Holds::of_process().with(held).to_string(),
-            reach: settings.environment(),
+            environment: environment(settings, &self.asked.keys, &held, grant.slot, Holds::of_process()),
         };
         let text = match (self.flags.export, self.flags.json) {
             (true, _) => Ok(acquired.shell()),

@@ -9,7 +9,7 @@ use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
 use crate::law::Proof;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
-use crate::lock::{Key, Name, Names};
+use crate::lock::{Key, Name, Names, Token};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer};
 use crate::store::{self, Store};
@@ -72,10 +72,20 @@ impl Context {
 
     /// What the store says of a hold that DLOCK_HELD claims; nothing if it is none any more.
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
-        let names = held.names().map_err(Error::Usage)?;
-        let proof = store.prove(&names, &held.token, self.deadline());
-        let unknown = || format!("whether {} is still held is not known", listed(&held.keys));
-        Ok(proof.map_err(|error| self.unsure(error, &unknown()))?)
+        self.prove(store, &held.names().map_err(Error::Usage)?, &held.token, &listed(&held.keys))
+    }
+
+    /// Whether a token holds these locks, whose `keys` messages name.
+    pub fn prove(
+        &self,
+        store: &mut dyn Store,
+        names: &Names,
+        token: &Token,
+        keys: &str,
+    ) -> Result<Option<Proof>, Error> {
+        let proof = store.prove(names, token, self.deadline());
+        Ok(proof
+            .map_err(|error| self.unsure(error, &format!("whether {keys} is still held is not known")))?)
     }
 
     /// An error of the store, with where the store was set.

@@ -2,16 +2,15 @@
 //! it away (`force`). Which of the three is meant is decided here: one's own hold comes first, so that a script whose lock
 //! has gone to another never stops that one's job.
 
+use super::claim::Claim;
 use super::context::Context;
-use super::held::{By, Held, Holds, Scope};
-use super::token_file;
+use super::held::{By, Holds, Scope};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
-use crate::lock::{Key, Names, Token};
+use crate::lock::Key;
 use crate::output::Kind;
-use crate::output::busy::listed;
 use crate::output::time::span;
 use crate::shell::word;
 
@@ -21,8 +20,7 @@ mod force;
 pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> {
     let key = &flags.key.0;
     if let Some(file) = &flags.token_file {
-        let (shown, name) = (format!("{key} in {}", context.settings.store), context.name(key)?);
-        return give_back(context, &name.into(), &token_file::read(file)?, &shown);
+        return give_back(&Claim::of_token(context, key, file)?);
     }
     let holds = Holds::of_process();
     let scope = Scope::new(&context.settings, &flags.common);
@@ -31,20 +29,19 @@ pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> 
             let context = context.at(scope.settings(held)?);
             force::force(&context, &context.name(key)?, flags)
         }
-        Some(held) => own(&context.at(scope.settings(held)?), held, key),
+        Some(held) => own(&Claim::of_held(context.at(scope.settings(held)?), held)?, key),
         None if flags.force => force::force(context, &context.name(key)?, flags),
         None => ask::ask(context, &context.name(key)?, flags),
     }
 }
 
 /// A hold that this process has, by what DLOCK_HELD says.
-fn own(context: &Context, held: &Held, key: &Key) -> anyhow::Result<Exit> {
-    let shown = format!("{} in {}", listed(&held.keys), context.settings.store);
-    if held.by == By::Acquire {
-        let names = held.names().map_err(Error::Usage)?;
-        return give_back(context, &names, &held.token, &shown);
+fn own(claim: &Claim, key: &Key) -> anyhow::Result<Exit> {
+    if claim.by == By::Acquire {
+        return give_back(claim);
     }
-    Err(match context.verify(&mut *context.open()?, held)? {
+    let shown = claim.place();
+    Err(match claim.verify()? {
         Some(_) => Error::Usage(format!(
             "{shown} is held by the 'dlock run' around this process, and ends with its job; --force takes it away"
         )),
@@ -57,8 +54,9 @@ fn own(context: &Context, held: &Held, key: &Key) -> anyhow::Result<Exit> {
     .into())
 }
 
-fn give_back(context: &Context, names: &Names, token: &Token, shown: &str) -> anyhow::Result<Exit> {
-    let end = End { ran: Ran::Yes, job: None };
+fn give_back(claim: &Claim) -> anyhow::Result<Exit> {
+    let Claim { context, names, token, .. } = claim;
+    let (shown, end) = (claim.place(), End { ran: Ran::Yes, job: None });
     let left = context.open()?.leave(names, token, &end, context.deadline());
     let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
     let line = match left.map_err(|error| context.unsure(error, &unknown))? {

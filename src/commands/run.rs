@@ -5,6 +5,7 @@
 //! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
 
 use super::context::Context;
+use super::env::{environment, environment_inside};
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
 use super::stores::HoldOn;
@@ -21,7 +22,6 @@ use crate::lock::{Key, Token};
 use crate::output::Printer;
 use enclosing::Enclosing;
 use ending::ran;
-use env::{environment, environment_inside};
 use messages::{Messages, Right};
 use report::RunReport;
 use report_file::ReportFile;
@@ -33,7 +33,6 @@ use std::time::Duration;
 
 mod enclosing;
 mod ending;
-mod env;
 mod messages;
 mod orphaned;
 mod relay;
@@ -148,7 +147,8 @@ fn run_inside(
     session.report.asked = Some(Moment::now());
     session.report.granted = Some((Moment::now(), enclosing.proof.fence));
     session.report.slot = enclosing.proof.slot;
-    let env = environment_inside(&context.settings, &run.keys, enclosing);
+    let Enclosing { held, proof } = enclosing;
+    let env = environment_inside(&context.settings, &run.keys, &held.token, proof.fence, proof.slot);
     session.guard.start(&env, Limits::NEVER).map_err(|error| internal("cannot start the command", &error))?;
     session.report.started = true;
     let over = session.supervise(None)?;

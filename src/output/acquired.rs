@@ -26,10 +26,8 @@ pub struct Acquired {
     pub lease: Duration,
     /// How long it was waited for.
     pub waited: Duration,
-    /// DLOCK_HELD, with this hold as its last.
-    pub held: String,
-    /// The variables by which the store is reached: to set, or to unset.
-    pub reach: Vec<(&'static str, Option<OsString>)>,
+    /// The variables that `run` would set for its command, or unset.
+    pub environment: Vec<(OsString, Option<OsString>)>,
 }
 
 impl Acquired {
@@ -69,22 +67,11 @@ impl Acquired {
 
     /// Code for sh, bash, dash, ksh and zsh.
     pub fn shell(&self) -> String {
-        let keys: Vec<&str> = self.keys.iter().map(Key::as_str).collect();
-        let slot = self.slot.map(|slot| slot.to_string());
-        let of_hold = [
-            ("DLOCK_KEY", keys.first().map(ToString::to_string)),
-            ("DLOCK_KEYS", Some(keys.join("\n"))),
-            ("DLOCK_TOKEN", Some(self.token.secret().into())),
-            ("DLOCK_FENCE", Some(self.fence.to_string())),
-            ("DLOCK_SLOT", slot),
-            ("DLOCK_HELD", Some(self.held.clone())),
-        ];
-        let text = |value: &OsString| value.to_string_lossy().into_owned();
-        let reach = self.reach.iter().map(|(name, value)| (*name, value.as_ref().map(text)));
         // Semicolons, for an eval whose quotes were forgotten.
-        of_hold.into_iter().chain(reach).fold(String::new(), |mut code, (name, value)| {
+        self.environment.iter().fold(String::new(), |mut code, (name, value)| {
+            let name = name.display();
             let _infallible = match value {
-                Some(value) => writeln!(code, "export {name}={};", quoted(&value)),
+                Some(value) => writeln!(code, "export {name}={};", quoted(&value.to_string_lossy())),
                 None => writeln!(code, "unset {name};"),
             };
             code
