@@ -8,6 +8,7 @@ use super::held::{By, Held, Holds};
 use super::owner;
 use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
+use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job;
@@ -27,8 +28,6 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-/// The lease where none is asked for.
-pub const TTL: Duration = Duration::from_secs(30);
 /// A dlock that is told to end while it waits takes this long at most to leave the queue (I9).
 const LEAVING: Duration = Duration::from_millis(60);
 /// How long one that fails takes at most to give back what it may have got.

@@ -1,11 +1,11 @@
 //! How does a script keep a lock for longer? One renewal. A hold that a `dlock run` around the script keeps is renewed
 //! there, by a plan that knows its lease, and is only looked at here.
 
-use super::acquire::TTL;
 use super::claim::Claim;
 use super::context::Context;
 use super::held::By;
 use crate::cli;
+use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::Renewal;

@@ -11,6 +11,8 @@ use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
 use std::ffi::OsString;
 use std::time::Duration;
 
+/// The lease where none is asked for.
+pub const TTL: Duration = Duration::from_secs(30);
 /// The longest lease on independent masters where none is set.
 pub const MAX_LEASE: Duration = Duration::from_secs(5 * 60);
 
@@ -63,7 +65,7 @@ impl Settings {
     pub fn ttl(&self, flag: Option<Ttl>) -> Result<Ttl, Error> {
         match flag {
             Some(ttl) => Ok(ttl),
-            None => Ttl::new(self.file.span("ttl").unwrap_or(Duration::from_secs(30))).map_err(Error::Config),
+            None => Ttl::new(self.file.span("ttl").unwrap_or(TTL)).map_err(Error::Config),
         }
     }
 

@@ -14,15 +14,21 @@ pub struct Schedule {
     op_timeout: Duration,
 }
 
+/// From here on a lease is no longer relied on that was asked for at `sent`. 1 % and 2 ms are kept for two clocks that do not
+/// run alike.
+pub fn deadline(sent: Moment, ttl: Duration) -> Moment {
+    sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
+}
+
 impl Schedule {
     /// For a lease of `ttl`, a job that gets `grace` between TERM and KILL, and a store that answers in `op_timeout`.
     pub const fn new(ttl: Ttl, grace: Duration, op_timeout: Duration) -> Self {
         Self { ttl: ttl.get(), grace, op_timeout }
     }
 
-    /// The lease is no longer relied on from here. 1 % and 2 ms are kept for two clocks that do not run alike.
+    /// [`deadline`] of this lease.
     pub fn deadline(&self, sent: Moment) -> Moment {
-        sent.after(self.ttl.saturating_sub(self.ttl / 100 + Duration::from_millis(2)))
+        deadline(sent, self.ttl)
     }
 
     /// When the job gets KILL, so that it is dead at the deadline.

@@ -20,6 +20,7 @@ use super::redis::script::Code;
 use super::redis::{RedisStore, Target};
 use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
+use crate::law::schedule::deadline;
 use crate::law::{
     self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
 };
@@ -61,10 +62,10 @@ pub struct QuorumStore {
     tell: Box<dyn Fn(&str) + Send>,
 }
 
-/// Who hears nothing: no master knows what the others do, so none could tell.
-struct Deaf(Listener);
+/// Hears nothing, and looks again: no master knows what the others do, so none could tell.
+struct Polling(Listener);
 
-impl Subscription for Deaf {
+impl Subscription for Polling {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         let next = match self.0 {
             Listener::Holder => until,
@@ -320,7 +321,7 @@ impl Store for QuorumStore {
         _: &Token,
         listener: Listener,
     ) -> Result<Box<dyn Subscription>, Error> {
-        Ok(Box::new(Deaf(listener)))
+        Ok(Box::new(Polling(listener)))
     }
 
     /// One master after the other, without a thread: this may be asked before the process forks.
@@ -568,11 +569,6 @@ impl QuorumStore {
             Ok(Left::Already)
         }
     }
-}
-
-/// As the holder's own machine counts it (`law::schedule`), without the time that stopping a job takes.
-fn deadline(sent: Moment, ttl: Duration) -> Moment {
-    sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
 }
 
 fn call(code: &'static Code, name: &Name, args: &[&str]) -> Call {

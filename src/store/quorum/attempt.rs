@@ -3,8 +3,9 @@
 
 use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, deadline, scripts};
+use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, scripts};
 use crate::clock::{Moment, sleep_until};
+use crate::law::schedule::deadline;
 use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Terms, Waiting};
 use crate::lock::{Fence, Name, Names};
 use crate::store::redis::reply::Reply;
