@@ -197,9 +197,9 @@ pub struct Settings {
 
 impl Settings {
     /// Resolves the options that every command takes. Reads the configuration files and the password file.
-    pub fn resolve(flags: &Common, around: &Environment) -> Result<Self, Error> {
+    pub fn resolve(flags: &Common, environment: &Environment) -> Result<Self, Error> {
         let (mut warnings, mut remarks) = (Vec::new(), Vec::new());
-        let layers = Layers::read(flags, around, &mut remarks)?;
+        let layers = Layers::read(flags, environment, &mut remarks)?;
         let url = layers.store()?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
             warnings.push(
@@ -246,7 +246,7 @@ impl Settings {
         let op_timeout = timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?;
         let log_format = layers.value(flags.log_format, "DLOCK_LOG_FORMAT", choice)?;
         let file = &layers.file;
-        let no_color = around.foreign("NO_COLOR").map(|_| Color::Never);
+        let no_color = environment.foreign("NO_COLOR").map(|_| Color::Never);
         Ok(Self {
             connect_timeout,
             op_timeout,
@@ -269,7 +269,7 @@ impl Settings {
             password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),
             beside,
             file: layers.file,
-            shell: around.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
+            shell: environment.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
     }
 }
@@ -299,10 +299,10 @@ fn invalid(source: &Source, why: &str) -> Error {
 
 /// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8. A
 /// DLOCK_STORE that is empty is none where a flag names the store.
-fn own_variables(flags: &Common, around: &Environment) -> Result<BTreeMap<&'static str, String>, Error> {
+fn own_variables(flags: &Common, environment: &Environment) -> Result<BTreeMap<&'static str, String>, Error> {
     let mut read = BTreeMap::new();
     for name in VARIABLES {
-        let Some(value) = around.variables.get(name) else { continue };
+        let Some(value) = environment.variables.get(name) else { continue };
         let Some(text) = value.to_str() else {
             return Err(Error::Config(format!("{name} is not valid UTF-8")));
         };
@@ -339,10 +339,10 @@ struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    fn read(flags: &'a Common, around: &Environment, remarks: &mut Vec<String>) -> Result<Self, Error> {
-        let variables = own_variables(flags, around)?;
+    fn read(flags: &'a Common, environment: &Environment, remarks: &mut Vec<String>) -> Result<Self, Error> {
+        let variables = own_variables(flags, environment)?;
         let mut layers = Self { flags, variables, files: Vec::new(), file: File::default() };
-        layers.files = layers.read_files(around, remarks)?;
+        layers.files = layers.read_files(environment, remarks)?;
         layers.file = File::merged(&layers.files);
         Ok(layers)
     }
@@ -393,7 +393,7 @@ impl<'a> Layers<'a> {
     }
 
     /// The configuration files in force, the weakest first.
-    fn read_files(&self, around: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
+    fn read_files(&self, environment: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
         let named = match &self.flags.config {
             Some(path) => Some(of_flag(path, "--config")?),
             None => self.variable("DLOCK_CONFIG"),
@@ -406,14 +406,14 @@ impl<'a> Layers<'a> {
                 Err(error) => Err(invalid(&named.source, &error.to_string())),
             };
         }
-        let mut found: Vec<File> = File::read(&around.machine_file)?.into_iter().collect();
-        let xdg = around.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let home = || around.foreign("HOME").map(|home| Path::new(home).join(".config"));
-        if let Some(dir) = around.foreign("HOME").and(xdg).or_else(home) {
+        let mut found: Vec<File> = File::read(&environment.machine_file)?.into_iter().collect();
+        let xdg = environment.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let home = || environment.foreign("HOME").map(|home| Path::new(home).join(".config"));
+        if let Some(dir) = environment.foreign("HOME").and(xdg).or_else(home) {
             let path = dir.join("dlock.toml");
             match file::owner(&path)? {
                 None => {}
-                Some(uid) if uid == around.uid => found.extend(File::read(&path)?),
+                Some(uid) if uid == environment.uid => found.extend(File::read(&path)?),
                 Some(_) => {
                     remarks.push(format!("{} belongs to somebody else and is skipped", path.display()))
                 }

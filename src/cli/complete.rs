@@ -42,7 +42,7 @@ impl Question {
 
 /// An unfinished line, up to the cursor.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct CommandLine {
     /// The options on it that say which locks are meant.
     pub common: Common,
     /// The assignments before the command, by name.
@@ -64,7 +64,7 @@ pub struct Partial {
     pub quote_is_open: bool,
 }
 
-impl Line {
+impl CommandLine {
     /// Takes a line apart.
     pub fn read(line: &str) -> Self {
         let (words, last) = split(line);
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     fn key(line: &str) -> Option<(String, String)> {
-        Line::read(line).key.map(|key| (key.lead, key.text))
+        CommandLine::read(line).key.map(|key| (key.lead, key.text))
     }
 
     #[test]
@@ -268,21 +268,22 @@ mod tests {
 
     #[test]
     fn which_store_is_meant() {
-        let line =
-            Line::read("DLOCK_STORE=file:/a env DLOCK_PREFIX= X=1 dlock status --prefix=p --config 'a b' k");
+        let line = CommandLine::read(
+            "DLOCK_STORE=file:/a env DLOCK_PREFIX= X=1 dlock status --prefix=p --config 'a b' k",
+        );
         assert_eq!(line.variables.len(), 2);
         assert_eq!(line.variables[0], ("DLOCK_STORE".into(), "file:/a".into()));
         assert_eq!(line.common.prefix, Some("p".into()));
         assert_eq!(line.common.config, Some("a b".into()));
         assert!(!line.expands);
-        assert_eq!(Line::read("dlock status --store file:/a k").common.store, ["file:/a"]);
+        assert_eq!(CommandLine::read("dlock status --store file:/a k").common.store, ["file:/a"]);
         for line in
             ["dlock status --store $S ", "dlock status --config ~/x ", "DLOCK_STORE=\"$S\" dlock status "]
         {
-            assert!(Line::read(line).expands, "{line}");
+            assert!(CommandLine::read(line).expands, "{line}");
         }
         for line in ["dlock status --store '$S' ", "dlock status '$S' ", "dlock status --store \\$S "] {
-            assert!(!Line::read(line).expands, "{line}");
+            assert!(!CommandLine::read(line).expands, "{line}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! anything but keys, and gives up in time, whatever the store does. Where it cannot know, it knows none.
 
 use super::context::Context;
-use crate::cli::complete::{Line, Partial, Question, Shell};
+use crate::cli::complete::{CommandLine, Partial, Question, Shell};
 use crate::clock::Moment;
 use crate::config::url::Location;
 use crate::config::{Environment, Settings, VARIABLES};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Prints the keys, one a line. [`Exit::No`] if none goes here, so that the script completes what else may.
 pub fn complete(question: &Question) -> Result<Exit, Error> {
     let by = Moment::now().after(PATIENCE);
-    let line = Line::read(&question.line);
+    let line = CommandLine::read(&question.line);
     let partial = match (question.shell, line.key.clone()) {
         (Shell::Bash, None) => return Ok(Exit::No),
         (Shell::Bash, Some(partial)) => Some(partial),
@@ -39,17 +39,17 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
 }
 
 /// The keys of which the store that the line names has any record.
-fn keys_of(line: &Line, by: Moment) -> Option<Vec<String>> {
+fn keys_of(line: &CommandLine, by: Moment) -> Option<Vec<String>> {
     if line.expands {
         return None;
     }
-    let mut around = Environment::of_process();
+    let mut environment = Environment::of_process();
     for (name, value) in &line.variables {
         if let Some(name) = VARIABLES.iter().find(|known| *known == name) {
-            around.variables.insert(name, value.clone());
+            environment.variables.insert(name, value.clone());
         }
     }
-    let mut settings = Settings::resolve(&line.common, &around).ok()?;
+    let mut settings = Settings::resolve(&line.common, &environment).ok()?;
     settings.connect_timeout = settings.connect_timeout.min(by.left());
     settings.op_timeout = settings.op_timeout.min(by.left());
     if let Location::File { dir } = &settings.store.place
@@ -110,7 +110,7 @@ mod tests {
             ("dlock run --key=", "=", Some("db:the\\ big\\ one")),
             ("dlock status x", "x", None),
         ] {
-            let partial = Line::read(line).key;
+            let partial = CommandLine::read(line).key;
             let answer = partial.and_then(|partial| for_bash("db:the big one", &partial, word));
             assert_eq!(answer.as_deref(), expected, "{line}");
         }

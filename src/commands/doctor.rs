@@ -20,7 +20,7 @@ mod judge;
 
 pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     let settings = &context.settings;
-    let by = judge::Settings {
+    let by = judge::Criteria {
         store: settings.store.to_string(),
         named: match settings.store.source {
             Source::Default => None,
@@ -70,12 +70,12 @@ fn survey(context: &Context) -> Result<Survey, Error> {
 }
 
 /// The files that the settings lead to, with their permission bits. One that is gone by now does not count.
-fn files(settings: &Settings) -> Vec<judge::File> {
+fn files(settings: &Settings) -> Vec<judge::SettingsFile> {
     let file = |(path, sensitivity): &(std::path::PathBuf, Sensitivity)| {
         let found = std::fs::metadata(path).ok()?;
         let mode = found.permissions().mode();
         // What is no file (/dev/fd/3, a pipe) is nobody else's to read.
-        found.is_file().then(|| judge::File { path: path.clone(), sensitivity: *sensitivity, mode })
+        found.is_file().then(|| judge::SettingsFile { path: path.clone(), sensitivity: *sensitivity, mode })
     };
     settings.files.iter().filter_map(file).collect()
 }

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::State;
 use crate::output::columns::Width;
-use crate::output::record::{self, Scope};
+use crate::output::record::{self, Namespace};
 use crate::output::{self, Kind, json, table};
 use crate::store::{self, Store, View, Which};
 use std::time::Duration;
@@ -44,8 +44,8 @@ fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Overvi
     })
 }
 
-fn place(settings: &Settings) -> Scope {
-    Scope { store: settings.store.to_string(), prefix: settings.prefix.clone() }
+fn place(settings: &Settings) -> Namespace {
+    Namespace { store: settings.store.to_string(), prefix: settings.prefix.clone() }
 }
 
 struct Overview {

@@ -11,27 +11,27 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// A machine of its own: no variables, no files.
 struct Machine {
     dir: TempDir,
-    around: Environment,
+    environment: Environment,
 }
 
 impl Machine {
     fn new() -> std::io::Result<Self> {
         let dir = TempDir::new()?;
-        let around = Environment {
+        let environment = Environment {
             variables: BTreeMap::new(),
             machine_file: dir.path().join("machine.toml"),
             uid: rustix::process::geteuid().as_raw(),
         };
-        Ok(Self { dir, around })
+        Ok(Self { dir, environment })
     }
 
     fn with(mut self, name: &'static str, value: &str) -> Self {
-        self.around.variables.insert(name, value.into());
+        self.environment.variables.insert(name, value.into());
         self
     }
 
     fn machine_file(self, text: &str) -> std::io::Result<Self> {
-        std::fs::write(&self.around.machine_file, text)?;
+        std::fs::write(&self.environment.machine_file, text)?;
         Ok(self)
     }
 
@@ -51,7 +51,7 @@ impl Machine {
         let line = ["dlock", "run", "-k", "k"].iter().chain(flags).chain(&["--", "true"]).map(OsString::from);
         match usage::parse(line) {
             Ok(usage::Parsed::Command(Command::Run(flags))) => {
-                let settings = Settings::resolve(&flags.common, &self.around)?;
+                let settings = Settings::resolve(&flags.common, &self.environment)?;
                 let run = settings.run(&flags)?;
                 Ok((settings, run))
             }
@@ -137,11 +137,11 @@ fn a_named_file_stands_alone() -> Outcome {
 fn a_file_that_is_somebody_elses_is_skipped() -> Outcome {
     let mut machine = Machine::new()?.user_file("prefix = 'u:'")?;
     assert_eq!(machine.settings(&[])?.prefix, "u:");
-    machine.around.uid += 1;
+    machine.environment.uid += 1;
     let settings = machine.settings(&[])?;
     assert_eq!((settings.prefix.as_str(), settings.remarks.len()), ("dlock:", 1));
-    machine.around.uid -= 1;
-    machine.around.variables.remove("HOME");
+    machine.environment.uid -= 1;
+    machine.environment.variables.remove("HOME");
     assert_eq!(machine.settings(&[])?.prefix, "dlock:");
     Ok(())
 }
@@ -179,7 +179,7 @@ fn variables_that_make_no_sense() -> Outcome {
     }
     let mut machine = Machine::new()?;
     let raw = std::os::unix::ffi::OsStringExt::from_vec(vec![0xff]);
-    machine.around.variables.insert("DLOCK_STORE", raw);
+    machine.environment.variables.insert("DLOCK_STORE", raw);
     assert!(machine.refused(&[]).contains("UTF-8"));
     let machine = Machine::new()?;
     assert!(machine.refused(&["--store=redis://a", "--store=redis://b"]).contains("two different"));

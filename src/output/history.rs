@@ -16,12 +16,12 @@ use std::time::Duration;
 mod axis;
 
 #[derive(Debug, Clone, Copy)]
-pub struct Look {
+pub struct Style {
     pub coloured: Coloured,
     pub charset: Charset,
 }
 
-impl Look {
+impl Style {
     /// What stdout can show.
     pub fn of_stdout(color: Color) -> Self {
         Self { coloured: super::coloured(color), charset: Charset::of_environment() }
@@ -51,8 +51,8 @@ pub fn colour(outcome: Outcome, job: Option<Ended>) -> Option<&'static str> {
 }
 
 /// The text in the colour of an end.
-fn painted(text: &str, end: &LoggedEnd, look: Look) -> String {
-    look.coloured.paint(text, colour(end.outcome, end.job))
+fn painted(text: &str, end: &LoggedEnd, style: Style) -> String {
+    style.coloured.paint(text, colour(end.outcome, end.job))
 }
 
 fn held(end: &LoggedEnd) -> String {
@@ -87,7 +87,7 @@ const GAP: usize = 2;
 const AXIS_MIN: usize = 12;
 
 /// The picture of these ends, the newest first, on a terminal with so many columns. `now` is the store's clock.
-pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> String {
+pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, style: Style) -> String {
     let started =
         Column::new("STARTED", log, |end| time::short(end.since, log.iter().map(|end| end.since), now));
     let outcome = Column::new("END", log, how);
@@ -109,13 +109,13 @@ pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, look: Look) -> Strin
     }
     let used: usize = shown.iter().map(|column| column.width + GAP).sum();
     let axis = Some(columns.saturating_sub(used)).filter(|width| *width >= AXIS_MIN);
-    let axis = axis.map(|width| Axis::over(log, width, look.charset));
+    let axis = axis.map(|width| Axis::over(log, width, style.charset));
 
-    drawn(&shown, log, axis.as_ref(), look)
+    drawn(&shown, log, axis.as_ref(), style)
 }
 
 /// The plain table of these ends, the newest first.
-pub fn table(log: &[LoggedEnd], look: Look) -> String {
+pub fn table(log: &[LoggedEnd], style: Style) -> String {
     let by = |end: &LoggedEnd| end.by.as_ref().map_or_else(|| "-".into(), cell);
     let shown = [
         Column::new("STARTED", log, |end| time::whole(end.since)),
@@ -128,10 +128,10 @@ pub fn table(log: &[LoggedEnd], look: Look) -> String {
         Column::new("COMMAND", log, command),
     ];
     // A pipe gets the text as it is.
-    drawn(&shown, log, None, Look { charset: Charset::Unicode, ..look })
+    drawn(&shown, log, None, Style { charset: Charset::Unicode, ..style })
 }
 
-fn drawn(shown: &[Column], log: &[LoggedEnd], axis: Option<&Axis>, look: Look) -> String {
+fn drawn(shown: &[Column], log: &[LoggedEnd], axis: Option<&Axis>, style: Style) -> String {
     let mut text = String::new();
     let mut line = |cells: &mut dyn Iterator<Item = String>, bar: Option<String>| {
         let line = cells.chain(bar).collect::<String>();
@@ -144,14 +144,14 @@ fn drawn(shown: &[Column], log: &[LoggedEnd], axis: Option<&Axis>, look: Look) -
     line(&mut shown.iter().map(|column| pad(column.head, column.head, column.width)), axis.map(Axis::head));
     for (row, end) in log.iter().enumerate() {
         let mut cells = shown.iter().map(|column| {
-            let cell = look.charset.fitted(&column.cells[row], column.width);
-            let painted = if column.head == "END" { painted(&cell, end, look) } else { cell.clone() };
+            let cell = style.charset.fitted(&column.cells[row], column.width);
+            let painted = if column.head == "END" { painted(&cell, end, style) } else { cell.clone() };
             pad(&cell, &painted, column.width)
         });
         let bar = axis.map(|axis| {
             let bar = axis.bar(end);
             let ink = bar.trim_start_matches(' ');
-            format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, look))
+            format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, style))
         });
         line(&mut cells, bar);
     }

@@ -1,7 +1,9 @@
-//! What do programs read? The objects of `status --json`. Every field is always there, null if unknown; times are
+//! What do programs read? The objects of `status --json` and `history --json`, and what all JSON has in common; what other
+//! commands print stands with what they print for people (`acquired`, `doctor`, `report`, `watch`). Every field is always there, null if unknown; times are
 //! RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a [`View`] has none. docs/status.md explains
 //! the fields; adding one is a minor change, anything else a major one.
 
+use super::escape::acts;
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
@@ -41,7 +43,7 @@ fn internal(error: serde_json::Error) -> Error {
 fn tamed(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {
-        if c != '\n' && super::acts(c) {
+        if c != '\n' && acts(c) {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 let _infallible = write!(safe, "\\u{unit:04x}");
             }
@@ -271,7 +273,7 @@ mod tests {
     fn every_field_is_there() -> Result<(), Box<dyn std::error::Error>> {
         let text = status(&crate::output::table::tests::views()?)?;
         println!("{text}");
-        assert!(!text.contains(|c: char| c != '\n' && crate::output::acts(c)));
+        assert!(!text.contains(|c: char| c != '\n' && acts(c)));
         let array: serde_json::Value = serde_json::from_str(&text)?;
         for lock in array.as_array().into_iter().flatten() {
             let fields = [

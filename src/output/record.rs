@@ -15,14 +15,14 @@ const LABEL: usize = 11;
 
 /// Where was looked: the store, and under which prefix.
 #[derive(Debug, Clone)]
-pub struct Scope {
+pub struct Namespace {
     /// The store's name, without its secret.
     pub store: String,
     /// What all keys begin with there.
     pub prefix: String,
 }
 
-impl Scope {
+impl Namespace {
     fn words(&self) -> String {
         match &*self.prefix {
             "" => format!("without a prefix in {}", self.store),
@@ -42,7 +42,7 @@ impl Scope {
 }
 
 /// The record of one lock, with a line end after each line.
-pub fn record(view: &View, place: &Scope, width: Width, coloured: Coloured) -> String {
+pub fn record(view: &View, place: &Namespace, width: Width, coloured: Coloured) -> String {
     if !view.is_used() {
         let text = format!("{} was never used, {}", view.name.key(), place.words());
         return escaped(&text).into_owned() + "\n";
@@ -157,11 +157,11 @@ mod tests {
 
     #[test]
     fn a_record_says_all_and_fits() -> Result<(), String> {
-        let place = Scope { store: "redis://h:6379".into(), prefix: "dlock:".into() };
+        let place = Namespace { store: "redis://h:6379".into(), prefix: "dlock:".into() };
         for view in views()? {
             let whole = record(&view, &place, Width::Endless, Coloured::No);
             println!("{whole}");
-            assert!(!whole.contains(|c: char| c != '\n' && super::super::acts(c)));
+            assert!(!whole.contains(|c: char| c != '\n' && crate::output::escape::acts(c)));
             for part in ["redis://h:6379", "dlock:"] {
                 assert!(whole.contains(part), "{whole}");
             }

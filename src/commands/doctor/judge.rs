@@ -24,7 +24,7 @@ const ATTEMPT: u32 = 16;
 
 /// What is judged by, beside the store itself.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Criteria {
     /// How messages name the store.
     pub store: String,
     /// How somebody named it; none where it is the built-in default.
@@ -35,32 +35,32 @@ pub struct Settings {
     /// The longest lease that anybody may ask of a quorum.
     pub max_lease: Duration,
     /// The files that the settings lead to.
-    pub files: Vec<File>,
+    pub files: Vec<SettingsFile>,
     /// The variables that have a password in them.
     pub exposed: Vec<&'static str>,
 }
 
 /// A file that the settings lead to.
 #[derive(Debug, Clone)]
-pub struct File {
+pub struct SettingsFile {
     pub path: PathBuf,
     /// What others must not do with it.
     pub sensitivity: Sensitivity,
     pub mode: u32,
 }
 
-pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
-    let mut findings = of_settings(settings);
+pub fn judge(survey: &Survey, criteria: &Criteria) -> Vec<Finding> {
+    let mut findings = of_settings(criteria);
     match survey {
         Survey::Servers { nodes, failover } => {
-            findings.extend(failover.map(|after| of_failover(after, settings)));
+            findings.extend(failover.map(|after| of_failover(after, criteria)));
             for node in nodes {
-                findings.extend(of_server(node, settings));
+                findings.extend(of_server(node, criteria));
             }
         }
-        Survey::Masters(nodes) => findings.extend(quorum::of_masters(nodes, settings)),
+        Survey::Masters(nodes) => findings.extend(quorum::of_masters(nodes, criteria)),
         Survey::Directory(directory) => findings.extend(of_directory(directory)),
-        Survey::Database(Ok(database)) => findings.extend(of_database(database, settings)),
+        Survey::Database(Ok(database)) => findings.extend(of_database(database, criteria)),
         Survey::Database(Err(error)) => findings.push(unreachable(error)),
     }
     findings
@@ -69,7 +69,7 @@ pub fn judge(survey: &Survey, settings: &Settings) -> Vec<Finding> {
 /// What is judged alike of one server and of one master of many.
 fn of_node(
     node: &Node,
-    settings: &Settings,
+    criteria: &Criteria,
     more: impl Fn(&Info) -> Vec<Finding>,
     without_info: Finding,
     minds_clock: &str,
@@ -77,7 +77,7 @@ fn of_node(
     let mut findings = match &node.facts {
         Err(error) => vec![unreachable(error)],
         Ok(facts) => {
-            let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, settings)];
+            let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, criteria)];
             match &facts.info {
                 Some(info) => findings.extend(of_info(info).into_iter().chain(more(info))),
                 None => findings.push(without_info),
@@ -117,17 +117,17 @@ fn at_least(time: Duration) -> String {
     span(Duration::from_secs(time.as_secs() + 1))
 }
 
-fn of_settings(settings: &Settings) -> Vec<Finding> {
-    let mut findings = vec![match &settings.named {
-        Some(who) => ok("store", format!("{} ({who})", settings.store)),
+fn of_settings(criteria: &Criteria) -> Vec<Finding> {
+    let mut findings = vec![match &criteria.named {
+        Some(who) => ok("store", format!("{} ({who})", criteria.store)),
         None => warn(
             "store",
-            format!("{}, the built-in default: nobody named one", settings.store),
+            format!("{}, the built-in default: nobody named one", criteria.store),
             "name it by --store, DLOCK_STORE or /etc/dlock.toml, for the same default on another machine is another server",
         ),
     }];
-    findings.extend(settings.files.iter().map(of_file));
-    findings.extend(settings.exposed.iter().map(|variable| {
+    findings.extend(criteria.files.iter().map(of_file));
+    findings.extend(criteria.exposed.iter().map(|variable| {
         warn(
             "secrets",
             format!("{variable} has a password in it, and every job inherits it"),
@@ -137,7 +137,7 @@ fn of_settings(settings: &Settings) -> Vec<Finding> {
     findings
 }
 
-fn of_file(file: &File) -> Finding {
+fn of_file(file: &SettingsFile) -> Finding {
     let path = file.path.display();
     let (check, bits, good) = match file.sensitivity {
         Sensitivity::Secret => ("secrets", "600", format!("not every user can read {path}")),
@@ -161,14 +161,14 @@ fn unreachable(error: &Error) -> Finding {
     bad("reachable", error.to_string(), advice)
 }
 
-fn of_server(node: &Node, settings: &Settings) -> Vec<Finding> {
-    let more = |info: &Info| vec![of_persistence(info), of_replicas(info), of_uptime(info, settings)];
+fn of_server(node: &Node, criteria: &Criteria) -> Vec<Finding> {
+    let more = |info: &Info| vec![of_persistence(info), of_replicas(info), of_uptime(info, criteria)];
     let without_info = warn(
         "info",
         "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
         "give it +info (ACL SETUSER), or run this as an administrator's user",
     );
-    of_node(node, settings, more, without_info, "fences after a failover")
+    of_node(node, criteria, more, without_info, "fences after a failover")
 }
 
 /// The 99th of a hundred, the 50th: by the nearest rank.
@@ -177,18 +177,18 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
-fn of_round_trips(sorted: &[Duration], settings: &Settings) -> Finding {
+fn of_round_trips(sorted: &[Duration], criteria: &Criteria) -> Finding {
     let (half, most) = (percentile(sorted, 50), percentile(sorted, 99));
-    let attempt = settings.op_timeout.min(settings.ttl / ATTEMPT);
+    let attempt = criteria.op_timeout.min(criteria.ttl / ATTEMPT);
     let found = format!(
         "{} (p50), {} (p99) of {}; a renewal under --ttl {} gets {}",
         brief(half),
         brief(most),
         sorted.len(),
-        span(settings.ttl),
+        span(criteria.ttl),
         brief(attempt)
     );
-    let advice = if settings.op_timeout <= most {
+    let advice = if criteria.op_timeout <= most {
         format!("give --op-timeout {} or more", at_least(most * 4))
     } else {
         format!("take a lease of {} or more (--ttl)", at_least(most * 4 * ATTEMPT))
@@ -270,11 +270,11 @@ fn of_replicas(info: &Info) -> Finding {
 }
 
 /// A server that forgets and that restarted within the lease may have forgotten a lock that is still held.
-fn of_uptime(info: &Info, settings: &Settings) -> Finding {
+fn of_uptime(info: &Info, criteria: &Criteria) -> Finding {
     let found = span(info.uptime);
-    if info.persistence != Persistence::Log && info.uptime < settings.ttl {
+    if info.persistence != Persistence::Log && info.uptime < criteria.ttl {
         let advice =
-            format!("wait until it has run for {}, the lease, before jobs start", span(settings.ttl));
+            format!("wait until it has run for {}, the lease, before jobs start", span(criteria.ttl));
         return warn("uptime", format!("{found}: it may have forgotten locks that are still held"), advice);
     }
     ok("uptime", found)
@@ -328,16 +328,16 @@ fn of_rights(rights: &Rights) -> Vec<Finding> {
 }
 
 /// An outage of up to half of the lease disturbs no job (I6).
-fn of_failover(after: Duration, settings: &Settings) -> Finding {
+fn of_failover(after: Duration, criteria: &Criteria) -> Finding {
     let takes = after + ELECTION;
     let found = format!(
         "after {} of silence, so some {} in all; --ttl {} outlasts {}",
         span(after),
         span(takes),
-        span(settings.ttl),
-        span(settings.ttl / 2)
+        span(criteria.ttl),
+        span(criteria.ttl / 2)
     );
-    if takes > settings.ttl / 2 {
+    if takes > criteria.ttl / 2 {
         return warn(
             "failover",
             found,
@@ -347,10 +347,10 @@ fn of_failover(after: Duration, settings: &Settings) -> Finding {
     ok("failover", found)
 }
 
-fn of_database(database: &Database, settings: &Settings) -> Vec<Finding> {
+fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
     let mut findings = vec![
         ok("reachable", "yes"),
-        of_round_trips(&database.round_trips, settings),
+        of_round_trips(&database.round_trips, criteria),
         ok("version", database.version.clone()),
         match database.role {
             Role::Master => ok("role", "it takes writes"),

@@ -38,13 +38,13 @@ fn log() -> Vec<LoggedEnd> {
     ]
 }
 
-const PLAIN: Look = Look { coloured: Coloured::No, charset: Charset::Unicode };
+const PLAIN: Style = Style { coloured: Coloured::No, charset: Charset::Unicode };
 
 #[test]
 fn a_picture_fits_its_terminal() {
     for columns in [36, 50, 80, 140, 300] {
         for charset in [Charset::Unicode, Charset::Ascii] {
-            let text = picture(&log(), NOW, columns, Look { charset, ..PLAIN });
+            let text = picture(&log(), NOW, columns, Style { charset, ..PLAIN });
             println!("{text}");
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
             assert_eq!(text.lines().count(), 8);
@@ -56,7 +56,7 @@ fn a_picture_fits_its_terminal() {
 
 #[test]
 fn colour_adds_nothing_but_colour() {
-    let coloured = Look { coloured: Coloured::Yes, ..PLAIN };
+    let coloured = Style { coloured: Coloured::Yes, ..PLAIN };
     for (with, without) in [
         (picture(&log(), NOW, 100, coloured), picture(&log(), NOW, 100, PLAIN)),
         (table(&log(), coloured), table(&log(), PLAIN)),
@@ -112,10 +112,10 @@ fn a_pipe_gets_everything() {
 /// As a record may say that somebody else wrote.
 #[test]
 fn any_time_can_be_shown() {
-    let look = Look { coloured: Coloured::No, charset: Charset::Unicode };
+    let style = Style { coloured: Coloured::No, charset: Charset::Unicode };
     for (since, ended) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 5000, u64::MAX)] {
         let log = [LoggedEnd { since, ended, ..end(1, 7, 0, Outcome::Released, None) }];
-        assert_eq!(picture(&log, NOW, 80, look).lines().count(), 2);
-        assert_eq!(table(&log, look).lines().count(), 2);
+        assert_eq!(picture(&log, NOW, 80, style).lines().count(), 2);
+        assert_eq!(table(&log, style).lines().count(), 2);
     }
 }

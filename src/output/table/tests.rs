@@ -138,7 +138,7 @@ fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
     let whole = status(&views, Width::Endless, Coloured::No);
     println!("{whole}");
     assert!(whole.contains(&"report --all ".repeat(15)) && whole.contains("no end"));
-    assert!(!whole.contains(|c: char| c != '\n' && crate::output::acts(c)));
+    assert!(!whole.contains(|c: char| c != '\n' && crate::output::escape::acts(c)));
     for columns in [80, 100, 200] {
         let table = status(&views, Width::Columns(columns), Coloured::No);
         println!("{table}");

@@ -1,7 +1,7 @@
 //! Do these masters hold locks together? A master is one of many here: it may forget everything when it restarts, for then
 //! it does not count until all leases that it may have forgotten are over. What counts is how many do.
 
-use super::{Settings, bad, of_node, of_replicas, ok, span, warn};
+use super::{Criteria, bad, of_node, of_replicas, ok, span, warn};
 use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;
@@ -18,12 +18,12 @@ enum Counts {
     No,
 }
 
-pub(super) fn of_masters(nodes: &[Node], settings: &Settings) -> Vec<Finding> {
-    let counts: Vec<_> = nodes.iter().map(|node| counts(node, settings)).collect();
+pub(super) fn of_masters(nodes: &[Node], criteria: &Criteria) -> Vec<Finding> {
+    let counts: Vec<_> = nodes.iter().map(|node| counts(node, criteria)).collect();
     let mut findings = vec![of_majority(&counts)];
     let mut sound = 0;
     for (node, counts) in nodes.iter().zip(counts) {
-        let of_master = of_master(node, counts, settings);
+        let of_master = of_master(node, counts, criteria);
         let is_sound = counts == Counts::Yes && of_master.iter().all(|found| found.verdict != Verdict::Bad);
         sound += usize::from(is_sound);
         findings.extend(of_master);
@@ -34,10 +34,10 @@ pub(super) fn of_masters(nodes: &[Node], settings: &Settings) -> Vec<Finding> {
     findings
 }
 
-fn counts(node: &Node, settings: &Settings) -> Counts {
+fn counts(node: &Node, criteria: &Criteria) -> Counts {
     match node.facts.as_ref().map(|facts| &facts.info) {
         Ok(Some(info)) if info.role == Role::Master => {
-            match (settings.max_lease + UPTIME_CUT).saturating_sub(info.uptime) {
+            match (criteria.max_lease + UPTIME_CUT).saturating_sub(info.uptime) {
                 Duration::ZERO => Counts::Yes,
                 left => Counts::In(left),
             }
@@ -76,18 +76,18 @@ fn of_majority(counts: &[Counts]) -> Finding {
     }
 }
 
-fn of_master(node: &Node, counts: Counts, settings: &Settings) -> Vec<Finding> {
-    let more = |info: &Info| vec![of_replicas(info), of_uptime(info, counts, settings)];
+fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
+    let more = |info: &Info| vec![of_replicas(info), of_uptime(info, counts, criteria)];
     let without_info = bad(
         "info",
         "this user may not ask for INFO, so nobody knows how long this master has been up: it does not count",
         "give it +info (ACL SETUSER)",
     );
     // A majority knows the last fence, whatever the clocks say.
-    of_node(node, settings, more, without_info, "fences where masters forget")
+    of_node(node, criteria, more, without_info, "fences where masters forget")
 }
 
-fn of_uptime(info: &Info, counts: Counts, settings: &Settings) -> Finding {
+fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
     let found = span(info.uptime);
     match counts {
         Counts::In(left) => warn(
@@ -95,7 +95,7 @@ fn of_uptime(info: &Info, counts: Counts, settings: &Settings) -> Finding {
             format!("{found}: it may have forgotten locks that are still held, so it does not count yet"),
             format!(
                 "wait until it has run for {}, that is --max-lease: {} more",
-                span(settings.max_lease),
+                span(criteria.max_lease),
                 span(left)
             ),
         ),

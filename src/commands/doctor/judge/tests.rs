@@ -8,8 +8,8 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn settings() -> Settings {
-    Settings {
+fn criteria() -> Criteria {
+    Criteria {
         store: "redis://h:6379".into(),
         named: Some("set by --store".into()),
         ttl: Duration::from_secs(30),
@@ -47,8 +47,8 @@ fn survey(facts: Facts) -> Survey {
 }
 
 /// What is not ok, as check and verdict; each with its advice.
-fn complaints(survey: &Survey, settings: &Settings) -> Vec<(&'static str, Verdict)> {
-    let findings = judge(survey, settings);
+fn complaints(survey: &Survey, criteria: &Criteria) -> Vec<(&'static str, Verdict)> {
+    let findings = judge(survey, criteria);
     for finding in &findings {
         println!("{finding:?}");
         assert_eq!(finding.advice.is_some(), finding.verdict != Verdict::Ok, "{finding:?}");
@@ -60,7 +60,7 @@ fn complaints(survey: &Survey, settings: &Settings) -> Vec<(&'static str, Verdic
 
 #[test]
 fn a_good_server_has_no_complaint() {
-    assert_eq!(complaints(&survey(facts()), &settings()), []);
+    assert_eq!(complaints(&survey(facts()), &criteria()), []);
 }
 
 #[test]
@@ -84,28 +84,28 @@ fn what_a_server_says_of_itself() {
         (Info { replicas: 1, fenced: true, ..info() }, &[]),
     ];
     for (info, expected) in cases {
-        let found = complaints(&survey(Facts { info: Some(info), ..facts() }), &settings());
+        let found = complaints(&survey(Facts { info: Some(info), ..facts() }), &criteria());
         assert_eq!(found, expected);
     }
-    let none = complaints(&survey(Facts { info: None, ..facts() }), &settings());
+    let none = complaints(&survey(Facts { info: None, ..facts() }), &criteria());
     assert_eq!(none, [("info", Verdict::Warn)]);
 }
 
 #[test]
 fn the_round_trip_against_what_a_renewal_gets() {
     // A sixteenth of 30 s is more than the op-timeout of 1 s; a sixteenth of 500 ms is 31 ms.
-    let short = Settings { ttl: ms(500), ..settings() };
-    for (settings, slowest, expected) in [
-        (settings(), 250, &[][..]),
-        (settings(), 251, &[("round trip", Verdict::Warn)]),
-        (settings(), 1000, &[("round trip", Verdict::Bad)]),
+    let short = Criteria { ttl: ms(500), ..criteria() };
+    for (criteria, slowest, expected) in [
+        (criteria(), 250, &[][..]),
+        (criteria(), 251, &[("round trip", Verdict::Warn)]),
+        (criteria(), 1000, &[("round trip", Verdict::Bad)]),
         (short.clone(), 7, &[]),
         (short.clone(), 8, &[("round trip", Verdict::Warn)]),
         (short, 32, &[("round trip", Verdict::Bad)]),
     ] {
         let mut round_trips = vec![ms(1); 48];
         round_trips.extend([ms(slowest), ms(slowest)]);
-        assert_eq!(complaints(&survey(Facts { round_trips, ..facts() }), &settings), expected, "{slowest}");
+        assert_eq!(complaints(&survey(Facts { round_trips, ..facts() }), &criteria), expected, "{slowest}");
     }
     let sorted: Vec<_> = (1..=50).map(ms).collect();
     assert_eq!((percentile(&sorted, 50), percentile(&sorted, 99)), (ms(25), ms(50)));
@@ -120,14 +120,14 @@ fn clocks_and_rights() {
         (Some(Offset::Ahead(ms(3_600_000))), &[("clock", Verdict::Warn)]),
         (None, &[]),
     ] {
-        assert_eq!(complaints(&survey(Facts { clock, ..facts() }), &settings()), expected);
+        assert_eq!(complaints(&survey(Facts { clock, ..facts() }), &criteria()), expected);
     }
     let rights = Rights {
         commands: vec!["ZADD".into(), "SCAN".into()],
         keys: Some("~dlock*".into()),
         refused: Some("OOM".into()),
     };
-    let findings = judge(&survey(Facts { rights, ..facts() }), &settings());
+    let findings = judge(&survey(Facts { rights, ..facts() }), &criteria());
     let bad: Vec<_> = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).collect();
     assert_eq!(bad.len(), 3, "{bad:?}");
     assert!(bad[0].advice.as_deref().is_some_and(|text| text.contains("~dlock*")), "{bad:?}");
@@ -136,14 +136,14 @@ fn clocks_and_rights() {
 
 #[test]
 fn settings_and_failover() {
-    let file = |sensitivity, mode| Settings {
-        files: vec![File { path: "/etc/dlock.toml".into(), sensitivity, mode }],
-        ..settings()
+    let file = |sensitivity, mode| Criteria {
+        files: vec![SettingsFile { path: "/etc/dlock.toml".into(), sensitivity, mode }],
+        ..criteria()
     };
     let secret = |mode| file(Sensitivity::Secret, mode);
     let trusted = |mode| file(Sensitivity::Trusted, mode);
-    for (settings, expected) in [
-        (Settings { named: None, ..settings() }, &[("store", Verdict::Warn)][..]),
+    for (criteria, expected) in [
+        (Criteria { named: None, ..criteria() }, &[("store", Verdict::Warn)][..]),
         (secret(0o100_644), &[("secrets", Verdict::Warn)]),
         (secret(0o100_660), &[("secrets", Verdict::Warn)]),
         (secret(0o100_640), &[]),
@@ -151,18 +151,18 @@ fn settings_and_failover() {
         (trusted(0o100_666), &[("settings", Verdict::Warn)]),
         (trusted(0o100_664), &[("settings", Verdict::Warn)]),
         (trusted(0o100_644), &[]),
-        (Settings { exposed: vec!["DLOCK_PASSWORD"], ..settings() }, &[("secrets", Verdict::Warn)]),
+        (Criteria { exposed: vec!["DLOCK_PASSWORD"], ..criteria() }, &[("secrets", Verdict::Warn)]),
     ] {
-        assert_eq!(complaints(&survey(facts()), &settings), expected);
+        assert_eq!(complaints(&survey(facts()), &criteria), expected);
     }
     for (seconds, expected) in [(13, &[][..]), (14, &[("failover", Verdict::Warn)])] {
         let failover = Some(Duration::from_secs(seconds));
         let survey = Survey::Servers { nodes: vec![], failover };
-        assert_eq!(complaints(&survey, &settings()), expected, "{seconds}");
+        assert_eq!(complaints(&survey, &criteria()), expected, "{seconds}");
     }
     let gone = Node { name: "h:1".into(), facts: Err(Error::Unreachable("cannot reach it".into())) };
     let survey = Survey::Servers { nodes: vec![gone], failover: None };
-    assert_eq!(complaints(&survey, &settings()), [("reachable", Verdict::Bad)]);
+    assert_eq!(complaints(&survey, &criteria()), [("reachable", Verdict::Bad)]);
 }
 
 #[test]
@@ -177,9 +177,9 @@ fn directories() {
     ];
     let survey = |found| Survey::Directory(Directory { path: "/locks".into(), found });
     for (disk, expected) in cases {
-        assert_eq!(complaints(&survey(Some(Ok(disk))), &settings()), expected);
+        assert_eq!(complaints(&survey(Some(Ok(disk))), &criteria()), expected);
     }
-    assert_eq!(complaints(&survey(None), &settings()), [("directory", Verdict::Warn)]);
+    assert_eq!(complaints(&survey(None), &criteria()), [("directory", Verdict::Warn)]);
     let unfit = Some(Err(Error::Unfit("NFS".into())));
-    assert_eq!(complaints(&survey(unfit), &settings()), [("directory", Verdict::Bad)]);
+    assert_eq!(complaints(&survey(unfit), &criteria()), [("directory", Verdict::Bad)]);
 }
