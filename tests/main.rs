@@ -42,6 +42,7 @@
 //! - upgrade: what released versions wrote
 //! - recipes: docs/recipes.md, as it is written
 //! - sql: what an administrator may do to a database that keeps locks
+//! - night: everything goes wrong at once, and what is promised holds
 //! - soak: thousands of runs, only when asked for
 //! - support: what all of these are told with
 #![expect(
@@ -81,6 +82,7 @@ mod min_hold;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nesting;
+mod night;
 mod once_per;
 mod oversell;
 mod packages;

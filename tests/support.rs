@@ -13,6 +13,7 @@ pub mod machine;
 pub mod masters;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+pub mod night;
 #[cfg(feature = "postgres")]
 pub mod outages;
 #[cfg(feature = "postgres")]

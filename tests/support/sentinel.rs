@@ -85,6 +85,21 @@ impl Sentinel {
         self.ask::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).1
     }
 
+    /// The same, where it may be stopped.
+    pub fn try_named(&self) -> Option<u16> {
+        let mut connection = dial(self.port).ok()?;
+        connection.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+        ask::<(String, u16)>(&mut connection, &words).ok().map(|(_, port)| port)
+    }
+
+    /// Plans a failover, as an administrator does; whether it was begun.
+    pub fn try_fail_over(&self) -> bool {
+        let Ok(mut connection) = dial(self.port) else { return false };
+        drop(connection.set_read_timeout(Some(Duration::from_secs(1))));
+        ask::<()>(&mut connection, &["SENTINEL", "FAILOVER", SERVICE]).is_ok()
+    }
+
     /// Plans a failover, as an administrator does.
     pub fn fail_over(&self) {
         wait_until("the sentinel finds a replica that is good enough", || {
@@ -98,6 +113,11 @@ impl Sentinel {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         proc::signal(pid, Signal::STOP);
         wait_until("the sentinel stops", || proc::stopped(pid));
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        proc::signal(i32::try_from(self.child.id()).expect("a process id"), Signal::CONT);
     }
 
     /// Kills it.

@@ -1,0 +1,56 @@
+//! A night in which everything goes wrong at once, and what must hold all the same: `./test --night [MINUTES] [SEED]`. Without
+//! that a short one is made.
+
+use crate::support::night::{Arrangement, Profile, Report, round};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Set by `./test --night`: how many minutes, and from which seed.
+fn asked(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn nothing_that_is_promised_breaks() {
+    let minutes = asked("DLOCK_NIGHT");
+    let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() % 1_000_000);
+    let seed = asked("DLOCK_NIGHT_SEED").unwrap_or_else(new);
+    println!("seed {seed}");
+    let (span, workers) = if minutes.is_some() { (35, 40) } else { (12, 8) };
+    let length = Duration::from_secs(minutes.map_or(75, |minutes| minutes * 60));
+    let began = Instant::now();
+    let mut report = Report::default();
+    for number in 0.. {
+        // A round and what is looked at after it.
+        if number > 0 && began.elapsed() + Duration::from_secs(span + 10) > length {
+            break;
+        }
+        let (arrangement, profile) = plan(number);
+        round(arrangement, profile, seed + number, workers, Duration::from_secs(span), &mut report);
+    }
+    println!("{}", report.summary(began.elapsed()));
+    let first = report.faults.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+    assert!(
+        report.faults.is_empty(),
+        "seed {seed}: {} things are wrong, the first are\n{first}",
+        report.faults.len()
+    );
+}
+
+/// Which round is the next one: every arrangement in turn (or those whose name was asked for), each with all profiles in
+/// the end.
+fn plan(number: u64) -> (Arrangement, Profile) {
+    let only = std::env::var("DLOCK_NIGHT_ONLY").unwrap_or_default().to_lowercase();
+    let mut all = Arrangement::all();
+    all.retain(|one| format!("{one:?}").to_lowercase().contains(&only));
+    let count = u64::try_from(all.len()).expect("a few");
+    let arrangement = all[usize::try_from(number % count).expect("a few")];
+    let profiles: &[Profile] = match arrangement {
+        Arrangement::Single => &[Profile::Safe, Profile::Forgetful, Profile::Calm, Profile::Jumpy],
+        Arrangement::Quorum(_) => &[Profile::Safe, Profile::Calm, Profile::Safe, Profile::Forgetful],
+        Arrangement::File => &[Profile::Calm, Profile::Calm, Profile::Forgetful],
+        Arrangement::Sentinel => &[Profile::Forgetful, Profile::Calm],
+        _ => &[Profile::Safe, Profile::Calm],
+    };
+    let turn = usize::try_from(number / count).expect("a few");
+    (arrangement, profiles[turn % profiles.len()])
+}

@@ -1,0 +1,285 @@
+//! A night in which everything goes wrong: real runs of every kind on several hosts, a nemesis, and a judge. In rounds, each
+//! with one arrangement of the store and one profile of what may be done to it.
+
+pub mod check;
+mod crowd;
+mod hosts;
+pub mod lives;
+mod nemesis;
+mod network;
+mod planted;
+mod site;
+
+use super::proc;
+use super::storm::Dice;
+use super::wait::PATIENCE;
+use super::world::World;
+use check::{Ended, Round, Sighting, Told, Verdict, judge, seconds};
+use crowd::{Crowd, REGISTERS, now};
+pub use nemesis::Profile;
+use nemesis::{Nemesis, belongs};
+use serde_json::Value;
+pub use site::Arrangement;
+use site::{Site, StoreSide};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::sync::atomic::Ordering;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// What a night came to.
+#[derive(Default)]
+pub struct Report {
+    pub rounds: Vec<String>,
+    pub counts: BTreeMap<&'static str, usize>,
+    pub grants: usize,
+    pub runs: usize,
+    pub granted_overlaps: Vec<u64>,
+    pub refused: u64,
+    pub accepted: u64,
+    pub longest_stall: u64,
+    pub faults: Vec<String>,
+}
+
+/// Makes one round of so long, with so many workers, and adds what came of it to the report.
+pub fn round(
+    arrangement: Arrangement,
+    profile: Profile,
+    seed: u64,
+    workers: u64,
+    span: Duration,
+    report: &mut Report,
+) {
+    let Site { world, hosts, mut store } = Site::new(arrangement);
+    let urls = hosts.iter().map(|host| host.url.clone()).collect();
+    let has_queue = !matches!(arrangement, Arrangement::Quorum(_));
+    let crowd = Crowd::new(&world, &hosts, urls, has_queue);
+    let mut round = Round { has_queue, ..Round::default() };
+    let began = Instant::now();
+    let mut counts = BTreeMap::new();
+    thread::scope(|scope| {
+        for worker in 0..workers {
+            let crowd = &crowd;
+            let dice = dice(seed, worker + 1);
+            scope.spawn(move || crowd.work(dice));
+        }
+        let looks = scope.spawn(|| look(&world, &crowd));
+        let mut nemesis = Nemesis::new(dice(seed, 0), profile, &mut store, &hosts, &world, &crowd);
+        nemesis.rage(now() + u64::try_from(span.as_nanos()).expect("a night"));
+        (round.troubles, counts) = (nemesis.troubles, nemesis.counts);
+        crowd.stop.store(true, Ordering::Relaxed);
+        let patient = Instant::now() + 2 * PATIENCE;
+        while !crowd.live().is_empty() && Instant::now() < patient {
+            sleep(Duration::from_millis(20));
+        }
+        crowd.end_all();
+        round.sightings = looks.join().expect("it only looks");
+    });
+    let raged = began.elapsed();
+    round.runs = crowd.runs();
+    round.told = tell(&world, &crowd.keys());
+    round.left_over = what_is_left(&world, &crowd, &store);
+    round.left_over.extend(keys_without_an_end(&store));
+    round.lives = crowd.book.lives();
+    round.registers = (0..REGISTERS).map(|at| (at, crowd.book.register(at))).collect();
+    let mut verdict = judge(&round);
+    for complaint in crowd.complaints.lock().expect("nobody panics").drain(..) {
+        verdict.faults.push((check::Fault::Status, complaint));
+    }
+    report.add(arrangement, profile, seed, &round, &verdict, counts, raged);
+}
+
+/// The dice of one of those who play in a round.
+fn dice(seed: u64, who: u64) -> Dice {
+    let mut dice = Dice(seed.wrapping_add(who << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    // Xorshift stays near its seed for a while.
+    (0..20).for_each(|_| _ = dice.roll(2));
+    dice
+}
+
+/// Looks who waits, again and again.
+fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
+    let mut seen = Vec::new();
+    while !crowd.stop.load(Ordering::Relaxed) {
+        let output = world.dlock(["status", "--json"]).any_stdout().any_stderr().spawn().output();
+        let at = now();
+        let locks: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
+        let live = crowd.live();
+        for lock in locks.as_array().into_iter().flatten() {
+            let waiting = lock["waiters"].as_array().into_iter().flatten();
+            let ids = waiting.filter_map(|waiter| {
+                let pid = i32::try_from(waiter["pid"].as_i64()?).ok()?;
+                live.get(&pid).map(|run| run.id)
+            });
+            seen.push(Sighting { at, waiting: ids.collect() });
+        }
+        drop(live);
+        sleep(Duration::from_millis(300));
+    }
+    seen
+}
+
+/// What the store tells of the keys when nobody uses them any more.
+fn tell(world: &World, keys: &[&'static str]) -> BTreeMap<&'static str, Told> {
+    let ask = |words: &[&str]| {
+        world.dlock(words).env("DLOCK_OP_TIMEOUT", "20s").any_stdout().any_stderr().spawn().output().stdout
+    };
+    let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    // What was kept for somebody who died is over with his lease.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let status = loop {
+        let status = parse(&ask(&[&["status", "--json"], keys].concat()));
+        let is_idle = |lock: &Value| lock["state"] == "free" && lock["waiters"] == Value::Array(Vec::new());
+        let all = status.as_array().map_or(&[][..], Vec::as_slice);
+        if all.len() == keys.len() && all.iter().all(is_idle) || Instant::now() > deadline {
+            break status;
+        }
+        sleep(Duration::from_millis(100));
+    };
+    let metrics = ask(&[&["metrics"], keys].concat());
+    let ended = |end: &Value| Ended {
+        fence: end["fence"].as_u64().unwrap_or(0),
+        outcome: end["outcome"].as_str().unwrap_or("").to_owned(),
+        status: end["exit_status"].as_i64(),
+    };
+    let told = keys.iter().map(|key| {
+        let lock = status.as_array().into_iter().flatten().find(|lock| lock["key"] == *key);
+        let count = |start: &str, label: &str| {
+            let label = format!("{label}}} ");
+            let line = metrics.lines().find(|line| {
+                line.starts_with(start) && line.contains(&format!("key=\"{key}\"")) && line.contains(&label)
+            });
+            line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+        };
+        let history = parse(&ask(&["history", "--json", key]));
+        let told = Told {
+            history: history.as_array().into_iter().flatten().map(ended).collect(),
+            grants: count("dlock_grants_total{", ""),
+            succeeded: count("dlock_jobs_total{", "result=\"succeeded\""),
+            state: lock.and_then(|lock| lock["state"].as_str()).unwrap_or("unknown").to_owned(),
+            waiters: lock.and_then(|lock| lock["waiters"].as_array()).map_or(0, Vec::len),
+        };
+        (*key, told)
+    });
+    told.collect()
+}
+
+/// Processes and files that nobody needs any more.
+fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
+    let home = world.path("");
+    let home = home.as_os_str().as_encoded_bytes();
+    let left = || -> Vec<String> {
+        let ours = |pid: &i32| matches!(proc::name(*pid).as_str(), "dlock" | "dlock-guard" | "night-job");
+        let all = proc::pids().into_iter().filter(ours).filter(|pid| belongs(*pid, home));
+        all.map(|pid| format!("process {pid}: {}", proc::arguments(pid))).collect()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !left().is_empty() && Instant::now() < deadline {
+        sleep(Duration::from_millis(50));
+    }
+    let mut left = left();
+    if store.arrangement == Arrangement::File {
+        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all.
+        for key in crowd.keys() {
+            drop(world.run(key, &["-w", "20s"], "true").any_stderr().spawn().output());
+        }
+        drop(world.dlock(["status"]).any_stdout().any_stderr().spawn().output());
+        for file in fs::read_dir(world.path("locks")).expect("the store").flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            // A FIFO of one that died before it was used is left for an hour, for it cannot be told from one that is new.
+            let stays = [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
+            if !stays {
+                left.push(format!("file {name}"));
+            }
+        }
+    }
+    left
+}
+
+fn keys_without_an_end(store: &StoreSide) -> Vec<String> {
+    let mut left = Vec::new();
+    for server in &store.servers {
+        for key in server.keys() {
+            if server.ask::<i64>(&["PTTL", &key]) == -1 {
+                left.push(format!("{key} has no TTL"));
+            }
+            if key.starts_with("dlock.queue:") {
+                left.push(key);
+            }
+        }
+    }
+    left
+}
+
+impl Report {
+    #[expect(clippy::too_many_arguments, reason = "one line of a table has many columns")]
+    fn add(
+        &mut self,
+        arrangement: Arrangement,
+        profile: Profile,
+        seed: u64,
+        round: &Round,
+        verdict: &Verdict,
+        counts: BTreeMap<&'static str, usize>,
+        raged: Duration,
+    ) {
+        let harm: usize = counts.values().sum();
+        let longest = verdict.granted_overlaps.iter().max().copied().unwrap_or(0);
+        self.rounds.push(format!(
+            "{arrangement:?} {profile:?}, seed {seed}, {:.0} s: {} runs, {} grants, {harm} faults; overlaps that are \
+             granted: {} (at most {:.0} ms); {} additions, {} refused; longest stall {:.1} s; wrong: {}",
+            raged.as_secs_f64(),
+            round.runs.len(),
+            verdict.grants,
+            verdict.granted_overlaps.len(),
+            seconds(longest) * 1000.0,
+            verdict.accepted,
+            verdict.refused,
+            seconds(verdict.longest_stall),
+            verdict.faults.len(),
+        ));
+        println!("{}", self.rounds.last().expect("it was pushed"));
+        for (kind, count) in counts {
+            *self.counts.entry(kind).or_default() += count;
+        }
+        self.grants += verdict.grants;
+        self.runs += round.runs.len();
+        self.granted_overlaps.extend(&verdict.granted_overlaps);
+        self.refused += verdict.refused;
+        self.accepted += verdict.accepted;
+        self.longest_stall = self.longest_stall.max(verdict.longest_stall);
+        for (fault, what) in &verdict.faults {
+            let line = format!("{arrangement:?} {profile:?} seed {seed}: {fault:?}: {what}");
+            println!("{line}");
+            self.faults.push(line);
+        }
+    }
+
+    /// The whole night in a few lines.
+    pub fn summary(&self, took: Duration) -> String {
+        let harm: usize = self.counts.values().sum();
+        let mut text = format!(
+            "{:.1} min: {} runs, {} grants, {harm} faults\n",
+            took.as_secs_f64() / 60.0,
+            self.runs,
+            self.grants
+        );
+        for (kind, count) in &self.counts {
+            let _ = writeln!(text, "  {count:>5} {kind}");
+        }
+        let longest = self.granted_overlaps.iter().max().copied().unwrap_or(0);
+        let _ = writeln!(
+            text,
+            "overlaps within what is granted: {}, the longest {:.0} ms; updates: {} taken, {} refused as stale; longest \
+             stall {:.1} s; wrong: {}",
+            self.granted_overlaps.len(),
+            seconds(longest) * 1000.0,
+            self.accepted,
+            self.refused,
+            seconds(self.longest_stall),
+            self.faults.len()
+        );
+        text
+    }
+}

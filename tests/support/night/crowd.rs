@@ -1,0 +1,338 @@
+//! Those who want locks in a night: real runs of dlock of every kind, on all hosts, each known while it lives, so that it can be
+//! shot at.
+
+use super::check::{Hit, Kind, Outcome, Run, SECOND, Time};
+use super::hosts::Host;
+use super::lives::Book;
+
+use crate::support::dlock::BINARY;
+use crate::support::proc;
+use crate::support::storm::Dice;
+use crate::support::world::World;
+use dlock::lock::Mode;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What may be wanted: letters of keys, and how.
+struct Wish {
+    keys: &'static str,
+    mode: Mode,
+    kind: Kind,
+    /// How many of a hundred want this.
+    share: u64,
+}
+
+const fn wish(keys: &'static str, mode: Mode, kind: Kind, share: u64) -> Wish {
+    Wish { keys, mode, kind, share }
+}
+
+/// Where there is a queue.
+const WISHES: [Wish; 14] = [
+    wish("a", Mode::Exclusive, Kind::Plain, 14),
+    wish("b", Mode::Exclusive, Kind::Plain, 10),
+    wish("ab", Mode::Exclusive, Kind::Plain, 5),
+    wish("cbd", Mode::Exclusive, Kind::Plain, 4),
+    wish("c", Mode::Exclusive, Kind::Plain, 6),
+    wish("s", Mode::Shared, Kind::Plain, 12),
+    wish("s", Mode::Exclusive, Kind::Plain, 4),
+    wish("n", Mode::Slots(3), Kind::Plain, 14),
+    wish("n", Mode::Exclusive, Kind::Plain, 2),
+    wish("m", Mode::Exclusive, Kind::MinHold(SECOND / 2), 6),
+    wish("o", Mode::Exclusive, Kind::OncePer(2 * SECOND), 6),
+    wish("r", Mode::Exclusive, Kind::Replace, 5),
+    wish("x", Mode::Exclusive, Kind::Nested, 6),
+    wish("e", Mode::Exclusive, Kind::Script, 6),
+];
+
+/// Over several masters.
+const PLAIN_WISHES: [Wish; 7] = [
+    wish("a", Mode::Exclusive, Kind::Plain, 25),
+    wish("b", Mode::Exclusive, Kind::Plain, 25),
+    wish("m", Mode::Exclusive, Kind::MinHold(SECOND / 2), 10),
+    wish("o", Mode::Exclusive, Kind::OncePer(2 * SECOND), 10),
+    wish("r", Mode::Exclusive, Kind::Replace, 10),
+    wish("x", Mode::Exclusive, Kind::Nested, 10),
+    wish("e", Mode::Exclusive, Kind::Script, 10),
+];
+
+/// There are so many keys of each letter, and most want the first one.
+const GROUPS: usize = 4;
+/// The letters in the order of their registers. Slots have one each, so the last letter has three.
+const LETTERS: &str = "abcdsmoxern";
+const REGISTERS_EACH: usize = 13;
+/// How many registers there are.
+pub const REGISTERS: usize = GROUPS * REGISTERS_EACH;
+
+/// The key of a letter. The keys of one wish lie in one slot of a cluster.
+fn key(letter: char, group: usize) -> &'static str {
+    static KEYS: OnceLock<BTreeMap<(char, usize), String>> = OnceLock::new();
+    let keys = KEYS.get_or_init(|| {
+        let all = LETTERS.chars().flat_map(|letter| (0..GROUPS).map(move |group| (letter, group)));
+        all.map(|(letter, group)| match letter {
+            'a'..='d' => ((letter, group), format!("{{{group}}}{letter}")),
+            _ => ((letter, group), format!("{letter}{group}")),
+        })
+        .collect()
+    });
+    &keys[&(letter, group)]
+}
+
+fn register(letter: char, group: usize) -> usize {
+    group * REGISTERS_EACH + LETTERS.find(letter).expect("a letter of ours")
+}
+
+/// A script that takes the lock by itself.
+const SCRIPT: &str = r#"
+held=$("$DLOCK" acquire --export -k "$1" -t "$2" $3) || exit
+eval "$held"
+shift 3
+"$@"
+status=$?
+"$DLOCK" renew || exit
+"$DLOCK" release "$DLOCK_KEY" || exit
+exit $status
+"#;
+
+/// The crowd, and what is known of it.
+pub struct Crowd<'s> {
+    world: &'s World,
+    urls: Vec<String>,
+    words: Vec<Vec<OsString>>,
+    wishes: &'static [Wish],
+    pub book: Book,
+    next: AtomicU64,
+    /// Whose process has not been waited for yet, by its id.
+    live: Mutex<BTreeMap<i32, Run>>,
+    over: Mutex<Vec<Run>>,
+    pub stop: AtomicBool,
+    pub complaints: Mutex<Vec<String>>,
+}
+
+/// Now, as the jobs count it.
+pub fn now() -> Time {
+    let now = clock_gettime(ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * SECOND + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+impl<'s> Crowd<'s> {
+    /// On hosts that find the store at these URLs.
+    pub fn new(world: &'s World, hosts: &[Host], urls: Vec<String>, has_queue: bool) -> Self {
+        Self {
+            world,
+            urls,
+            words: hosts.iter().map(|host| host.words.clone()).collect(),
+            wishes: if has_queue { &WISHES } else { &PLAIN_WISHES },
+            book: Book::new(world),
+            next: AtomicU64::new(1),
+            live: Mutex::default(),
+            over: Mutex::default(),
+            stop: AtomicBool::new(false),
+            complaints: Mutex::default(),
+        }
+    }
+
+    /// The keys that are asked for.
+    pub fn keys(&self) -> Vec<&'static str> {
+        let letters: BTreeSet<char> = self.wishes.iter().flat_map(|wish| wish.keys.chars()).collect();
+        letters.iter().flat_map(|letter| (0..GROUPS).map(|group| key(*letter, group))).collect()
+    }
+
+    pub fn live(&self) -> MutexGuard<'_, BTreeMap<i32, Run>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that are over; to be asked when nobody works any more.
+    pub fn runs(&self) -> Vec<Run> {
+        std::mem::take(&mut *self.over.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn complain(&self, what: String) {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    /// Makes one run after the other until it is told to stop.
+    pub fn work(&self, mut dice: Dice) {
+        while !self.stop.load(Ordering::Relaxed) {
+            self.one_run(&mut dice);
+        }
+    }
+
+    fn one_run(&self, dice: &mut Dice) {
+        let mut roll = dice.roll(self.wishes.iter().map(|wish| wish.share).sum());
+        let wanted = |wish: &&Wish| match roll.checked_sub(wish.share) {
+            Some(rest) => {
+                roll = rest;
+                false
+            }
+            None => true,
+        };
+        let wish = self.wishes.iter().find(wanted).expect("the shares add up");
+        let host = usize::try_from(dice.roll(3)).expect("a few");
+        let ttl_ms = *dice.of(&[3000, 5000, 5000]);
+        let waits = matches!(wish.kind, Kind::Replace | Kind::OncePer(_))
+            || !matches!(wish.kind, Kind::MinHold(_)) && dice.roll(4) > 0;
+        let span = match dice.roll(80) {
+            // Long enough for renewals.
+            0 if wish.kind != Kind::Script => 1000 + dice.roll(2 * ttl_ms),
+            1..12 => 50 + dice.roll(200),
+            _ => dice.roll(30),
+        };
+        let status = if dice.roll(6) == 0 { 3 } else { 0 };
+        let mut flags = (*dice.of(&["-", "-", "-", "d", "f", "fd"])).to_owned();
+        if matches!(wish.mode, Mode::Slots(_)) {
+            flags += "s";
+        }
+        let group = usize::try_from(dice.roll(7)).expect("a few") % GROUPS;
+        let keys: Vec<&'static str> = wish.keys.chars().map(|letter| key(letter, group)).collect();
+        let written = if wish.mode == Mode::Shared { "" } else { wish.keys };
+        let registers: Vec<usize> = written.chars().map(|letter| register(letter, group)).collect();
+        let limits = dice.roll(50) == 0;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+
+        let ttl = format!("{ttl_ms}ms");
+        let mut options: Vec<OsString> = Vec::new();
+        let mut option = |words: &[&str]| options.extend(words.iter().map(OsString::from));
+        option(&["-t", &ttl]);
+        if wish.kind != Kind::Script {
+            option(&["--grace", if dice.roll(2) == 0 { "100ms" } else { "10s" }]);
+        }
+        for key in &keys {
+            option(&["-k", key]);
+        }
+        match wish.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => option(&["-s"]),
+            Mode::Slots(slots) => option(&["-n", &slots.to_string()]),
+        }
+        match wish.kind {
+            Kind::OncePer(span) => option(&["--once-per", &format!("{}ms", span / 1_000_000)]),
+            Kind::MinHold(span) => option(&["--min-hold", &format!("{}ms", span / 1_000_000)]),
+            Kind::Replace => option(&[if dice.roll(4) == 0 { "--no-replace" } else { "--replace" }]),
+            _ => {}
+        }
+        let patience: &[&str] = match (waits, dice.roll(5)) {
+            (false, _) => &[],
+            // With too few descriptors for a connection it would wait for ever.
+            (true, _) if limits => &["-w", "1s"],
+            (true, 0 | 1) => &["-w"],
+            (true, 2) => &["-w", "10s"],
+            (true, _) => &["-w", "1s"],
+        };
+        option(patience);
+
+        let mut job: Vec<OsString> = self.book.words().map(OsString::from).into();
+        job.extend([id, span].map(|number| number.to_string().into()));
+        job.extend([status.to_string().into(), OsString::from(&flags)]);
+        job.extend(registers.iter().map(|register| register.to_string().into()));
+        let mut words = self.words[host].clone();
+        if limits {
+            let limit = *dice.of(&["--nofile=5", "--nofile=8", "--nofile=12", "--as=20000000"]);
+            words.extend(["prlimit".into(), limit.into()]);
+        }
+        let mut run = vec![BINARY.into(), "run".into(), "-q".into()];
+        run.extend(options);
+        // What a job leaves behind that ends by itself, or of an INT, is its own affair.
+        if flags.contains('f') {
+            run.push("--tree".into());
+        }
+        run.push("--".into());
+        match wish.kind {
+            Kind::Script => {
+                words.extend(["sh", "-c", SCRIPT, "sh", keys[0], &ttl].map(OsString::from));
+                words.push(patience.join(" ").into());
+                words.extend(job);
+            }
+            Kind::Nested => {
+                words.extend(run);
+                words.extend([BINARY, "run", "-k", keys[0], "--"].map(OsString::from));
+                words.extend(job);
+            }
+            _ => {
+                words.extend(run);
+                words.extend(job);
+            }
+        }
+        let errors = self.world.path(&format!("said-{}", id % 512));
+        let mut command = self.world.command(&words[0]);
+        command.args(&words[1..]).env("DLOCK_STORE", &self.urls[host]).env("DLOCK", BINARY);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        command.stderr(fs::File::create(&errors).expect("a file"));
+        let mut run = Run {
+            id,
+            keys,
+            mode: wish.mode,
+            kind: wish.kind,
+            ttl: ttl_ms * 1_000_000,
+            waits: waits && patience == ["-w"],
+            wanted: status,
+            registers,
+            spawned: now(),
+            ended: 0,
+            outcome: Outcome::Status(0),
+            hits: Vec::new(),
+            said: String::new(),
+        };
+        if limits {
+            run.hits.push((run.spawned, Hit::Limits));
+        }
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let pid = i32::try_from(child.id()).expect("a process id");
+        self.live().insert(pid, run);
+        // Its number is nobody else's before it is waited for, and nobody shoots after that.
+        let which = Pid::from_raw(pid).expect("a process id");
+        while waitid(WaitId::Pid(which), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err() {}
+        let mut run = {
+            let mut live = self.live();
+            let run = live.remove(&pid).expect("it was put in");
+            let status = child.wait().expect("our child");
+            let outcome = match status.signal() {
+                Some(signal) => Outcome::Signal(signal),
+                None => Outcome::Status(status.code().unwrap_or(-1)),
+            };
+            Run { outcome, ..run }
+        };
+        run.ended = now();
+        let said = fs::read_to_string(&errors).unwrap_or_default();
+        if said.contains("panicked") || said.contains("RUST_BACKTRACE") {
+            self.complain(format!("run {id}: {said}"));
+        }
+        run.said = said.chars().take(600).collect();
+        self.over.lock().unwrap_or_else(PoisonError::into_inner).push(run);
+        std::thread::sleep(Duration::from_millis(dice.roll(20)));
+    }
+
+    /// What runs below a process, and what it is called.
+    pub fn below(pid: i32) -> Vec<(i32, String)> {
+        let mut all = vec![(pid, proc::name(pid))];
+        let mut at = 0;
+        while at < all.len() {
+            let parent = all[at].0;
+            let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+            for child in children.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse().ok()) {
+                all.push((child, proc::name(child)));
+            }
+            at += 1;
+        }
+        all
+    }
+
+    /// Ends what hangs, so that the night comes to an end; who it was.
+    pub fn end_all(&self) {
+        for (pid, run) in self.live().iter() {
+            let said = fs::read_to_string(self.world.path(&format!("said-{}", run.id % 512)));
+            let tree: Vec<_> = Self::below(*pid);
+            self.complain(format!("it hangs: {run:?}\n   {tree:?}\n   {}", said.unwrap_or_default()));
+            for (pid, _) in tree {
+                proc::signal(pid, Signal::KILL);
+            }
+        }
+    }
+}

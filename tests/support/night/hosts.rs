@@ -1,0 +1,99 @@
+//! The machines on which the runs of a night are started. As root each is a network namespace of its own, with a name of
+//! its own and a cable to this machine that can be pulled; else all of them are this machine.
+
+use crate::support::world::World;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// One machine. Dropping it takes its network away.
+pub struct Host {
+    /// What stands before a command that is to run there.
+    pub words: Vec<OsString>,
+    /// Where it finds this machine.
+    pub gateway: IpAddr,
+    /// What somebody there names as the store.
+    pub url: String,
+    keeper: Option<(Child, String)>,
+}
+
+impl Host {
+    /// This machine.
+    pub fn here() -> Self {
+        Self { words: Vec::new(), gateway: Ipv4Addr::LOCALHOST.into(), url: String::new(), keeper: None }
+    }
+
+    /// A machine with a network of its own; nothing where this machine does not let us make one.
+    pub fn apart(world: &World, name: &str) -> Option<Self> {
+        static COUNT: AtomicU8 = AtomicU8::new(0);
+        let mut keeper = world.command("unshare");
+        let script = "hostname \"$1\" && ip link set lo up && echo up && read -r _";
+        keeper.args(["--net", "--uts", "sh", "-c", script, "sh", name]);
+        keeper.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut keeper = keeper.spawn().ok()?;
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.take()?).read_line(&mut line).ok()?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let cable = format!("dl{}x{number}", std::process::id() % 100_000);
+        // Suites that run side by side take networks of their own.
+        let third = u8::try_from(std::process::id() % 200).ok()?;
+        let [gateway, address] = [1, 2].map(|end| Ipv4Addr::new(10, 40 + number, third, end));
+        let (pid, enter) = (keeper.id().to_string(), Self::entrance(keeper.id()));
+        let laid = line == "up\n"
+            && ip(&["link", "add", &cable, "type", "veth", "peer", "name", "eth0", "netns", &pid])
+            && ip(&["addr", "add", &format!("{gateway}/30"), "dev", &cable])
+            && ip(&["link", "set", &cable, "up"])
+            && within(&enter, &["ip", "addr", "add", &format!("{address}/30"), "dev", "eth0"])
+            && within(&enter, &["ip", "link", "set", "eth0", "up"]);
+        let host =
+            Self { words: enter, gateway: gateway.into(), url: String::new(), keeper: Some((keeper, cable)) };
+        laid.then_some(host)
+    }
+
+    /// Pulls the cable, or plugs it in again.
+    pub fn plug(&self, is_in: bool) {
+        if let Some((_, cable)) = &self.keeper {
+            ip(&["link", "set", cable, if is_in { "up" } else { "down" }]);
+        }
+    }
+
+    /// Whether it is a machine of its own.
+    pub fn is_apart(&self) -> bool {
+        self.keeper.is_some()
+    }
+
+    fn entrance(pid: u32) -> Vec<OsString> {
+        ["nsenter".to_owned(), format!("--net=/proc/{pid}/ns/net"), format!("--uts=/proc/{pid}/ns/uts")]
+            .map(OsString::from)
+            .into()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some((keeper, _)) = &mut self.keeper {
+            // The namespace goes with its last process, and the cable with it.
+            drop(keeper.stdin.take());
+            drop(keeper.wait());
+        }
+    }
+}
+
+fn ip(words: &[&str]) -> bool {
+    succeeds(Command::new("ip").args(words))
+}
+
+fn within(enter: &[OsString], words: &[&str]) -> bool {
+    succeeds(Command::new(&enter[0]).args(&enter[1..]).args(words))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|end| end.success())
+}

@@ -1,0 +1,505 @@
+//! Whatever can go wrong in a night, made to go wrong: processes are killed and stopped, servers too, networks lose and delay,
+//! clocks step. Which, when and whom a seed decides; what was done is written down for the judge.
+
+use super::check::{Hit, Kind, Time, Trouble};
+use super::crowd::{Crowd, now};
+use super::hosts::Host;
+use super::network::Weather;
+use super::site::{Arrangement, StoreSide, set_clock};
+use crate::support::proc;
+use crate::support::redis::{Redis, ask};
+use crate::support::sentinel::Sentinel;
+use crate::support::storm::Dice;
+use crate::support::world::World;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// What a round may do to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Nothing: only processes are hit.
+    Calm,
+    /// Everything that must make no difference to who holds a lock.
+    Safe,
+    /// The store forgets as well.
+    Forgetful,
+    /// Its clock jumps as well.
+    Jumpy,
+}
+
+/// The one who does it.
+pub struct Nemesis<'a> {
+    pub dice: Dice,
+    pub profile: Profile,
+    pub store: &'a mut StoreSide,
+    pub hosts: &'a [Host],
+    pub world: &'a World,
+    pub crowd: &'a Crowd<'a>,
+    /// How often each kind of fault was made.
+    pub counts: BTreeMap<&'static str, usize>,
+    pub troubles: Vec<Trouble>,
+    /// What is to be put right, and when.
+    open: Vec<(Time, Heal, Option<Trouble>)>,
+    /// Servers, or hosts as numbers from 100 on, that something is the matter with.
+    busy: BTreeSet<usize>,
+}
+
+enum Heal {
+    Continue(Vec<OwnedFd>),
+    Resume(usize),
+    StartAgain {
+        server: usize,
+        forgets: bool,
+    },
+    Fair {
+        host: usize,
+        server: usize,
+    },
+    Plug(usize),
+    Memory(usize),
+    ResumeSentinel(usize),
+    /// Nothing is done; the trouble of a server, or of all, is over by then.
+    Wait(usize),
+    #[cfg(feature = "sql")]
+    RunDatabase,
+}
+
+/// A network of a host, in [`Nemesis::busy`].
+const HOST: usize = 100;
+const SENTINEL: usize = 200;
+/// How long a master of a quorum is not counted after a restart, at most.
+const NOT_COUNTED: Time = 8_000_000_000;
+
+impl<'a> Nemesis<'a> {
+    pub fn new(
+        dice: Dice,
+        profile: Profile,
+        store: &'a mut StoreSide,
+        hosts: &'a [Host],
+        world: &'a World,
+        crowd: &'a Crowd<'a>,
+    ) -> Self {
+        let (counts, troubles, open, busy) = <_>::default();
+        Self { dice, profile, store, hosts, world, crowd, counts, troubles, open, busy }
+    }
+
+    /// Does harm until then, and puts everything right at the end.
+    pub fn rage(&mut self, until: Time) {
+        while now() < until {
+            let pause = 30 + self.dice.roll(500);
+            let next = now() + pause * 1_000_000;
+            while now() < next.min(until) {
+                self.heal(now());
+                sleep(Duration::from_millis(5));
+            }
+            if self.profile == Profile::Calm || self.dice.roll(2) == 0 {
+                // Some of those who live have ended meanwhile, or have no job.
+                let _hit = (0..8).any(|_| self.hit_a_process());
+            } else {
+                self.hit_the_store();
+            }
+        }
+        while !self.open.is_empty() {
+            self.heal(Time::MAX);
+        }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    fn heal(&mut self, now_or_all: Time) {
+        let (due, rest) = std::mem::take(&mut self.open).into_iter().partition(|(at, ..)| *at <= now_or_all);
+        self.open = rest;
+        for (at, heal, trouble) in due {
+            match heal {
+                Heal::Continue(processes) => {
+                    for process in processes {
+                        let _gone = pidfd_send_signal(&process, Signal::CONT);
+                    }
+                }
+                Heal::Resume(server) => {
+                    self.store.servers[server].resume();
+                    self.free(server);
+                }
+                Heal::StartAgain { server, forgets } => {
+                    self.store.start_again(self.world, server, forgets);
+                    if matches!(self.store.arrangement, Arrangement::Quorum(_)) {
+                        // It is not counted before it has been up for as long as a lease may last.
+                        self.open.push((now() + NOT_COUNTED, Heal::Wait(server), trouble));
+                        continue;
+                    }
+                    self.free(server);
+                }
+                Heal::Fair { host, server } => {
+                    self.store.links[host][server].set(Weather::Fair);
+                    self.busy.remove(&(HOST + host));
+                }
+                Heal::Plug(host) => {
+                    self.hosts[host].plug(true);
+                    self.busy.remove(&(HOST + host));
+                }
+                Heal::Memory(server) => {
+                    let mut connection = self.store.servers[server].connect();
+                    drop(ask::<()>(&mut connection, &["CONFIG", "SET", "maxmemory", "0"]));
+                    self.busy.remove(&server);
+                }
+                Heal::ResumeSentinel(number) => {
+                    self.store.sentinels[number].resume();
+                    self.busy.remove(&(SENTINEL + number));
+                }
+                Heal::Wait(server) => {
+                    // At the end of a round, too.
+                    while now() < at {
+                        sleep(Duration::from_millis(5));
+                    }
+                    self.busy.remove(&server);
+                }
+                #[cfg(feature = "sql")]
+                Heal::RunDatabase => {
+                    self.store.database.as_mut().expect("it was started").run();
+                    self.busy.remove(&0);
+                }
+            }
+            if let Some(trouble) = trouble {
+                self.troubles.push(Trouble { until: now(), ..trouble });
+            }
+        }
+    }
+
+    /// Where servers belong together, one of them at a time is hit, whichever it is.
+    fn free(&mut self, server: usize) {
+        let together = matches!(self.store.arrangement, Arrangement::Sentinel | Arrangement::Cluster);
+        self.busy.remove(if together { &0 } else { &server });
+    }
+
+    /// Notes a trouble that begins now, and how it ends after so many milliseconds.
+    fn trouble(&mut self, kind: &'static str, from: Time, ms: u64, heal: Heal) {
+        self.count(kind);
+        let trouble = Trouble { kind, from, until: 0, forgets: false, empties: false };
+        self.open.push((now() + ms * 1_000_000, heal, Some(trouble)));
+    }
+
+    fn last_trouble(&mut self) -> &mut Trouble {
+        self.open.last_mut().and_then(|(.., trouble)| trouble.as_mut()).expect("it was pushed before")
+    }
+
+    /// Of an outage: mostly one that a lease outlasts.
+    fn span(&mut self) -> u64 {
+        if self.dice.roll(8) == 0 { 1500 + self.dice.roll(4000) } else { 20 + self.dice.roll(1000) }
+    }
+
+    /// Whether there was somebody to hit.
+    fn hit_a_process(&mut self) -> bool {
+        let is_lenient = matches!(self.profile, Profile::Forgetful | Profile::Jumpy);
+        let (what, hit) = *self.dice.of(if is_lenient {
+            &[("kill dlock and guard", Hit::KillBoth), ("stop a whole tree", Hit::StopAll)]
+        } else {
+            &[
+                ("kill dlock", Hit::KillDlock),
+                ("kill dlock", Hit::KillDlock),
+                ("kill the guard", Hit::KillGuard),
+                ("kill the job", Hit::KillJob),
+                ("stop dlock", Hit::Stop),
+                ("stop the guard", Hit::Stop),
+                ("stop the job", Hit::StopJob),
+                ("interrupt dlock", Hit::Interrupt),
+                ("terminate dlock", Hit::Interrupt),
+            ]
+        });
+        let ms = if self.dice.roll(4) == 0 { 2000 + self.dice.roll(5000) } else { 5 + self.dice.roll(600) };
+        let mut live = self.crowd.live();
+        let candidates: Vec<i32> = live.keys().copied().collect();
+        if candidates.is_empty() {
+            return false;
+        }
+        let pid = *self.dice.of(&candidates);
+        let Some(run) = live.get_mut(&pid) else { return false };
+        // Who stops dlock and then kills its guard leaves nobody to stop the job.
+        if !is_lenient && run.hits.iter().any(|(_, hit)| *hit != Hit::Limits) {
+            return false;
+        }
+        // A tree without anything but dlock waits, and is a good target, too.
+        let tree = Crowd::below(pid);
+        let opened = |name: &dyn Fn(&str) -> bool| -> Vec<OwnedFd> {
+            let found = tree.iter().filter(|(_, comm)| name(comm));
+            found.filter_map(|(pid, _)| pidfd_open(Pid::from_raw(*pid)?, PidfdFlags::empty()).ok()).collect()
+        };
+        let targets = match (hit, what) {
+            (Hit::KillDlock | Hit::Interrupt, _) | (Hit::Stop, "stop dlock") => {
+                opened(&|name| name == "dlock")
+            }
+            (Hit::KillGuard | Hit::Stop, _) => opened(&|name| name == "dlock-guard"),
+            (Hit::KillJob | Hit::StopJob, _) => opened(&|name| name == "night-job"),
+            (Hit::KillBoth, _) => opened(&|name| name.starts_with("dlock")),
+            _ => opened(&|name| name.starts_with("dlock") || name == "night-job"),
+        };
+        // What has a pidfd now is what was found if it is below the run still: numbers are given out again.
+        let still: BTreeSet<i32> = Crowd::below(pid).into_iter().map(|(pid, _)| pid).collect();
+        if targets.is_empty() || !tree.iter().all(|(pid, _)| still.contains(pid)) {
+            return false;
+        }
+        run.hits.push((now(), hit));
+        let signal = match hit {
+            Hit::KillDlock | Hit::KillGuard | Hit::KillJob | Hit::KillBoth => Signal::KILL,
+            Hit::Stop | Hit::StopJob | Hit::StopAll => Signal::STOP,
+            _ if what == "terminate dlock" => Signal::TERM,
+            _ => Signal::INT,
+        };
+        for target in &targets {
+            let _gone = pidfd_send_signal(target, signal);
+        }
+        let is_script = run.kind == Kind::Script;
+        drop(live);
+        self.count(what);
+        if signal == Signal::STOP {
+            // In a directory one that is stopped in the middle of a change holds the others up.
+            let kind = "stopped";
+            let holds_up = self.store.arrangement == Arrangement::File && !is_script;
+            let trouble = Trouble { kind, from: now(), until: 0, forgets: false, empties: false };
+            let trouble = holds_up.then_some(trouble);
+            self.open.push((now() + ms * 1_000_000, Heal::Continue(targets), trouble));
+        }
+        true
+    }
+
+    fn hit_the_store(&mut self) {
+        match self.store.arrangement {
+            Arrangement::File => _ = self.hit_a_process(),
+            Arrangement::Single | Arrangement::Quorum(_) => {
+                if self.dice.roll(2) == 0 {
+                    self.hit_a_network()
+                } else {
+                    self.hit_a_server()
+                }
+            }
+            Arrangement::Sentinel => self.hit_a_replicated_server(),
+            Arrangement::Cluster => self.hit_the_cluster(),
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => {
+                if self.dice.roll(4) > 0 {
+                    self.hit_a_network()
+                } else {
+                    self.hit_the_database()
+                }
+            }
+        }
+    }
+
+    fn hit_a_network(&mut self) {
+        let host = usize::try_from(self.dice.roll(3)).expect("a few");
+        if !self.busy.insert(HOST + host) {
+            return;
+        }
+        let (ms, from) = (self.span(), now());
+        if self.hosts[host].is_apart() && self.dice.roll(4) == 0 {
+            self.hosts[host].plug(false);
+            return self.trouble("pull a host's cable", from, ms, Heal::Plug(host));
+        }
+        let count = u64::try_from(self.store.links[host].len()).expect("a few");
+        let server = usize::try_from(self.dice.roll(count)).expect("a few");
+        let delay = Duration::from_millis(1 + self.dice.roll(150));
+        let weathers = [
+            ("delay packets", Weather::Delay(delay)),
+            ("lose replies", Weather::RepliesLost),
+            ("half-open connections", Weather::HalfOpen),
+            ("deliver late", Weather::Late),
+            ("refuse connections", Weather::Refused),
+            ("cut connections", Weather::Fair),
+        ];
+        let (kind, weather) = *self.dice.of(&weathers);
+        let link = &self.store.links[host][server];
+        link.set(weather);
+        if matches!(weather, Weather::Fair | Weather::Refused) {
+            link.cut();
+        }
+        self.trouble(kind, from, ms, Heal::Fair { host, server });
+    }
+
+    fn hit_a_server(&mut self) {
+        let count = self.store.servers.len();
+        let server = usize::try_from(self.dice.roll(u64::try_from(count).expect("a few"))).expect("a few");
+        // Mostly a majority is left.
+        let down = self.busy.iter().filter(|at| **at < HOST).count();
+        if self.busy.contains(&server) || count > 1 && down + 1 > count / 2 && self.dice.roll(4) > 0 {
+            return;
+        }
+        let (ms, from) = (self.span(), now());
+        let forgets = self.profile == Profile::Forgetful && self.dice.roll(2) == 0;
+        let is_quorum = count > 1;
+        match self.dice.roll(8) {
+            _ if self.profile == Profile::Jumpy && count == 1 && self.dice.roll(2) == 0 => {
+                let ahead = i64::try_from(self.dice.roll(30_000)).expect("milliseconds") - 10_000;
+                set_clock(self.world, ahead);
+                self.busy.insert(server);
+                self.trouble("step the clock", from, 300, Heal::Wait(server));
+                self.last_trouble().forgets = true;
+            }
+            0 | 1 => {
+                self.store.servers[server].pause();
+                self.busy.insert(server);
+                self.trouble("stop a server", from, ms, Heal::Resume(server));
+            }
+            2 | 3 => {
+                self.store.servers[server].kill();
+                self.busy.insert(server);
+                // A master of a quorum that comes back empty is not counted before all leases are over.
+                let empty = forgets || is_quorum && self.dice.roll(2) == 0;
+                let heal = Heal::StartAgain { server, forgets: empty };
+                let kind = if empty { "restart a server without its data" } else { "restart a server" };
+                self.trouble(kind, from, ms, heal);
+                (self.last_trouble().forgets, self.last_trouble().empties) = (forgets && !is_quorum, empty);
+            }
+            4 if forgets => {
+                self.tell(server, &["FLUSHALL"]);
+                self.busy.insert(server);
+                self.trouble("flush a server", from, 20, Heal::Wait(server));
+                self.last_trouble().forgets = true;
+            }
+            4 | 5 => {
+                self.tell(server, &["CONFIG", "SET", "maxmemory", "1"]);
+                self.busy.insert(server);
+                self.trouble("fill a server's memory", from, ms, Heal::Memory(server));
+            }
+            6 => {
+                self.tell(server, &["CLIENT", "KILL", "TYPE", "normal"]);
+                self.busy.insert(server);
+                self.trouble("end all connections of a server", from, 20, Heal::Wait(server));
+            }
+            _ => {
+                self.tell(server, &["SCRIPT", "FLUSH"]);
+                self.busy.insert(server);
+                self.trouble("flush the scripts", from, 20, Heal::Wait(server));
+            }
+        }
+    }
+
+    fn tell(&self, server: usize, words: &[&str]) {
+        drop(ask::<redis::Value>(&mut self.store.servers[server].connect(), words));
+    }
+
+    /// With a replica that may not have heard of the last grants: whatever makes it the master makes the store forget.
+    fn hit_a_replicated_server(&mut self) {
+        if self.dice.roll(3) == 0 {
+            let number = usize::try_from(self.dice.roll(3)).expect("a few");
+            if self.busy.insert(SENTINEL + number) {
+                self.store.sentinels[number].pause();
+                let (ms, from) = (self.span(), now());
+                self.trouble("stop a sentinel", from, ms, Heal::ResumeSentinel(number));
+            }
+            return;
+        }
+        if !self.busy.insert(0) {
+            return;
+        }
+        let from = now();
+        let master = self.master_by_sentinels();
+        match self.dice.roll(3) {
+            0 => {
+                self.store.sentinels.iter().any(Sentinel::try_fail_over);
+                self.trouble("fail over", from, 6000, Heal::Wait(0));
+            }
+            1 => {
+                self.store.servers[master].kill();
+                let ms = 1000 + self.dice.roll(4000);
+                // Busy until it is back; the other one has to be the master by then.
+                let back = Heal::StartAgain { server: master, forgets: false };
+                self.trouble("kill the master", from, ms.max(5000), back);
+            }
+            _ => {
+                let server = usize::try_from(self.dice.roll(2)).expect("two");
+                self.store.servers[server].pause();
+                let ms = self.span();
+                self.trouble("stop a server", from, ms, Heal::Resume(server));
+            }
+        }
+        self.last_trouble().forgets = true;
+    }
+
+    fn master_by_sentinels(&self) -> usize {
+        let port = self.store.sentinels.iter().find_map(Sentinel::try_named);
+        self.store.servers.iter().position(|server| Some(server.port()) == port).unwrap_or(0)
+    }
+
+    fn hit_the_cluster(&mut self) {
+        if !self.busy.insert(0) {
+            return;
+        }
+        let (from, ms) = (now(), self.span());
+        let node = usize::try_from(self.dice.roll(3)).expect("three");
+        match self.dice.roll(4) {
+            0 | 1 => {
+                let keys = self.crowd.keys();
+                let key = *self.dice.of(&keys);
+                let moved = move_slot(&self.store.servers, node, &format!("dlock:{key}"));
+                if moved {
+                    self.trouble("move a slot", from, 50, Heal::Wait(0));
+                } else {
+                    self.busy.remove(&0);
+                }
+            }
+            2 => {
+                self.store.servers[node].pause();
+                self.trouble("stop a server", from, ms, Heal::Resume(node));
+            }
+            _ => {
+                self.tell(node, &["CLIENT", "KILL", "TYPE", "normal"]);
+                self.trouble("end all connections of a server", from, 20, Heal::Wait(0));
+            }
+        }
+    }
+
+    #[cfg(feature = "sql")]
+    fn hit_the_database(&mut self) {
+        if !self.busy.insert(0) {
+            return;
+        }
+        let (from, ms) = (now(), self.span());
+        self.store.database.as_mut().expect("it was started").kill();
+        self.trouble("restart a server", from, ms, Heal::RunDatabase);
+    }
+}
+
+/// Moves the slot of a key to a node, keys and all; whether it was elsewhere.
+fn move_slot(nodes: &[Redis], to: usize, key: &str) -> bool {
+    let slot = nodes[0].ask::<u32>(&["CLUSTER", "KEYSLOT", key]).to_string();
+    let owns = |node: &Redis| {
+        let mut connection = node.connect();
+        let slot = slot.parse::<u32>().expect("a slot");
+        let own = ask::<String>(&mut connection, &["CLUSTER", "NODES"]).unwrap_or_default();
+        own.lines().find(|line| line.contains("myself")).is_some_and(|line| {
+            line.split(' ').skip(8).any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                matches!((first.parse::<u32>(), last.parse::<u32>()), (Ok(a), Ok(b)) if (a..=b).contains(&slot))
+            })
+        })
+    };
+    let Some(from) = nodes.iter().position(owns).filter(|from| *from != to) else { return false };
+    let (from, to) = (&nodes[from], &nodes[to]);
+    let [source, target]: [String; 2] = [from, to].map(|node| node.ask(&["CLUSTER", "MYID"]));
+    to.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+    from.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+    let port = to.port().to_string();
+    loop {
+        let keys: Vec<String> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+        if keys.is_empty() {
+            break;
+        }
+        for key in keys {
+            from.ask::<String>(&["MIGRATE", "127.0.0.1", &port, &key, "0", "5000"]);
+        }
+    }
+    for node in [to, from].into_iter().chain(nodes) {
+        node.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
+    }
+    true
+}
+
+/// Whether the process is one of a round's own.
+pub fn belongs(pid: i32, home: &[u8]) -> bool {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.windows(home.len()).any(|window| window == home) && proc::alive(pid)
+}

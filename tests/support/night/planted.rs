@@ -1,0 +1,252 @@
+//! Does the judge of a night find what is wrong? Histories into which one thing each was planted.
+
+use super::check::{
+    Ended, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time, Told, Trouble, judge,
+};
+use super::lives::Life;
+use dlock::lock::Mode;
+
+const MS: Time = SECOND / 1000;
+const TTL: Time = 5 * SECOND;
+
+/// A round with these jobs: when each began and when it ended, in milliseconds. Later ones have greater fences.
+fn round(spans: &[(Time, Time)]) -> Round {
+    let mut round = Round { has_queue: true, ..Round::default() };
+    for (id, (start, end)) in (1..).zip(spans) {
+        round.runs.push(Run {
+            id,
+            keys: vec!["k"],
+            mode: Mode::Exclusive,
+            kind: Kind::Plain,
+            ttl: TTL,
+            waits: true,
+            wanted: 0,
+            registers: vec![0],
+            spawned: start * MS - 5 * MS,
+            ended: end * MS + 5 * MS,
+            outcome: Outcome::Status(0),
+            hits: Vec::new(),
+            said: String::new(),
+        });
+        round.lives.push(Life {
+            run: id,
+            pid: 1000 + id,
+            start: start * MS,
+            last: end * MS,
+            ended: true,
+            fence: start * 1000,
+            slot: None,
+            refused: 0,
+            pending: None,
+            accepted: [2, 0, 0, 0],
+        });
+    }
+    let written = 2 * u64::try_from(spans.len()).expect("a few");
+    round.registers.insert(0, written);
+    let mut told = Told { state: "free".into(), ..Told::default() };
+    told.grants = u64::try_from(spans.len()).expect("a few");
+    told.succeeded = told.grants;
+    told.history = round.lives.iter().rev().map(|life| ended(life.fence, "released")).collect();
+    round.told.insert("k", told);
+    round
+}
+
+fn ended(fence: u64, outcome: &str) -> Ended {
+    Ended { fence, outcome: outcome.to_owned(), status: Some(0) }
+}
+
+fn trouble(from: Time, until: Time, forgets: bool) -> Trouble {
+    Trouble { kind: "planted", from: from * MS, until: until * MS, forgets, empties: forgets }
+}
+
+#[track_caller]
+fn finds(round: &Round, faults: &[Fault]) {
+    let verdict = judge(round);
+    let mut found: Vec<Fault> = verdict.faults.iter().map(|(fault, _)| *fault).collect();
+    found.dedup();
+    assert_eq!(found, faults, "{:?}", verdict.faults);
+}
+
+#[test]
+fn a_good_round_has_no_fault() {
+    finds(&round(&[(100, 200), (300, 400), (500, 9000)]), &[]);
+}
+
+#[test]
+fn two_at_a_time() {
+    let meeting = round(&[(100, 300), (299, 400)]);
+    finds(&meeting, &[Fault::Overlap]);
+    // In one mode they may, in another they may not.
+    let as_modes = |first, second| {
+        let mut round = meeting.clone();
+        (round.runs[0].mode, round.runs[1].mode) = (first, second);
+        round
+    };
+    finds(&as_modes(Mode::Shared, Mode::Shared), &[]);
+    finds(&as_modes(Mode::Shared, Mode::Exclusive), &[Fault::Overlap]);
+    let mut slots = as_modes(Mode::Slots(2), Mode::Slots(2));
+    (slots.lives[0].slot, slots.lives[1].slot) = (Some(1), Some(1));
+    slots.registers = [(1, 4)].into();
+    finds(&slots, &[Fault::Overlap]);
+    slots.lives[1].slot = Some(0);
+    slots.registers = [(0, 2), (1, 2)].into();
+    finds(&slots, &[]);
+    slots.runs[1].mode = Mode::Slots(3);
+    finds(&slots, &[Fault::Overlap]);
+}
+
+#[test]
+fn an_overlap_is_granted_only_where_the_guarantees_say_so() {
+    let mut forgot = round(&[(1000, 3000), (2500, 2600)]);
+    forgot.troubles.push(trouble(2400, 2450, true));
+    finds(&forgot, &[]);
+    assert_eq!(judge(&forgot).granted_overlaps, [100 * MS]);
+    // An outage alone is no reason; nor is a store that forgot afterwards, or more than a lease before.
+    forgot.troubles[0].forgets = false;
+    finds(&forgot, &[Fault::Overlap]);
+    forgot.troubles[0] = trouble(2700, 2750, true);
+    finds(&forgot, &[Fault::Overlap]);
+    let mut late = round(&[(10_000, 30_000), (25_000, 26_000)]);
+    late.troubles.push(trouble(20_000, 20_100, true));
+    finds(&late, &[Fault::Overlap]);
+    // One whose dlock and guard were both killed, but not before they met.
+    let mut alone = round(&[(1000, 3000), (2500, 2600)]);
+    alone.runs[0].hits.push((2000 * MS, Hit::KillBoth));
+    finds(&alone, &[]);
+    alone.runs[0].hits[0] = (2900 * MS, Hit::KillBoth);
+    finds(&alone, &[Fault::Overlap]);
+    alone.runs[0].hits[0] = (2000 * MS, Hit::KillDlock);
+    finds(&alone, &[Fault::Overlap]);
+    // A script whose lease is half over.
+    let mut script = round(&[(1000, 5000), (4900, 5100)]);
+    script.runs[0].kind = Kind::Script;
+    finds(&script, &[]);
+    script.lives[1].start = 2000 * MS;
+    finds(&script, &[Fault::Overlap]);
+}
+
+#[test]
+fn a_fence_that_falls_or_is_given_twice() {
+    let mut falls = round(&[(100, 200), (300, 400)]);
+    falls.lives[1].fence = 50_000;
+    falls.told.clear();
+    finds(&falls, &[Fault::Fence]);
+    falls.lives[1].fence = falls.lives[0].fence;
+    finds(&falls, &[Fault::Fence]);
+}
+
+#[test]
+fn an_update_that_is_lost_or_refused() {
+    let mut lost = round(&[(100, 200), (300, 400)]);
+    lost.registers.insert(0, 3);
+    finds(&lost, &[Fault::LostUpdate]);
+    // One that was killed while it wrote may have written.
+    lost.lives[1].accepted[0] = 1;
+    lost.lives[1].pending = Some(0);
+    finds(&lost, &[]);
+    lost.registers.insert(0, 4);
+    finds(&lost, &[]);
+    lost.registers.insert(0, 5);
+    finds(&lost, &[Fault::LostUpdate]);
+    let mut refused = round(&[(100, 200), (300, 400)]);
+    refused.lives[0].refused = 1;
+    finds(&refused, &[Fault::Stale]);
+}
+
+#[test]
+fn one_that_overtakes() {
+    let mut overtaken = round(&[(300, 400), (500, 600)]);
+    // The second one waited when the first one was not even there.
+    overtaken.runs[1].spawned = 100 * MS;
+    overtaken.sightings.push(Sighting { at: 200 * MS, waiting: vec![2] });
+    finds(&overtaken, &[Fault::Order]);
+    let mut disturbed = overtaken.clone();
+    disturbed.troubles.push(trouble(250, 260, false));
+    finds(&disturbed, &[]);
+    overtaken.has_queue = false;
+    finds(&overtaken, &[]);
+}
+
+#[test]
+fn a_queue_that_stands_idle() {
+    let mut idle = round(&[(100, 200), (60_000, 60_100)]);
+    idle.runs[1].spawned = 150 * MS;
+    finds(&idle, &[Fault::Stall]);
+    idle.troubles.push(trouble(300, 50_000, false));
+    finds(&idle, &[]);
+}
+
+#[test]
+fn an_end_that_nothing_explains() {
+    let with = |outcome| {
+        let mut round = round(&[(100, 200), (300, 400)]);
+        round.runs[1].outcome = outcome;
+        round
+    };
+    finds(&with(Outcome::Status(75)), &[Fault::Status]);
+    finds(&with(Outcome::Status(3)), &[Fault::Status]);
+    finds(&with(Outcome::Signal(9)), &[Fault::Status]);
+    finds(&with(Outcome::Status(101)), &[Fault::Status]);
+    finds(&with(Outcome::Status(79)), &[Fault::Loss]);
+    // An outage of less than half the ttl is no explanation, a longer one is.
+    let mut lost = with(Outcome::Status(79));
+    lost.troubles.push(trouble(0, 300, false));
+    finds(&lost, &[Fault::Loss]);
+    let mut lost = round(&[(100, 200), (300, 9000)]);
+    lost.runs[1].outcome = Outcome::Status(79);
+    lost.troubles.push(trouble(4000, 8000, false));
+    finds(&lost, &[]);
+    // No job, and the status of one.
+    let mut missing = round(&[(100, 200), (300, 400)]);
+    missing.lives.pop();
+    missing.registers.insert(0, 2);
+    missing.told.clear();
+    finds(&missing, &[Fault::Status]);
+    missing.runs[1].kind = Kind::OncePer(SECOND);
+    finds(&missing, &[]);
+}
+
+#[test]
+fn too_soon_again() {
+    for kind in [Kind::OncePer(SECOND), Kind::MinHold(SECOND)] {
+        let mut soon = round(&[(1000, 1100), (1900, 1950)]);
+        soon.runs.iter_mut().for_each(|run| run.kind = kind);
+        finds(&soon, &[Fault::TooSoon]);
+        soon.lives[1].fence = 2_000_000;
+        soon.told.clear();
+        finds(&soon, &[]);
+    }
+}
+
+#[test]
+fn a_job_that_runs_twice_or_for_nobody() {
+    let mut twice = round(&[(100, 200), (300, 400)]);
+    twice.lives[1].run = 1;
+    twice.runs.pop();
+    finds(&twice, &[Fault::Twice, Fault::Metrics]);
+    twice.lives[1].run = 7;
+    twice.told.clear();
+    twice.registers.insert(0, 2);
+    finds(&twice, &[Fault::Twice]);
+}
+
+#[test]
+fn what_the_store_tells_wrongly() {
+    let good = round(&[(1000, 2000), (3000, 4000)]);
+    let told = |change: &dyn Fn(&mut Told)| {
+        let mut round = good.clone();
+        change(round.told.get_mut("k").expect("it is there"));
+        round
+    };
+    finds(&told(&|told| told.history[0].status = Some(3)), &[Fault::History]);
+    finds(&told(&|told| told.history[0].outcome = "expired".into()), &[Fault::History]);
+    finds(&told(&|told| told.history[0].fence = 1), &[Fault::History]);
+    finds(&told(&|told| told.grants = 1), &[Fault::Metrics]);
+    finds(&told(&|told| told.grants = 3), &[Fault::Metrics]);
+    finds(&told(&|told| told.succeeded = 3), &[Fault::Metrics]);
+    finds(&told(&|told| told.state = "held".into()), &[Fault::LeftOver]);
+    finds(&told(&|told| told.waiters = 1), &[Fault::LeftOver]);
+    let mut left = good.clone();
+    left.left_over.push("a file".into());
+    finds(&left, &[Fault::LeftOver]);
+}
