@@ -44,7 +44,7 @@ pub use status::Status;
         renewed.",
     after_long_help = "Examples:\n  \
         # Crontab of every machine; one of them runs the job:\n  \
-        @daily /usr/bin/dlock run -q -k rep --once-per 20h -w -- /opt/rep\n\n  \
+        @daily /usr/bin/dlock run -q -k rep --once-per 20h -w 4h -- /opt/rep\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\

@@ -176,7 +176,7 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
     section(&mut page, "SIGNALS", signals);
     section(&mut page, "NOTES", notes);
     section(&mut page, "EXAMPLES", examples);
-    let others = if name == "dlock" { "flock(1), redis-server(1)" } else { "dlock(1), flock(1)" };
+    let others = if name == "dlock" { "flock(1)" } else { "dlock(1), flock(1)" };
     section(&mut page, "SEE ALSO", vec![Part::Prose(vec![others])]);
     Ok(page)
 }

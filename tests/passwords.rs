@@ -241,7 +241,22 @@ fn a_missing_right_is_77() {
         World::with_redis(&["--user", "reader", "on", "nopass", "~*", "&*", "+@read", "+@connection"]);
     let call = world.run("k", &[], "touch ran").env("DLOCK_USERNAME", "reader").env("DLOCK_PASSWORD", "x");
     let output = call.status(77).stderr_like("dlock: .*(\n.*)?\n").run();
-    assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    for part in [&*world.url(), "docs/stores.md"] {
+        assert!(output.stderr.contains(part), "{}", output.stderr);
+    }
+    assert!(!world.path("ran").exists());
+    let doctor = world.dlock(["doctor"]).env("DLOCK_USERNAME", "reader").env("DLOCK_PASSWORD", "x");
+    let doctor = doctor.status(69).any_stdout().run().stdout;
+    assert!(doctor.contains("with the rights that docs/stores.md names"), "{doctor}");
+}
+
+/// Redis has many words for that, and the way out is another one than for a wrong password.
+#[test]
+fn a_password_that_the_server_does_not_have_is_77() {
+    let world = World::with_redis(&[]);
+    let call = world.run("k", &[], "touch ran").env("DLOCK_PASSWORD", WRONG);
+    let said = call.status(77).stderr_like("dlock: .* has no password, and one is given; .*\n").run().stderr;
+    assert!(said.contains(&world.url()) && !said.contains(WRONG), "{said}");
     assert!(!world.path("ran").exists());
 }
 

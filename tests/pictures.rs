@@ -105,7 +105,7 @@ fn the_busy_line_and_the_waiting_line_are_fresh() {
         .and_then(|(_, said)| said.split_once("READY>"))
         .expect("the busy line")
         .0;
-    let shown = shown.replace(&world.url(), "redis://redis.internal");
+    let shown = shown.replace(&world.url(), "redis://redis.internal:6379");
     assert_eq!(lasting(readme.expect("the busy line")), lasting(&shown));
     terminal.press("\x03");
     terminal.expect("READY> ");

@@ -7,6 +7,7 @@ use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::law::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
 use crate::lock::{Key, Mode, Owner};
+use crate::shell::word;
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub enum Tried {
 /// The lock is not to be had. `so` says what that means for the command, if there is one.
 pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String {
     let (verdict, next) = match tried {
+        // Whoever comes with --min-hold, too, cannot wait.
+        Tried::Once if blocker.state == State::Cooling => ("is busy".into(), "try later"),
         Tried::Once => ("is busy".into(), "-w waits for it"),
         Tried::Inside => ("is busy".into(), "this process itself runs under it"),
         Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
@@ -46,11 +49,12 @@ pub fn done(asked: &Asked, done: &Done) -> String {
     let (began, ended) = (local(done.success.since, now), local(done.success.ended, now));
     format!(
         "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again in {} \
-         (--once-per)",
+         (--once-per), or after 'dlock forget {}'",
         asked.at(done.at),
         who(owner),
         what(owner),
-        span(done.due)
+        span(done.due),
+        word(asked.key_of(done.at).as_str())
     )
 }
 

@@ -33,13 +33,18 @@ pub fn unreachable(store: &str, error: &io::Error) -> Error {
         ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
         _ => error.to_string(),
     };
-    let text = format!("cannot reach {store}: {what}");
-    if NO_SUCH_NAME.iter().any(|end| what.ends_with(end)) {
-        Error::Misnamed(text)
-    } else {
-        Error::Unreachable(text)
+    let text = |what: &str| format!("cannot reach {store}: {what}");
+    match what.strip_prefix(NO_ADDRESS) {
+        Some(said) if NO_SUCH_NAME.contains(&said) => {
+            Error::Misnamed(text(&format!("the name is not known ({said})")))
+        }
+        Some(said) => Error::Unreachable(text(&format!("the name cannot be looked up now ({said})"))),
+        None => Error::Unreachable(text(&what)),
     }
 }
+
+/// What Rust writes before the words of the C library when a name leads to no address.
+const NO_ADDRESS: &str = "failed to lookup address information: ";
 
 /// What glibc and musl say of a name that does not exist; they say it in English, for no locale is set. Of a name
 /// service that does not answer they say something else.
@@ -69,7 +74,24 @@ fn without_tokens(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::plain;
+    use super::{Error, io, plain, unreachable};
+
+    /// What a name is that nobody has, and what one whose name service is away, in words of ours.
+    #[test]
+    fn a_name_without_an_address_is_one_of_two_things() {
+        let said = |words: &str| unreachable("redis://h:6379", &io::Error::other(words));
+        for (words, known) in [
+            ("failed to lookup address information: Name or service not known", false),
+            ("failed to lookup address information: Name does not resolve", false),
+            ("failed to lookup address information: Temporary failure in name resolution", true),
+        ] {
+            let error = said(words);
+            let line = error.to_string();
+            assert_eq!(matches!(error, Error::Unreachable(_)), known, "{line}");
+            let ours = if known { "the name cannot be looked up now (" } else { "the name is not known (" };
+            assert!(line.starts_with(&format!("cannot reach redis://h:6379: {ours}")), "{line}");
+        }
+    }
 
     /// A server that does not know a command repeats its arguments. So do others in their own words.
     #[test]

@@ -25,7 +25,9 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         "NOPERM" if text.contains("access") => Error::Denied(format!(
             "{store} denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
         )),
-        "NOPERM" => Error::Denied(format!("{store} denies this user a right that dlock needs: {said}")),
+        "NOPERM" => Error::Denied(format!(
+            "{store} denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
+        )),
         "DENIED" => Error::Denied(format!("{store} is in protected mode and refuses this host")),
         "LOADING" => {
             Error::Unavailable(format!("{store} is still loading its data; try again when it is done"))
@@ -54,6 +56,9 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         _ if text.contains("max number of clients") => {
             Error::Unavailable(format!("{store} has reached its maximum number of clients"))
         }
+        _ if text.contains("without any password configured") => Error::Denied(format!(
+            "{store} has no password, and one is given; take it out of the settings, or give the server the same"
+        )),
         _ if text.contains("AUTH") || text.contains("invalid password") => {
             Error::Denied(format!("{store} refused the password: {said}"))
         }
