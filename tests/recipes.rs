@@ -322,7 +322,7 @@ fn play(world: &World, example: &str) -> (Vec<String>, Vec<String>, Option<i32>)
 /// How a runner starts a step, and whom it signals to cancel it.
 struct Runner {
     shell: &'static [&'static str],
-    signal: Signal,
+    signals: &'static [Signal],
     whole_group: bool,
 }
 
@@ -342,12 +342,16 @@ fn a_cancelled_step_takes_its_deployment_with_it() {
         // It feeds a shell, and kills its process group.
         (
             format!(": | eval '{gitlab}'"),
-            Runner { shell: &["bash"], signal: Signal::KILL, whole_group: true },
+            Runner { shell: &["bash"], signals: &[Signal::KILL], whole_group: true },
         ),
-        // It starts a script, and signals that: first so, last with KILL.
-        (github.clone(), Runner { shell: &["bash", "-e"], signal: Signal::INT, whole_group: false }),
-        (github, Runner { shell: &["bash", "-e"], signal: Signal::KILL, whole_group: false }),
-        (jenkins, Runner { shell: &["sh", "-xe"], signal: Signal::TERM, whole_group: false }),
+        // It starts a script, and signals that: with INT, which a shell that waits for a command puts off, and then with
+        // TERM; last with KILL.
+        (
+            github.clone(),
+            Runner { shell: &["bash", "-e"], signals: &[Signal::INT, Signal::TERM], whole_group: false },
+        ),
+        (github, Runner { shell: &["bash", "-e"], signals: &[Signal::KILL], whole_group: false }),
+        (jenkins, Runner { shell: &["sh", "-xe"], signals: &[Signal::TERM], whole_group: false }),
     ] {
         let world = World::with_redis(&[]);
         world.script("deploy.sh", "#!/bin/sh\necho $$ > pid\nsleep 300\n");
@@ -360,9 +364,11 @@ fn a_cancelled_step_takes_its_deployment_with_it() {
         let mut shell = shell.spawn().expect("a shell");
         let deployment = world.wait_for_pid("pid");
         let pid = Pid::from_raw(i32::try_from(shell.id()).expect("a process id")).expect("a process id");
-        match runner.whole_group {
-            true => kill_process_group(pid, runner.signal).expect("it runs"),
-            false => kill_process(pid, runner.signal).expect("it runs"),
+        for signal in runner.signals {
+            match runner.whole_group {
+                true => kill_process_group(pid, *signal).expect("it runs"),
+                false => kill_process(pid, *signal).expect("it is not reaped yet"),
+            }
         }
         wait_until(&format!("no deployment: {line}"), || !proc::alive(deployment));
         world.wait_for_state("deploy-production", "free");
