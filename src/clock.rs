@@ -19,6 +19,10 @@ pub struct Moment(Duration);
 
 impl Moment {
     pub fn now() -> Self {
+        #[cfg(test)]
+        if let Some(clock) = simulated::of_this_thread() {
+            return clock.now();
+        }
         let t = clock_gettime(ClockId::Boottime);
         Self(Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0)))
     }
@@ -61,8 +65,43 @@ impl Moment {
 
 /// Sleeps until a moment; across a suspension of the machine, too.
 pub fn sleep_until(at: Moment) {
+    #[cfg(test)]
+    if let Some(clock) = simulated::of_this_thread() {
+        return clock.sleep_until(at);
+    }
     if let Ok(at) = Timespec::try_from(at.since_boot()) {
         while clock_nanosleep_absolute(ClockId::Boottime, &at) == Err(Errno::INTR) {}
+    }
+}
+
+/// Sleeps for so long.
+pub fn sleep(span: Duration) {
+    sleep_until(Moment::now().after(span));
+}
+
+/// A clock that a test steers, for the threads of the test.
+#[cfg(test)]
+pub mod simulated {
+    use super::Moment;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    pub trait Clock {
+        fn now(&self) -> Moment;
+        fn sleep_until(&self, at: Moment);
+    }
+
+    thread_local! {
+        static CLOCK: RefCell<Option<Rc<dyn Clock>>> = const { RefCell::new(None) };
+    }
+
+    /// From now on this is the clock of this thread.
+    pub fn set(clock: Rc<dyn Clock>) {
+        CLOCK.set(Some(clock));
+    }
+
+    pub(super) fn of_this_thread() -> Option<Rc<dyn Clock>> {
+        CLOCK.with_borrow(Clone::clone)
     }
 }
 

@@ -27,6 +27,8 @@ use std::thread;
 use std::time::Duration;
 
 pub mod event_fd;
+#[cfg(test)]
+mod fleet;
 pub mod observer;
 mod obtain;
 
@@ -344,11 +346,11 @@ pub fn give_back(
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
                 by = until;
                 store.reset();
-                thread::sleep(LEAVE_PAUSE);
+                clock::sleep(LEAVE_PAUSE);
             }
             Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
                 store.reset();
-                thread::sleep(LEAVE_PAUSE);
+                clock::sleep(LEAVE_PAUSE);
             }
             answer => return answer,
         }

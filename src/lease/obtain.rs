@@ -2,12 +2,11 @@
 //! ends when the lock is held or not to be had; to keep what it got is the caller's affair.
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
-use crate::clock::Moment;
+use crate::clock::{self, Moment};
 use crate::law::view::{turn_in, typical};
 use crate::law::{Acquired, Ask, Blocker, End, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
 use crate::store::{Error, Store, View};
-use std::thread;
 use std::time::Duration;
 
 /// A waiter never asks faster than this, whatever the store says.
@@ -187,7 +186,7 @@ impl Obtaining<'_> {
                     if !std::mem::replace(&mut self.progress.troubled, true) {
                         self.report(Report::Trouble { error, until: sent });
                     }
-                    thread::sleep(RIDE_OUT_PAUSE);
+                    clock::sleep(RIDE_OUT_PAUSE);
                 }
                 Err(error) => return self.fail(error),
             }
@@ -229,7 +228,7 @@ impl Obtaining<'_> {
         match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
             Ok(_) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
-            Err(error) if error.is_transient() => thread::sleep(RIDE_OUT_PAUSE.min(next.left())),
+            Err(error) if error.is_transient() => clock::sleep(RIDE_OUT_PAUSE.min(next.left())),
             Err(error) => return Err(error),
         }
         Ok(!self.is_over())

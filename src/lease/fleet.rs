@@ -1,0 +1,385 @@
+//! Does a fleet keep its promises, whatever happens to it? Machines, processes, a network and a server under one virtual
+//! clock, all in this process: the law is the real one, and so is what asks, waits, renews and gives back. A seed decides
+//! everything, so a fault can be played again: `DLOCK_FLEET=SEED cargo test one_fleet -- --nocapture`.
+
+#![expect(clippy::expect_used, reason = "a fleet that cannot be built is a fault of the test")]
+
+mod judge;
+mod network;
+mod run;
+mod time;
+
+use crate::law::schedule::Schedule;
+use crate::law::{Ask, Patience, Revoke, Terms, When};
+use crate::lock::{Key, Mode, Name, Names, Owner, Ttl};
+use judge::Excuses;
+use network::{Direction, Net, Weather};
+use run::{Plan, Processes, Wants, begin, token};
+use std::sync::Arc;
+use std::time::Duration;
+use time::{Dice, MS, MachineId, Nanos, SECOND, Sim};
+
+/// A fault that is built in, to see that it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Planted {
+    Nothing,
+    /// I1: the server believes a lease to end before its holder does.
+    EndsLeasesEarly,
+    /// I1: two holders have the same slot.
+    GivesOneSlotTwice,
+    /// I2: whoever gives back what it has not frees the lock of another.
+    FreesForOthers,
+    /// I3: the server reads, and writes a little later.
+    WritesLater,
+    /// I4: what was given back can be granted again by a request that comes late.
+    ForgetsWhoLeft,
+    /// I5: fences do not grow.
+    RepeatsFences,
+    /// I6: the holder counts on a longer lease than it asked for.
+    CountsTooLong,
+    /// I6: a renewal that was refused is believed.
+    BelievesInAnyRenewal,
+    /// I6: the clock of a machine stands still while that is suspended.
+    ClockStands,
+    /// I6: a job is started although the lease is not to be relied on any more.
+    StartsTooLate,
+    /// I7: the guard kills too late.
+    KillsLate,
+    /// I8: the lock is given back before the job is dead.
+    GivesBackFirst,
+    /// I9: who came last is served first.
+    ServesTheNewest,
+    /// I9: the dead keep their place.
+    WaitsForTheSilent,
+    /// I10: who is next starts its job without having been granted the lock.
+    StartsUnconfirmed,
+    /// I13: a min-hold is not kept.
+    IgnoresMinHold,
+}
+
+/// What is done to a fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Night {
+    Calm,
+    /// Messages are delayed, lost, repeated and late.
+    Weather,
+    /// Processes and machines are killed, stopped and suspended.
+    Crashes,
+    /// Links break, in one direction or both; the server stops and is started again.
+    Cuts,
+    /// All of that, and an operator.
+    Everything,
+    /// The server forgets everything.
+    Forgets,
+    /// The server's clock is stepped.
+    Steps,
+}
+
+const NIGHTS: [Night; 7] = [
+    Night::Calm,
+    Night::Weather,
+    Night::Crashes,
+    Night::Cuts,
+    Night::Everything,
+    Night::Forgets,
+    Night::Steps,
+];
+
+/// Nothing more happens to a fleet from then on.
+const QUIET: Nanos = 20 * SECOND;
+/// By then everybody has been served.
+const END: Nanos = QUIET + 200 * SECOND;
+/// So long after the last one nothing may be left: longer than any lease, min-hold or late message.
+const AFTER: Nanos = 20 * SECOND;
+
+/// What a fleet came to.
+#[derive(Debug, Default)]
+struct Outcome {
+    found: Vec<String>,
+    jobs: usize,
+    grants: u64,
+    faults: u64,
+}
+
+struct Fleet {
+    sim: Arc<Sim>,
+    net: Arc<Net>,
+    night: Night,
+    dice: Dice,
+    machines: Vec<MachineId>,
+    runs: Vec<Processes>,
+    faults: u64,
+}
+
+/// Plays one fleet to its end.
+fn play(seed: u64, planted: Planted) -> Outcome {
+    let mut dice = Dice(seed);
+    // What is planted shows itself where something happens, and where two may not run.
+    let night = *dice.pick(if planted == Planted::Nothing { &NIGHTS } else { &NIGHTS[1..5] });
+    let sim = Sim::new(planted == Planted::ClockStands);
+    let weather = Weather { delay: dice.between(MS / 10, 2 * MS), ..Weather::FINE };
+    let net = Net::new(Arc::clone(&sim), planted, Dice(dice.next()), weather, drift(&mut dice));
+    let machines = (0..dice.between(2, 4))
+        .map(|_| sim.machine(dice.below(1_000_000 * SECOND), drift(&mut dice)))
+        .collect();
+    let mut fleet = Fleet { sim, net, night, dice, machines, runs: Vec::new(), faults: 0 };
+    fleet.people();
+    fleet.nemesis();
+    fleet.end()
+}
+
+/// Half a percent at most: of two clocks that is what [`Schedule::deadline`] allows for.
+fn drift(dice: &mut Dice) -> i64 {
+    i64::try_from(dice.below(9800)).unwrap_or(0) - 4900
+}
+
+impl Fleet {
+    fn people(&mut self) {
+        let is_mixed = self.dice.one_in(3);
+        let count = self.dice.between(4, 12);
+        for number in 0..count {
+            let plan = self.plan(number, is_mixed);
+            let dice = Dice(self.dice.next());
+            self.runs.push(begin(&self.net, plan, dice));
+        }
+    }
+
+    fn plan(&mut self, number: u64, is_mixed: bool) -> Plan {
+        let dice = &mut self.dice;
+        let name = |key: &str| Name::new("dlock:", &Key::new(key).expect("a key")).expect("a name");
+        let names = match dice.below(8) {
+            0 => Names::new(name("a"), [name("b")]),
+            1 | 2 => Names::from(name("b")),
+            _ => Names::from(name("a")),
+        };
+        let mode = match dice.below(5) {
+            0 if is_mixed => Mode::Shared,
+            1 | 2 if is_mixed => Mode::Slots(2),
+            _ => Mode::Exclusive,
+        };
+        let ms = Duration::from_millis;
+        let ttl = Ttl::new(ms(dice.between(500, 4000))).expect("a ttl");
+        let grace = ms(dice.between(0, 1000));
+        let believed = match self.net.planted {
+            Planted::CountsTooLong => Ttl::new(ttl.get() * 3 / 2).expect("a ttl"),
+            _ => ttl,
+        };
+        let lasts = if dice.one_in(5) { dice.below(8 * SECOND) } else { dice.below(1500 * MS) };
+        Plan {
+            machine: *dice.pick(&self.machines),
+            at: dice.below(10 * SECOND),
+            names,
+            ask: Ask {
+                token: token(number),
+                mode,
+                ttl: ttl.get(),
+                min_hold: if dice.one_in(5) { ms(dice.between(100, 1500)) } else { Duration::ZERO },
+                owner: Owner::default(),
+                patience: Patience::Queue,
+                terms: Terms {
+                    replaces: self.night != Night::Calm && mode == Mode::Exclusive && dice.one_in(6),
+                    ..Terms::default()
+                },
+                waited: Duration::ZERO,
+            },
+            until: match dice.below(6) {
+                0 => Wants::Now,
+                1 | 2 => Wants::Within(ms(dice.between(100, 6000))),
+                _ => Wants::InTheEnd,
+            },
+            schedule: Schedule::new(believed, grace, Duration::from_secs(1)),
+            grace: u64::try_from(grace.as_nanos()).unwrap_or(0),
+            lasts,
+            ends_in: if dice.one_in(3) { 30 * SECOND } else { dice.below(1200 * MS) },
+            writes_after: if dice.one_in(4) {
+                lasts + dice.below(10 * SECOND)
+            } else {
+                dice.below(lasts.max(1))
+            },
+        }
+    }
+
+    /// Draws what happens to the fleet, and when.
+    fn nemesis(&mut self) {
+        let overlaps = matches!(self.night, Night::Forgets | Night::Steps);
+        let excuses = Excuses { overlaps, min_holds: overlaps, calm: self.night == Night::Calm };
+        self.net.judge().excuses = excuses;
+        if matches!(self.night, Night::Weather | Night::Everything) {
+            let odds = |dice: &mut Dice| if dice.one_in(3) { 0 } else { dice.between(5, 40) };
+            let weather = Weather {
+                delay: self.dice.between(MS, 250 * MS),
+                lost: odds(&mut self.dice),
+                repeated: odds(&mut self.dice),
+                late: odds(&mut self.dice),
+            };
+            self.net.set_weather(weather);
+            self.faults += 1;
+        }
+        if self.night != Night::Calm {
+            for _ in 0..self.dice.between(1, 8) {
+                self.strike();
+            }
+        }
+        let net = Arc::clone(&self.net);
+        self.sim.at(QUIET, move |_| net.set_weather(Weather::FINE));
+    }
+
+    fn strike(&mut self) {
+        let dice = &mut self.dice;
+        let (at, kind) = (dice.below(14 * SECOND), dice.below(6));
+        let until = at + if dice.one_in(3) { dice.below(6 * SECOND) } else { dice.below(800 * MS) };
+        let until = until.min(QUIET);
+        let (run, machine) = (*dice.pick(&self.runs), *dice.pick(&self.machines));
+        let (direction, other) = if dice.one_in(2) {
+            (Direction::There, Direction::Back)
+        } else {
+            (Direction::Back, Direction::There)
+        };
+        let both = dice.one_in(2);
+        let (crashes, cuts) = match self.night {
+            Night::Crashes => (true, false),
+            Night::Cuts => (false, true),
+            Night::Everything => (kind % 2 == 0, kind % 2 == 1),
+            _ => (false, false),
+        };
+        let what = dice.below(if crashes { 5 } else { 3 });
+        let (step, is_name_a) = (dice.below(20_000_000), dice.one_in(2));
+        let net = Arc::clone(&self.net);
+        self.faults += 1;
+        match self.night {
+            Night::Forgets => self.sim.at(at, move |_| net.restart_server(until, true)),
+            Night::Steps => {
+                let micros = i64::try_from(step).unwrap_or(0) - 10_000_000;
+                self.sim.at(at, move |_| net.step_clock(micros));
+            }
+            Night::Everything if kind == 5 => self.sim.at(at, move |_| {
+                let key = Key::new(if is_name_a { "a" } else { "b" }).expect("a key");
+                let name = Name::new("dlock:", &key).expect("a name");
+                net.judge().revoked();
+                let revoke = Revoke { when: When::Safe, by: Owner::default() };
+                net.operate(|table, now| {
+                    table.revoke(now, &name, &revoke);
+                });
+            }),
+            _ if cuts => self.sim.at(at, move |_| match what {
+                0 => net.stop_server(until),
+                1 => net.restart_server(until, false),
+                _ => {
+                    net.cut(machine, direction, until);
+                    if both {
+                        net.cut(machine, other, until);
+                    }
+                }
+            }),
+            _ if crashes => self.sim.at(at, move |sim| crash(sim, &net, what, run, machine, until)),
+            _ => {}
+        }
+    }
+
+    fn end(self) -> Outcome {
+        let Self { sim, net, runs, .. } = self;
+        let is_over = || runs.iter().all(|run| sim.is_dead(run.dlock));
+        while sim.now() < QUIET || (sim.now() < END && !is_over()) {
+            sim.park(0, sim.now() + SECOND);
+        }
+        let all_served = is_over();
+        sim.park(0, sim.now() + AFTER);
+        let (table, time, now) = (net.table(), net.time(), sim.now());
+        let panics = sim.finish(0);
+        let mut judge = net.judge();
+        judge.sums_up(&table, time, now);
+        let mut found = std::mem::take(&mut judge.found);
+        found.extend(panics);
+        if !all_served {
+            found.push("I9: somebody still waits although nothing happens any more".into());
+        }
+        Outcome { found, jobs: judge.jobs.len(), grants: judge.grants, faults: self.faults }
+    }
+}
+
+/// Something happens to processes or a machine.
+fn crash(sim: &Arc<Sim>, net: &Arc<Net>, what: u64, run: Processes, machine: MachineId, until: Nanos) {
+    sim.tell(|| format!("crash {what} of {run:?} or machine {machine} until {} us", until / 1000));
+    match what {
+        0 => {
+            sim.kill(run.dlock);
+            sim.wake_process(run.guard);
+        }
+        1 if !sim.is_dead(run.dlock) => {
+            sim.kill(run.guard);
+            sim.wake_process(run.dlock);
+        }
+        2 => sim.stop(run.dlock, until),
+        3 => {
+            let now = sim.now();
+            if sim.suspend(machine, until) {
+                net.judge().suspended.push((machine, now, until));
+            }
+        }
+        4 if machine.is_multiple_of(2) => {
+            sim.kill_machine(machine);
+            net.judge().machine_died(machine, sim.now());
+        }
+        _ => {}
+    }
+}
+
+/// What a fleet of that seed came to; on a thread of its own, for it becomes a part of the fleet.
+fn played(seed: u64, planted: Planted) -> Outcome {
+    std::thread::spawn(move || play(seed, planted)).join().expect("the fleet came to its end")
+}
+
+/// How many fleets: more with --soak.
+fn fleets(usual: u64) -> u64 {
+    if std::env::var_os("DLOCK_SOAK").is_some() { usual * 50 } else { usual }
+}
+
+#[test]
+fn fleets_keep_their_promises() {
+    let mut total = Outcome::default();
+    for seed in 0..fleets(600) {
+        let outcome = played(seed, Planted::Nothing);
+        assert_eq!(outcome.found, Vec::<String>::new(), "seed {seed}");
+        total.jobs += outcome.jobs;
+        total.grants += outcome.grants;
+        total.faults += outcome.faults;
+    }
+    println!("{} jobs, {} grants, {} faults", total.jobs, total.grants, total.faults);
+    assert!(total.jobs > 1000 && total.grants > 1000 && total.faults > 500, "{total:?}");
+}
+
+#[test]
+fn planted_faults_are_found() {
+    const ALL: [Planted; 16] = [
+        Planted::EndsLeasesEarly,
+        Planted::GivesOneSlotTwice,
+        Planted::FreesForOthers,
+        Planted::WritesLater,
+        Planted::ForgetsWhoLeft,
+        Planted::RepeatsFences,
+        Planted::CountsTooLong,
+        Planted::BelievesInAnyRenewal,
+        Planted::ClockStands,
+        Planted::StartsTooLate,
+        Planted::KillsLate,
+        Planted::GivesBackFirst,
+        Planted::ServesTheNewest,
+        Planted::WaitsForTheSilent,
+        Planted::StartsUnconfirmed,
+        Planted::IgnoresMinHold,
+    ];
+    for planted in ALL {
+        let seed = (0..5000).find(|seed| !played(*seed, planted).found.is_empty());
+        let seed = seed.unwrap_or_else(|| unreachable!("{planted:?} is not found in 5000 fleets"));
+        println!("{planted:?}: seed {seed}: {:?}", played(seed, planted).found.first());
+    }
+}
+
+/// One fleet again, to look at.
+#[test]
+fn one_fleet() {
+    let seed = std::env::var("DLOCK_FLEET").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let (outcome, again) = (played(seed, Planted::Nothing), played(seed, Planted::Nothing));
+    println!("{outcome:?}");
+    assert_eq!(format!("{outcome:?}"), format!("{again:?}"), "the same seed has the same history");
+}

@@ -1,0 +1,391 @@
+//! One `dlock run` of a fleet: its main thread, its guard and its job. The thread that asks, waits and renews is the real one;
+//! what stands here for the rest keeps to the same moments.
+
+use super::Planted;
+use super::judge::Job;
+use super::network::{Net, SimStore};
+use super::time::{Dice, MS, MachineId, Nanos, ProcessId, SECOND, Sim, TaskId};
+use crate::clock::Moment;
+use crate::law::schedule::Schedule;
+use crate::law::{Ask, End, Grant, Left, Ran};
+use crate::lease::event_fd::EventFd;
+use crate::lease::{Keeper, Progress, Report, Request, Shared, Until, give_back};
+use crate::lock::{Names, Token};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a run is to do.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub machine: MachineId,
+    pub at: Nanos,
+    pub names: Names,
+    pub ask: Ask,
+    pub until: Wants,
+    pub schedule: Schedule,
+    pub grace: Nanos,
+    /// How long the job runs if it is left alone.
+    pub lasts: Nanos,
+    /// How long it takes to end when it gets TERM.
+    pub ends_in: Nanos,
+    /// When its writes arrive, after its beginning.
+    pub writes_after: Nanos,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Wants {
+    Now,
+    Within(Duration),
+    InTheEnd,
+}
+
+/// What dlock and its guard share.
+struct Link {
+    /// Nanoseconds of the machine's clock.
+    term_at: AtomicU64,
+    kill_at: AtomicU64,
+    /// When nothing of a job may live whose lock is lost.
+    kill_by: AtomicU64,
+    start: Mutex<Option<Grant>>,
+    stop: AtomicBool,
+    finish: AtomicBool,
+    too_late: AtomicBool,
+    job: Mutex<Option<usize>>,
+}
+
+impl Link {
+    fn rely(&self, term_at: Moment, kill_at: Moment) {
+        self.kill_at.fetch_max(nanos(kill_at), Ordering::Relaxed);
+        self.term_at.fetch_max(nanos(term_at), Ordering::Relaxed);
+    }
+
+    fn job(&self) -> Option<usize> {
+        *locked(&self.job)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn nanos(at: Moment) -> u64 {
+    u64::try_from(at.since_boot().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn moment(nanos: u64) -> Moment {
+    Moment::from_boot(Duration::from_nanos(nanos))
+}
+
+/// The processes of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Processes {
+    pub dlock: ProcessId,
+    pub guard: ProcessId,
+}
+
+/// Begins a run when it is time, unless its machine is no more.
+pub fn begin(net: &Arc<Net>, plan: Plan, mut dice: Dice) -> Processes {
+    let processes = Processes { dlock: net.sim.process(plan.machine), guard: net.sim.process(plan.machine) };
+    let (net, sim) = (Arc::clone(net), Arc::clone(&net.sim));
+    sim.at(plan.at, move |sim| {
+        if sim.is_dead(processes.dlock) {
+            return;
+        }
+        let link = Arc::new(Link::new());
+        let guard = Guard {
+            net: Arc::clone(&net),
+            plan: plan.clone(),
+            link: Arc::clone(&link),
+            dice: Dice(dice.next()),
+            processes,
+            term_sent: false,
+            kill_by: u64::MAX,
+        };
+        let guard = sim.spawn(processes.guard, move |task| guard.run(task));
+        let main = Main { net, plan, link, dice, guard, processes };
+        sim.spawn(processes.dlock, move |task| main.run(task));
+    });
+    processes
+}
+
+impl Link {
+    fn new() -> Self {
+        Self {
+            term_at: AtomicU64::new(0),
+            kill_at: AtomicU64::new(0),
+            kill_by: AtomicU64::new(u64::MAX),
+            start: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            finish: AtomicBool::new(false),
+            too_late: AtomicBool::new(false),
+            job: Mutex::new(None),
+        }
+    }
+}
+
+struct Main {
+    net: Arc<Net>,
+    plan: Plan,
+    link: Arc<Link>,
+    dice: Dice,
+    guard: TaskId,
+    processes: Processes,
+}
+
+impl Main {
+    fn run(mut self, task: TaskId) {
+        let sim = Arc::clone(&self.net.sim);
+        let (say, reports) = channel();
+        let keeper = Arc::new(Keeper {
+            shared: Shared { store: Mutex::new(Box::new(self.store(task))), over: AtomicBool::new(false) },
+            request: self.request(),
+            rely: {
+                let link = Arc::clone(&self.link);
+                Box::new(move |term_at, kill_at| link.rely(term_at, kill_at))
+            },
+            reports: say,
+            owner: EventFd::new().expect("a descriptor"),
+        });
+        let (of_thread, store) = (Arc::clone(&keeper), self.store(task));
+        sim.spawn(self.processes.dlock, move |thread| {
+            let store = SimStore { task: thread, observer: Some(task), ..store };
+            *of_thread.shared.store() = Box::new(store);
+            of_thread.run(Progress::begin(), None);
+        });
+        self.supervise(task, &reports);
+        keeper.shared.over.store(true, Ordering::Release);
+        // What is on its way is waited for, as the mutex does it.
+        while keeper.shared.store.try_lock().is_err() {
+            self.sleep(task, MS);
+        }
+        let ran = if self.link.job().is_some() { Ran::Yes } else { Ran::No };
+        leave(&self.net, self.store(task), &self.plan, ran);
+        self.link.finish.store(true, Ordering::Relaxed);
+        sim.wake(self.guard);
+        sim.kill(self.processes.dlock);
+    }
+
+    fn store(&self, task: TaskId) -> SimStore {
+        SimStore { net: Arc::clone(&self.net), machine: self.plan.machine, task, observer: None }
+    }
+
+    fn request(&self) -> Request {
+        let Plan { names, ask, schedule, .. } = &self.plan;
+        let until = match self.plan.until {
+            Wants::Now => Until::No,
+            Wants::Within(span) => Until::At(Moment::now().after(span)),
+            Wants::InTheEnd => Until::Forever,
+        };
+        let timeout = Duration::from_secs(1);
+        Request {
+            names: names.clone(),
+            ask: Ask { patience: until.patience(), ..ask.clone() },
+            until,
+            schedule: *schedule,
+            connect_timeout: timeout,
+            op_timeout: timeout,
+        }
+    }
+
+    /// Until there is nothing more to supervise.
+    fn supervise(&mut self, task: TaskId, reports: &Receiver<Report>) {
+        let sim = Arc::clone(&self.net.sim);
+        let mut is_ordered = false;
+        loop {
+            match reports.try_recv() {
+                Ok(Report::Granted { grant, sent }) => {
+                    // What a busy machine puts between two steps of a process.
+                    let most = if self.dice.one_in(8) { 900 * MS } else { MS };
+                    let hesitates = self.dice.below(most);
+                    self.sleep(task, hesitates);
+                    let schedule = &self.plan.schedule;
+                    self.link.rely(schedule.term_at(sent), schedule.kill_at(sent));
+                    *locked(&self.link.start) = Some(grant);
+                    is_ordered = true;
+                    sim.wake(self.guard);
+                }
+                Ok(Report::Lost { kill_by, .. }) => {
+                    self.link.kill_by.fetch_min(nanos(kill_by), Ordering::Relaxed);
+                    self.link.stop.store(true, Ordering::Relaxed);
+                    sim.wake(self.guard);
+                }
+                Ok(Report::Asked(_)) => {
+                    self.link.stop.store(true, Ordering::Relaxed);
+                    sim.wake(self.guard);
+                }
+                Ok(Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered) => {}
+                Ok(_) => return,
+                Err(_) => {
+                    let (job, is_stopped) = (self.link.job(), self.link.stop.load(Ordering::Relaxed));
+                    let is_over = job.is_some_and(|job| self.net.judge().is_over(job));
+                    let gives_up = is_stopped && (!is_ordered || self.net.planted == Planted::GivesBackFirst);
+                    if is_over || gives_up || self.link.too_late.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    if sim.is_dead(self.processes.guard) {
+                        // The job, which nobody watches any more, is killed by dlock itself.
+                        let takes = self.dice.below(3 * MS);
+                        self.sleep(task, takes);
+                        if let Some(job) = self.link.job() {
+                            self.net.judge().end(job, sim.now(), false);
+                        }
+                        return;
+                    }
+                    sim.park(task, sim.now() + 3600 * SECOND);
+                }
+            }
+        }
+    }
+
+    fn sleep(&self, task: TaskId, span: Nanos) {
+        let sim = &self.net.sim;
+        let until = sim.now() + span;
+        while sim.now() < until {
+            sim.park(task, until);
+        }
+    }
+}
+
+/// Gives back, and notes what is known of it.
+fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
+    let by = Moment::now().after(Duration::from_secs(1));
+    let (token, end) = (&plan.ask.token, End { ran, job: None });
+    net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
+    if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
+        net.judge().left(token);
+    }
+}
+
+struct Guard {
+    net: Arc<Net>,
+    plan: Plan,
+    link: Arc<Link>,
+    dice: Dice,
+    processes: Processes,
+    term_sent: bool,
+    /// When the job is killed that was asked to end, in nanoseconds of the machine's clock.
+    kill_by: u64,
+}
+
+impl Guard {
+    fn run(mut self, task: TaskId) {
+        let sim = Arc::clone(&self.net.sim);
+        loop {
+            if self.link.finish.load(Ordering::Relaxed) {
+                return;
+            }
+            let is_orphaned = sim.is_dead(self.processes.dlock);
+            let start = locked(&self.link.start).take();
+            if let Some(grant) = start.filter(|_| !is_orphaned) {
+                self.start(task, grant);
+            }
+            let next = match self.link.job() {
+                None if is_orphaned => break,
+                None => None,
+                Some(job) if self.net.judge().is_over(job) => {
+                    if is_orphaned {
+                        break;
+                    }
+                    sim.wake_process(self.processes.dlock);
+                    None
+                }
+                Some(job) => {
+                    let next = self.watch(task, job, is_orphaned);
+                    if is_orphaned && self.net.planted == Planted::GivesBackFirst {
+                        break;
+                    }
+                    Some(next)
+                }
+            };
+            sim.park(task, next.unwrap_or(sim.now() + 3600 * SECOND));
+        }
+        // What dlock held or asked for, by its token.
+        let store = SimStore { net: Arc::clone(&self.net), machine: self.plan.machine, task, observer: None };
+        let ran = if self.link.job().is_some() { Ran::Yes } else { Ran::No };
+        leave(&self.net, store, &self.plan, ran);
+    }
+
+    /// Asks the job to end, or kills it, if it is time. When to look again.
+    fn watch(&mut self, task: TaskId, job: usize, is_orphaned: bool) -> Nanos {
+        let (sim, now) = (Arc::clone(&self.net.sim), Moment::now());
+        let (term_at, kill_at) = self.limits();
+        let is_asked = is_orphaned || self.link.stop.load(Ordering::Relaxed);
+        if !self.term_sent && (is_asked || now >= term_at) {
+            self.term_sent = true;
+            self.end_at(task, job, sim.now() + self.plan.ends_in, Ends::ByForce);
+            self.kill_by = nanos(now.after(Duration::from_nanos(self.plan.grace)));
+        }
+        let kill_at =
+            kill_at.min(moment(self.kill_by)).min(moment(self.link.kill_by.load(Ordering::Relaxed)));
+        if now >= kill_at {
+            let takes = self.dice.below(5 * MS);
+            self.end_at(task, job, sim.now() + takes, Ends::ByForce);
+            return sim.now() + 3600 * SECOND;
+        }
+        sim.true_time(task, if self.term_sent { kill_at } else { term_at.min(kill_at) })
+    }
+
+    fn limits(&self) -> (Moment, Moment) {
+        let late = match self.net.planted {
+            Planted::KillsLate => self.plan.ask.ttl / 3,
+            _ => Duration::ZERO,
+        };
+        let read = |cell: &AtomicU64| moment(cell.load(Ordering::Relaxed)).after(late);
+        (read(&self.link.term_at), read(&self.link.kill_at))
+    }
+
+    fn start(&self, task: TaskId, grant: Grant) {
+        let sim = &self.net.sim;
+        if self.link.stop.load(Ordering::Relaxed) || self.limits().0 <= Moment::now() {
+            if self.net.planted != Planted::StartsTooLate {
+                self.link.too_late.store(true, Ordering::Relaxed);
+                sim.wake_process(self.processes.dlock);
+                return;
+            }
+            let later = Moment::now().after(self.plan.ask.ttl / 2);
+            self.link.rely(later, later);
+        }
+        let now = sim.now();
+        let mut job = Job::new(&self.plan, now);
+        (job.fence, job.slot) = (grant.fence.0, grant.slot);
+        sim.tell(|| format!("job starts: {job:?}, {:?}", self.plan));
+        let job = self.net.judge().start(job, self.plan.ask.min_hold);
+        *locked(&self.link.job) = Some(job);
+        self.end_at(task, job, now + self.plan.lasts, Ends::ByItself);
+        let net = Arc::clone(&self.net);
+        sim.at(now + self.plan.writes_after, move |_| net.judge().write(job));
+    }
+
+    fn end_at(&self, guard: TaskId, job: usize, at: Nanos, how: Ends) {
+        end_at(&self.net, (job, self.plan.machine), guard, at, how);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    ByItself,
+    ByForce,
+}
+
+/// A job ends then, and its guard hears of it; while their machine is suspended nothing happens.
+fn end_at(net: &Arc<Net>, (job, machine): (usize, MachineId), guard: TaskId, at: Nanos, how: Ends) {
+    let net = Arc::clone(net);
+    let sim = Arc::clone(&net.sim);
+    sim.at(at, move |sim: &Arc<Sim>| {
+        let runs_from = sim.machine_runs_from(machine);
+        if runs_from > sim.now() {
+            end_at(&net, (job, machine), guard, runs_from + MS, how);
+        } else {
+            sim.tell(|| format!("job {job} ends {how:?}"));
+            net.judge().end(job, sim.now(), how == Ends::ByItself);
+            sim.wake(guard);
+        }
+    });
+}
+
+/// What a token of a fleet looks like.
+pub fn token(number: u64) -> Token {
+    Token::parse(&format!("{:032x}", u128::from(Dice(number).next()))).expect("32 digits")
+}
