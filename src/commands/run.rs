@@ -458,7 +458,7 @@ impl Session<'_> {
             }
             // The guard tries once more, by itself.
             Err(error) => {
-                self.messages.not_given_back(&error.to_string(), &over);
+                self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran);
                 let _ = self.guard.finish(Duration::ZERO);
             }
         }

@@ -3,6 +3,16 @@
 //!
 //! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
 //! law. Here is only what surrounds them: in what time, and what the answer means.
+//!
+//! | where | what it answers |
+//! |---|---|
+//! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and which locks there are ([`RedisStore::find_at`]) |
+//! | [`subscription`] | how a holder, or who looks on, hears that something happened |
+//! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]), answered late ([`overdue`]) |
+//! | [`script`], [`reply`] | what is sent, and how the answer is read |
+//! | [`route`] | which server that goes to: one, or the master that sentinels name ([`sentinel`]), or the node of a cluster ([`cluster`]) |
+//! | [`connection`], [`failure`] | how one speaks to a server in bounded time, and what its refusals mean |
+//! | [`probe`] | what `doctor` wants to know |
 
 use super::net::{Address, alarm};
 use super::{Error, Found, Listener, Slept, Store, View, Waiter, Which, json};
@@ -43,8 +53,6 @@ mod sentinel;
 mod subscription;
 mod target;
 
-/// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
-const POP_SECONDS: u64 = 30;
 /// Whoever has more than this many before it is heard less often: what a thousand say by the second adds up.
 const CROWD: u64 = 100;
 /// Two of them still fit into [`law::SILENCE`].
@@ -544,7 +552,7 @@ impl RedisStore {
         };
         if !wake.listening {
             let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, &self.wake_number.to_string())).arg(POP_SECONDS);
+            pop.arg(wake_key(name, token, &self.wake_number.to_string())).arg(subscription::POP_SECONDS);
             wake.connection.send(vec![pop], by())?;
             wake.listening = true;
         }

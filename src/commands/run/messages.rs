@@ -1,7 +1,6 @@
 //! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
 //! woken by it: which key, which store, what happened to the command, what comes next.
 
-use super::Over;
 use super::enclosing::Enclosing;
 use crate::clock::Moment;
 use crate::commands::context::Context;
@@ -17,7 +16,7 @@ use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
 use crate::output::time::span;
 use crate::shell::word;
-use crate::store::{self};
+use crate::store;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -350,9 +349,9 @@ impl<'a> Messages<'a> {
     }
 
     /// The store did not answer the release. After a loss nobody expects it to.
-    pub fn not_given_back(&self, why: &str, over: &Over) {
-        if over.exit != Exit::Lost {
-            let command = match over.end.ran {
+    pub fn not_given_back(&self, why: &str, exit: Exit, ran: Ran) {
+        if exit != Exit::Lost {
+            let command = match ran {
                 Ran::Yes | Ran::Cut(_) => "the command has ended",
                 Ran::No => "the command did not run",
             };

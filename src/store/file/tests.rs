@@ -73,6 +73,25 @@ impl Place {
         Process::of(store, token)
     }
 
+    /// One that holds the lock.
+    fn holder(&self) -> Result<Process> {
+        let mut holder = self.process()?;
+        holder.granted()?;
+        Ok(holder)
+    }
+
+    /// One that holds the lock, and one that waits for it.
+    fn holder_and_waiter(&self) -> Result<(Process, Process)> {
+        let (holder, mut waiter) = (self.holder()?, self.process()?);
+        waiter.waits()?;
+        Ok((holder, waiter))
+    }
+
+    /// So many that ask for the lock.
+    fn many(&self, count: usize, mode: Mode) -> Result<Vec<Process>> {
+        (0..count).map(|_| self.wants(&["nightly"], mode)).collect()
+    }
+
     /// One that asks for these locks.
     fn wants(&self, keys: &[&str], mode: Mode) -> Result<Process> {
         Ok(Process { names: names_of(keys)?, mode, ..self.process()? })
@@ -198,11 +217,21 @@ impl Process {
         Ok(())
     }
 
+    /// Is woken, and granted the lock.
+    fn served(&mut self) -> Result<u64> {
+        self.woken()?;
+        self.granted()
+    }
+
     /// Whether a sleep would end at once.
     fn is_awake(&mut self) -> Result<bool> {
         let until = Moment::now().after(Duration::from_millis(30));
         self.store.sleep(&self.names, &self.token, until)?;
         Ok(!until.passed())
+    }
+
+    fn renew(&mut self) -> Result<Renewal> {
+        Ok(self.store.renew(&self.names, &self.token, TTL, by())?)
     }
 
     fn leave(&mut self) -> Result<Left> {
@@ -212,6 +241,16 @@ impl Process {
     fn die(self) {}
 }
 
+/// Does it in so many threads; each is told which it is.
+fn all_at_once(count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let work = &work;
+    let results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
+        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    results.into_iter().try_for_each(|result| result.map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+}
+
 #[test]
 fn one_holds_and_the_others_are_busy() -> Result<()> {
     let place = Place::new()?;
@@ -219,11 +258,11 @@ fn one_holds_and_the_others_are_busy() -> Result<()> {
     let first = one.granted()?;
     assert_eq!(one.granted()?, first, "asking again is the same grant");
     assert!(matches!(other.acquire(Patience::None)?, Acquired::Busy(_)));
-    assert_eq!(one.store.renew(&name()?.into(), &one.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(one.renew()?, Renewal::Renewed);
     assert_eq!(one.leave()?, Left::Released { cooling: Duration::ZERO });
     let mut third = place.process()?;
     assert!(third.granted()? > first);
-    assert_eq!(one.store.renew(&name()?.into(), &one.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(one.renew()?, Renewal::NotHeld);
     Ok(())
 }
 
@@ -252,29 +291,23 @@ fn waiters_are_woken_one_by_one_in_the_order_they_came() -> Result<()> {
 #[test]
 fn a_release_wakes_the_head_while_the_guard_of_the_holder_lives() -> Result<()> {
     let place = Place::new()?;
-    let (mut holder, mut waiter) = (place.process()?, place.process()?);
-    holder.granted()?;
-    waiter.waits()?;
+    let (mut holder, mut waiter) = place.holder_and_waiter()?;
     let _guard = holder.store.clone();
     holder.leave()?;
-    waiter.woken()?;
-    waiter.granted()?;
+    waiter.served()?;
     Ok(())
 }
 
 #[test]
 fn the_guard_gives_back_what_its_dlock_held() -> Result<()> {
     let place = Place::new()?;
-    let (mut holder, mut waiter) = (place.process()?, place.process()?);
-    holder.granted()?;
-    waiter.waits()?;
+    let (holder, mut waiter) = place.holder_and_waiter()?;
     let mut guard = holder.store.clone();
     let token = holder.token.clone();
     holder.die();
     assert!(!waiter.is_awake()?, "as long as the guard lives, the job may");
     assert!(matches!(guard.leave(&name()?.into(), &token, &ended(), by())?, Left::Released { .. }));
-    waiter.woken()?;
-    waiter.granted()?;
+    waiter.served()?;
     Ok(())
 }
 
@@ -294,8 +327,7 @@ fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
     waiter.waits()?;
     child.kill()?;
     child.wait()?;
-    waiter.woken()?;
-    waiter.granted()?;
+    waiter.served()?;
     let view = waiter.store.inspect(&name()?, by())?;
     assert_eq!(view.log.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Outcome::Expired]);
     assert_eq!(place.files()?.iter().filter(|file| *file == "life").count(), 1, "the waiter's own");
@@ -305,8 +337,7 @@ fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
 #[test]
 fn many_dead_cost_nothing() -> Result<()> {
     let place = Place::new()?;
-    let mut holder = place.process()?;
-    holder.granted()?;
+    let holder = place.holder()?;
     let mut crowd = Vec::new();
     for _ in 0..20 {
         let mut waiter = place.process()?;
@@ -319,8 +350,7 @@ fn many_dead_cost_nothing() -> Result<()> {
     last.woken()?;
     assert_eq!(last.waits()?, 0, "the dead before it are reaped one after the other");
     holder.die();
-    last.woken()?;
-    last.granted()?;
+    last.served()?;
     Ok(())
 }
 
@@ -328,8 +358,7 @@ fn many_dead_cost_nothing() -> Result<()> {
 #[test]
 fn a_long_queue_costs_nobody_a_look_at_all_of_it() -> Result<()> {
     let place = Place::new()?;
-    let mut holder = place.process()?;
-    holder.granted()?;
+    let mut holder = place.holder()?;
     let mut queue = Vec::new();
     let looks = |step: &mut dyn FnMut() -> Result<()>| -> Result<()> {
         SHOWN.set(0);
@@ -366,8 +395,7 @@ fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
     next.waits()?;
     dead.die();
     holder.leave()?;
-    next.woken()?;
-    next.granted()?;
+    next.served()?;
     Ok(())
 }
 
@@ -387,8 +415,7 @@ fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
     dead.die();
     holder.store.adapter.boot.ahead = Duration::from_secs(6);
     holder.leave()?;
-    next.woken()?;
-    next.granted()?;
+    next.served()?;
     Ok(())
 }
 
@@ -404,8 +431,7 @@ fn a_waiter_that_leaves_makes_way() -> Result<()> {
     last.woken()?;
     assert_eq!(last.waits()?, 0);
     holder.die();
-    last.woken()?;
-    last.granted()?;
+    last.served()?;
     Ok(())
 }
 
@@ -416,21 +442,18 @@ fn a_lease_ends_though_its_holder_lives() -> Result<()> {
     holder.granted()?;
     other.store.adapter.boot.ahead = TTL + Duration::from_secs(1);
     other.granted()?;
-    assert_eq!(holder.store.renew(&name()?.into(), &holder.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(holder.renew()?, Renewal::NotHeld);
     Ok(())
 }
 
 #[test]
 fn a_revoked_hold_wakes_the_head() -> Result<()> {
     let place = Place::new()?;
-    let (mut holder, mut waiter) = (place.process()?, place.process()?);
-    holder.granted()?;
-    waiter.waits()?;
+    let (mut holder, mut waiter) = place.holder_and_waiter()?;
     let revoke = Revoke { when: When::Now, by: Owner::default() };
     assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Holds { .. }));
-    waiter.woken()?;
-    waiter.granted()?;
-    assert_ne!(holder.store.renew(&name()?.into(), &holder.token, TTL, by())?, Renewal::Renewed);
+    waiter.served()?;
+    assert_ne!(holder.renew()?, Renewal::Renewed);
     assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Spent);
     Ok(())
 }
@@ -472,8 +495,7 @@ fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
     let place = Place::new()?;
     assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Free);
     assert!(place.files()?.is_empty());
-    let mut holder = place.process()?;
-    holder.granted()?;
+    let holder = place.holder()?;
     assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Held);
     holder.die();
     let before = std::fs::read(place.path(FileRole::Record)?)?;
@@ -641,7 +663,7 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
     let fence = process.granted()?;
     let filler = mounted.0.path().join("filler");
     std::fs::write(&filler, vec![b'x'; 1 << 20]).err().context("the disk did not fill up")?;
-    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(process.renew()?, Renewal::Renewed);
     let mut other = Process::of(FileStore::open(mounted.0.path(), "file:/locks")?, Token::random()?)?;
     other.names = named("other")?.into();
     let error = other.acquire(Patience::None).err().context("no error")?.to_string();
@@ -660,7 +682,7 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
     process.granted()?;
     let mutex = File::open(place.path(FileRole::Mutex)?)?;
     flock(&mutex, FlockOperation::LockExclusive)?;
-    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(process.renew()?, Renewal::Renewed);
     let mut other = place.process()?;
     let by = Moment::now().after(Duration::from_millis(200));
     let error = other.store.acquire(&other.names, &other.ask(Patience::None), by).err().context("taken")?;
@@ -688,21 +710,14 @@ fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
         }
         Ok(())
     };
-    let results: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|_| scope.spawn(rounds)).collect();
-        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
-    });
-    for result in results {
-        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-    }
-    Ok(())
+    all_at_once(4, |_| rounds())
 }
 
 #[test]
 fn nothing_leaks() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
-    assert_eq!(process.store.renew(&name()?.into(), &process.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(process.renew()?, Renewal::NotHeld);
     let revoke = Revoke { when: When::Safe, by: Owner::default() };
     assert_eq!(process.store.revoke(&name()?, &revoke, by())?, Revoked::Free);
     assert_eq!(place.files()?, ["life"]);
@@ -751,9 +766,7 @@ fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
 #[test]
 fn a_token_that_the_guard_gave_back_is_refused_by_its_dlock() -> Result<()> {
     let place = Place::new()?;
-    let (mut holder, mut waiter) = (place.process()?, place.process()?);
-    holder.granted()?;
-    waiter.waits()?;
+    let (_holder, mut waiter) = place.holder_and_waiter()?;
     Process::of(place.store()?, waiter.token.clone())?.leave()?;
     std::fs::remove_file(place.life_of(&waiter))?;
     place.process()?.waits()?;
@@ -810,7 +823,7 @@ fn a_place_that_cannot_hold_locks_is_refused() -> Result<()> {
 
 #[test]
 fn a_crowd_takes_its_turns() -> Result<()> {
-    const CROWD: u32 = 30;
+    const CROWD: usize = 30;
     let place = Place::new()?;
     let inside = AtomicU32::new(0);
     let fences = Shared::new(Vec::new());
@@ -837,15 +850,9 @@ fn a_crowd_takes_its_turns() -> Result<()> {
         }
         Ok(())
     };
-    let results: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..CROWD).map(|_| scope.spawn(turn)).collect();
-        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
-    });
-    for result in results {
-        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-    }
+    all_at_once(CROWD, |_| turn())?;
     let fences = fences.into_inner()?;
-    assert_eq!(fences.len(), CROWD as usize);
+    assert_eq!(fences.len(), CROWD);
     assert!(fences.is_sorted_by(|a, b| a < b));
     Ok(())
 }
@@ -919,7 +926,7 @@ fn play(events: &[Event]) -> Result<()> {
             Event::Renew(who) => {
                 let before = clock(ahead);
                 let process = &mut processes[*who];
-                if process.store.renew(&name()?.into(), &process.token, TTL, by())? == Renewal::Renewed {
+                if process.renew()? == Renewal::Renewed {
                     if let Some((other, until)) = holder {
                         ensure!(other == *who || until <= clock(ahead), "{who} and {other} hold");
                     }

@@ -2,7 +2,6 @@
 //! connection that does nothing else; a renewal never waits for it. (A waiter listens through its store, which has two
 //! connections for that.) It listens where the store last found the lock, and does not look for it itself.
 
-use super::POP_SECONDS;
 use super::connection::Connection;
 use super::route::LastMaster;
 use crate::clock::{Moment, sleep_until};
@@ -11,6 +10,8 @@ use crate::store::{self, Error};
 use redis::{Cmd, Value, cmd};
 use std::time::Duration;
 
+/// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
+pub const POP_SECONDS: u64 = 30;
 /// After a failure nothing is heard for this long: the connection is not dialled again and again. Where there is no list
 /// to listen on, something may have happened as often.
 pub const BACKOFF: Duration = Duration::from_secs(1);

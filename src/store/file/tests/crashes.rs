@@ -68,8 +68,7 @@ fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
         let mut next = exclusive(&place, &["c"])?;
         next.waits()?;
         assert!(matches!(guard.leave(&names, &token, &ended(), by())?, Left::Released { .. }));
-        next.woken()?;
-        next.granted()?;
+        next.served()?;
         next.leave()?;
         ensure_all_is_well(&place, &["a", "b", "c"])?;
         let outcomes: Vec<_> = place.view("b")?.log.iter().map(|end| end.outcome).collect();
@@ -88,8 +87,7 @@ fn a_release_cut_off_with_nobody_left_is_finished_by_whoever_comes() -> Result<(
         next.waits()?;
         assert!(killed.is_killed_at(record, |killed| killed.leave().map(drop))?);
         killed.die();
-        next.woken()?;
-        next.granted()?;
+        next.served()?;
         next.leave()?;
         ensure_all_is_well(&place, &["a", "b"])?;
     }
@@ -110,15 +108,12 @@ fn a_handover_cut_off_reaches_the_next_all_the_same() -> Result<()> {
         aside.waits()?;
         assert!(killed.is_killed_at(record, |killed| killed.leave().map(drop))?);
         killed.die();
-        next.woken()?;
-        next.granted()?;
+        next.served()?;
         assert_eq!(behind.waits()?, 0);
         assert_eq!(aside.waits()?, 0);
         next.leave()?;
-        behind.woken()?;
-        behind.granted()?;
-        aside.woken()?;
-        aside.granted()?;
+        behind.served()?;
+        aside.served()?;
     }
     Ok(())
 }
@@ -137,8 +132,7 @@ fn half_a_grant_to_a_dead_one_goes_on() -> Result<()> {
     killed.die();
     assert_eq!(place.view("a")?.holders.len(), 1);
     dead.die();
-    next.woken()?;
-    next.granted()?;
+    next.served()?;
     Ok(())
 }
 
@@ -173,8 +167,7 @@ fn half_a_waiter_that_lives_sends_nobody_in_circles() -> Result<()> {
     assert_eq!(behind.waits()?, 1);
     half.granted()?;
     half.leave()?;
-    behind.woken()?;
-    behind.granted()?;
+    behind.served()?;
     Ok(())
 }
 
@@ -333,7 +326,7 @@ impl World<'_> {
             },
             Deed::Renew => {
                 let process = &mut self.processes[who];
-                let renewal = process.store.renew(&process.names, &process.token, TTL, by())?;
+                let renewal = process.renew()?;
                 let slot = self.beliefs[who].as_ref().and_then(|belief| belief.slot);
                 match renewal {
                     // Also one that was granted the locks and has not asked yet may be renewed; it relies on nothing.

@@ -12,12 +12,11 @@ fn record(place: &Place) -> Result<Vec<u8>> {
 #[test]
 fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
     let place = Place::new()?;
-    let mut holder = place.process()?;
-    holder.granted()?;
+    let mut holder = place.holder()?;
     let before = record(&place)?;
     for step in 1..10u32 {
         holder.store.adapter.boot.ahead = STEP * step;
-        assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+        assert_eq!(holder.renew()?, Renewal::Renewed);
         let mut store = place.store()?;
         store.adapter.boot.ahead = STEP * step;
         let view = store.inspect(&name()?, by())?;
@@ -32,7 +31,7 @@ fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
     other = place.process()?;
     other.store.adapter.boot.ahead = STEP * 9 + TTL;
     other.granted()?;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(holder.renew()?, Renewal::NotHeld);
     Ok(())
 }
 
@@ -45,8 +44,8 @@ fn a_renewal_that_comes_too_late_is_no_renewal_of_ones_own() -> Result<()> {
     holder.store.adapter.boot.ahead = TTL;
     other.store.adapter.boot.ahead = TTL;
     other.granted()?;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
-    assert_eq!(other.store.renew(&other.names, &other.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(holder.renew()?, Renewal::NotHeld);
+    assert_eq!(other.renew()?, Renewal::Renewed);
     Ok(())
 }
 
@@ -56,12 +55,12 @@ fn a_renewal_hears_what_an_operator_wants() -> Result<()> {
     let mut holder = place.process()?;
     let fence = holder.granted()?;
     place.store()?.request(&name()?, Fence(fence), &Owner::default(), by())?;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Asked);
+    assert_eq!(holder.renew()?, Renewal::Asked);
     holder.store.adapter.boot.ahead = STEP * 2;
-    holder.store.renew(&holder.names, &holder.token, TTL, by())?;
+    holder.renew()?;
     let revoke = Revoke { when: When::Safe, by: Owner::default() };
     place.store()?.revoke(&name()?, &revoke, by())?;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Revoked);
+    assert_eq!(holder.renew()?, Renewal::Revoked);
     let mut next = place.process()?;
     next.store.adapter.boot.ahead = TTL;
     assert!(matches!(next.acquire(Patience::None)?, Acquired::Busy(_)), "the old lease was renewed since");
@@ -106,12 +105,10 @@ fn a_heartbeat_changes_no_record_and_keeps_the_place() -> Result<()> {
 #[test]
 fn a_removed_life_is_no_death() -> Result<()> {
     let place = Place::new()?;
-    let (mut holder, mut waiter) = (place.process()?, place.process()?);
-    holder.granted()?;
-    waiter.waits()?;
+    let (mut holder, mut waiter) = place.holder_and_waiter()?;
     for step in [STEP, STEP * 2] {
         holder.store.adapter.boot.ahead = step;
-        assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+        assert_eq!(holder.renew()?, Renewal::Renewed);
     }
     std::fs::remove_file(place.life_of(&holder))?;
     std::fs::remove_file(place.life_of(&waiter))?;
@@ -120,7 +117,7 @@ fn a_removed_life_is_no_death() -> Result<()> {
     waiter.store.adapter.boot.ahead = TTL + Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
     holder.store.adapter.boot.ahead = STEP * 3;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(holder.renew()?, Renewal::Renewed);
     waiter.store.adapter.boot.ahead = STEP * 3 + TTL - Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
     // Of one that can no longer be felt the lease alone tells.
@@ -183,9 +180,8 @@ fn what_a_waiter_has_said_is_no_lease() -> Result<()> {
 #[test]
 fn a_lease_that_is_over_is_not_made_again() -> Result<()> {
     let place = Place::new()?;
-    let mut holder = place.process()?;
-    holder.granted()?;
+    let mut holder = place.holder()?;
     holder.store.adapter.boot.ahead = TTL;
-    assert_eq!(holder.store.renew(&holder.names, &holder.token, TTL, by())?, Renewal::NotHeld);
+    assert_eq!(holder.renew()?, Renewal::NotHeld);
     Ok(())
 }

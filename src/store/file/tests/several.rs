@@ -14,7 +14,7 @@ fn a_release_wakes_all_who_share_at_the_head_and_nobody_behind_an_exclusive_one(
     let place = Place::new()?;
     let mut writer = place.process()?;
     writer.granted()?;
-    let mut readers = (0..3).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    let mut readers = place.many(3, Mode::Shared)?;
     for reader in &mut readers {
         reader.waits()?;
     }
@@ -40,18 +40,16 @@ fn a_release_wakes_all_who_share_at_the_head_and_nobody_behind_an_exclusive_one(
     for reader in &mut readers {
         reader.leave()?;
     }
-    next.woken()?;
-    next.granted()?;
+    next.served()?;
     next.leave()?;
-    late.woken()?;
-    late.granted()?;
+    late.served()?;
     Ok(())
 }
 
 #[test]
 fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
     let place = Place::new()?;
-    let mut readers = (0..3).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    let mut readers = place.many(3, Mode::Shared)?;
     for reader in &mut readers {
         reader.granted()?;
     }
@@ -63,15 +61,14 @@ fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
     assert_eq!(place.view("nightly")?.holders.len(), 2);
     let mut last = readers.remove(0);
     for mut reader in readers {
-        assert_eq!(reader.store.renew(&reader.names, &reader.token, TTL, by())?, Renewal::Renewed);
+        assert_eq!(reader.renew()?, Renewal::Renewed);
         reader.leave()?;
     }
     assert_eq!(writer.waits()?, 0);
     assert!(!writer.is_awake()?);
-    assert_eq!(last.store.renew(&last.names, &last.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(last.renew()?, Renewal::Renewed);
     last.die();
-    writer.woken()?;
-    writer.granted()?;
+    writer.served()?;
     let outcomes: Vec<_> = place.view("nightly")?.log.iter().map(|end| end.outcome).collect();
     assert_eq!(outcomes, [Outcome::Expired, Outcome::Released, Outcome::Expired]);
     Ok(())
@@ -81,9 +78,8 @@ fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
 #[test]
 fn who_becomes_the_head_learns_whom_it_waits_for() -> Result<()> {
     let place = Place::new()?;
-    let mut holder = place.process()?;
-    holder.granted()?;
-    let mut readers = (0..2).map(|_| place.wants(&["nightly"], Mode::Shared)).collect::<Result<Vec<_>>>()?;
+    let mut holder = place.holder()?;
+    let mut readers = place.many(2, Mode::Shared)?;
     for reader in &mut readers {
         reader.waits()?;
     }
@@ -100,16 +96,14 @@ fn who_becomes_the_head_learns_whom_it_waits_for() -> Result<()> {
     writer.woken()?;
     writer.waits()?;
     last.leave()?;
-    writer.woken()?;
-    writer.granted()?;
+    writer.served()?;
     Ok(())
 }
 
 #[test]
 fn slots_are_given_lowest_first_and_a_dead_ones_again() -> Result<()> {
     let place = Place::new()?;
-    let mut workers =
-        (0..3).map(|_| place.wants(&["nightly"], Mode::Slots(3))).collect::<Result<Vec<_>>>()?;
+    let mut workers = place.many(3, Mode::Slots(3))?;
     for (number, worker) in (0..).zip(&mut workers) {
         assert_eq!(slot(worker)?, Some(number));
     }
@@ -174,10 +168,9 @@ fn locks_are_taken_and_given_back_together() -> Result<()> {
     let proof = both.store.prove(&both.names, &both.token, by())?.context("it holds both")?;
     assert_eq!((proof.mode, proof.fence.0), (Mode::Exclusive, fence));
     assert_eq!(both.store.prove(&named("c")?.into(), &both.token, by())?, None);
-    assert_eq!(both.store.renew(&both.names, &both.token, TTL, by())?, Renewal::Renewed);
+    assert_eq!(both.renew()?, Renewal::Renewed);
     assert_eq!(both.leave()?, Left::Released { cooling: Duration::ZERO });
-    a.woken()?;
-    a.granted()?;
+    a.served()?;
     b = place.wants(&["b"], Mode::Exclusive)?;
     b.granted()?;
     Ok(())
@@ -206,10 +199,8 @@ fn a_dead_holder_of_several_is_reaped_at_each_of_them() -> Result<()> {
     a.waits()?;
     b.waits()?;
     both.die();
-    a.woken()?;
-    a.granted()?;
-    b.woken()?;
-    b.granted()?;
+    a.served()?;
+    b.served()?;
     Ok(())
 }
 
@@ -224,13 +215,11 @@ fn a_dead_waiter_for_several_is_in_nobodys_way() -> Result<()> {
     a.waits()?;
     b.waits()?;
     both.die();
-    a.woken()?;
-    a.granted()?;
+    a.served()?;
     b.woken()?;
     assert_eq!(b.waits()?, 0);
     holder.leave()?;
-    b.woken()?;
-    b.granted()?;
+    b.served()?;
     Ok(())
 }
 
@@ -264,8 +253,7 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
     for key in ["a", "b"] {
         assert_eq!(place.view(key)?.holders.len(), 1, "granted by a step on one of them");
     }
-    both.woken()?;
-    both.granted()?;
+    both.served()?;
     both.leave()?;
     behind.granted()?;
     behind.leave()?;
@@ -324,11 +312,9 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     let lifted = place.view("a")?.left.context("held")?;
     assert!(lifted <= left && lifted > Duration::from_secs(3600), "{lifted:?} of {left:?}");
     old.leave()?;
-    waiter.woken()?;
-    waiter.granted()?;
+    waiter.served()?;
     waiter.leave()?;
-    both.woken()?;
-    both.granted()?;
+    both.served()?;
     Ok(())
 }
 
@@ -385,20 +371,7 @@ fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
         }
         Ok(())
     };
-    let results: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..30)
-            .map(|number| {
-                scope.spawn({
-                    let turn = &turn;
-                    move || turn(number)
-                })
-            })
-            .collect();
-        threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
-    });
-    for result in results {
-        result.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-    }
+    all_at_once(30, turn)?;
     assert_eq!(served.into_inner(), 30);
     Ok(())
 }
