@@ -3,10 +3,12 @@
 
 use crate::exit::Exit;
 use crate::store;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A failure that ends a command. anyhow adds context above it; the innermost of these decides the status.
-#[derive(Debug)]
+/// A failure that ends a command. anyhow adds context above it; the innermost of these decides the status. It is serialized
+/// only on the way from one process of a run to another, neither of which has written anything.
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Error {
     /// The command line makes no sense: 64.
     Usage(String),
@@ -15,6 +17,7 @@ pub enum Error {
     /// The store failed: 69, 70, 77 or 78, as [`store::Error`] says.
     Store(store::Error),
     /// Standard output could not be written: 74.
+    #[serde(skip)]
     Output(std::io::Error),
     /// The token given holds nothing: 79.
     NotHeld(String),

@@ -51,8 +51,8 @@ struct Entry {
     password: bool,
     prefix: String,
     keys: Vec<String>,
-    token: String,
-    fence: u64,
+    token: Token,
+    fence: Fence,
     #[serde(default)]
     by: By,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,6 @@ impl Held {
         let access = Access { url: url.unwrap_or_else(|| store.clone()), username, password };
         let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
         let ttl = ttl_ms.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok());
-        let (token, fence) = (Token::parse(&token).ok()?, Fence(fence));
         let held = Self { store, access, prefix, keys, token, fence, by, ttl };
         held.names().ok().map(|_| held)
     }
@@ -122,8 +121,8 @@ impl Held {
             password: *password == PasswordAt::Elsewhere,
             prefix: self.prefix.clone(),
             keys: self.keys.iter().map(ToString::to_string).collect(),
-            token: self.token.secret().into(),
-            fence: self.fence.0,
+            token: self.token.clone(),
+            fence: self.fence,
             by: self.by,
             ttl_ms: self.ttl.map(|ttl| crate::law::millis(ttl.get())),
         }

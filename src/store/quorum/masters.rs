@@ -18,9 +18,9 @@ use crate::store::redis::script::Code;
 use crate::store::redis::{Target, script};
 use redis::Value;
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -64,30 +64,28 @@ struct Sent {
     waiting: Vec<Arc<Dispatch>>,
 }
 
-/// Whether a request has been sent, or shall not be any more.
+/// What has become of a request; nothing yet while it waits to be sent.
 #[derive(Default)]
-struct Dispatch(AtomicU8);
+struct Dispatch(OnceLock<Fate>);
+
+#[derive(PartialEq, Eq)]
+enum Fate {
+    Sent,
+    CalledOff,
+}
 
 impl Dispatch {
-    const WAITING: u8 = 0;
-    const SENT: u8 = 1;
-    const CALLED_OFF: u8 = 2;
-
     /// Whether it may be sent. One that is sent again has been before.
     fn may_go(&self) -> bool {
-        self.turn(Self::SENT) || self.0.load(Ordering::Acquire) == Self::SENT
+        *self.0.get_or_init(|| Fate::Sent) == Fate::Sent
     }
 
     fn call_off(&self) -> bool {
-        self.turn(Self::CALLED_OFF)
+        self.0.set(Fate::CalledOff).is_ok()
     }
 
     fn is_waiting(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::WAITING
-    }
-
-    fn turn(&self, to: u8) -> bool {
-        self.0.compare_exchange(Self::WAITING, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.0.get().is_none()
     }
 }
 

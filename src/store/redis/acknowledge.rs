@@ -11,7 +11,7 @@ use crate::store::Error;
 use redis::{Cmd, Value, cmd};
 
 pub struct Acknowledge {
-    replicas: Replicas,
+    pub replicas: Replicas,
     /// How many replicas there were, the last time that it was asked.
     counted: u32,
 }
@@ -19,10 +19,6 @@ pub struct Acknowledge {
 impl Acknowledge {
     pub const fn new(replicas: Replicas) -> Self {
         Self { replicas, counted: 0 }
-    }
-
-    pub const fn replicas(&self) -> Replicas {
-        self.replicas
     }
 
     /// Sends a script, and asks how many replicas have what it wrote. The reply to the script, and whether they are

@@ -125,7 +125,7 @@ impl Caller {
         lease: Option<Duration>,
         by: Moment,
     ) -> Result<(String, Reply, Moment), Error> {
-        let replicas = self.acknowledge.replicas();
+        let replicas = self.acknowledge.replicas;
         // Whether replicas have what a late answer tells of is not known.
         let lease = lease.filter(|_| replicas == Replicas::None);
         self.run_acknowledged(&Request { replicas, lease, ..Request::new(code, names, args) }, names, by)
@@ -142,7 +142,7 @@ impl Caller {
         self.overdue = None;
         let in_doubt = self.send_source_next || self.lacked_script;
         let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
-        let replicas = self.acknowledge.replicas();
+        let replicas = self.acknowledge.replicas;
         let request = Request { text, replicas, ..Request::new(code, names, args) };
         if replicas == Replicas::None {
             return self.run_once(&request, names, by);

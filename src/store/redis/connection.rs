@@ -64,7 +64,8 @@ pub struct Connection {
     /// The replies to that which are still to come.
     owed: VecDeque<Before>,
     aside: Vec<Value>,
-    asking: Asking,
+    /// Whether the server has the slot of what it is asked for next.
+    pub asking: Asking,
     state: Usability,
     /// Whether the server has ever said something.
     heard: bool,
@@ -103,11 +104,6 @@ impl Connection {
 
     pub const fn target(&self) -> &Target {
         &self.target
-    }
-
-    /// Whether the server has the slot of what it is asked for next.
-    pub const fn set_asking(&mut self, asking: Asking) {
-        self.asking = asking;
     }
 
     /// Has a command sent before the next one, in the same write. Its reply is [`Connection::aside`] afterwards.

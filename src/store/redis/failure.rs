@@ -16,36 +16,32 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         code => code,
     };
     let said = plain(text);
+    let denied = |why: &str| Error::Denied(format!("{store} {why}"));
+    let unavailable = |why: &str| Error::Unavailable(format!("{store} {why}"));
     match code {
         // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
-        _ if code == "NOAUTH" || text.contains("unauthenticated") => Error::Denied(format!(
-            "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
-        )),
-        "WRONGPASS" => Error::Denied(format!("{store} refused the user name or the password")),
-        "NOPERM" if text.contains("access") => Error::Denied(format!(
-            "{store} denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
-        )),
-        "NOPERM" => Error::Denied(format!(
-            "{store} denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
-        )),
-        "DENIED" => Error::Denied(format!("{store} is in protected mode and refuses this host")),
-        "LOADING" => {
-            Error::Unavailable(format!("{store} is still loading its data; try again when it is done"))
+        _ if code == "NOAUTH" || text.contains("unauthenticated") => {
+            denied("wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file")
         }
-        "READONLY" => Error::Unavailable(format!("{store} is a read-only replica; name the master")),
-        "OOM" => {
-            Error::Unavailable(format!("{store} is out of memory (maxmemory reached) and takes no new lock"))
-        }
-        "MISCONF" => Error::Unavailable(format!(
-            "{store} cannot save to disk and takes no writes (MISCONF); see its log"
+        "WRONGPASS" => denied("refused the user name or the password"),
+        "NOPERM" if text.contains("access") => denied(&format!(
+            "denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
         )),
-        "NOREPLICAS" => Error::Unavailable(format!("{store} has too few good replicas and takes no writes")),
-        "MASTERDOWN" => Error::Unavailable(format!("{store} is a replica that has lost its master")),
-        "BUSY" => Error::Unavailable(format!("{store} is busy running somebody's script")),
+        "NOPERM" => denied(&format!(
+            "denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
+        )),
+        "DENIED" => denied("is in protected mode and refuses this host"),
+        "LOADING" => unavailable("is still loading its data; try again when it is done"),
+        "READONLY" => unavailable("is a read-only replica; name the master"),
+        "OOM" => unavailable("is out of memory (maxmemory reached) and takes no new lock"),
+        "MISCONF" => unavailable("cannot save to disk and takes no writes (MISCONF); see its log"),
+        "NOREPLICAS" => unavailable("has too few good replicas and takes no writes"),
+        "MASTERDOWN" => unavailable("is a replica that has lost its master"),
+        "BUSY" => unavailable("is busy running somebody's script"),
         "CLUSTERDOWN" | "TRYAGAIN" => {
             Error::Unavailable(format!("{store}: the cluster is not able to serve: {said}"))
         }
-        "UNBLOCKED" => Error::Unavailable(format!("{store} is no master any more: {said}")),
+        "UNBLOCKED" => unavailable(&format!("is no master any more: {said}")),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::Unfit(format!(
             "{store} is a node of a Redis Cluster, not a single server; write redis+cluster://"
         )),
@@ -54,13 +50,13 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
             Error::Unavailable(format!("{store}: the slot of this lock is being moved to another node"))
         }
         _ if text.contains("max number of clients") => {
-            Error::Unavailable(format!("{store} has reached its maximum number of clients"))
+            unavailable("has reached its maximum number of clients")
         }
-        _ if text.contains("without any password configured") => Error::Denied(format!(
-            "{store} has no password, and one is given; take it out of the settings, or give the server the same"
-        )),
+        _ if text.contains("without any password configured") => denied(
+            "has no password, and one is given; take it out of the settings, or give the server the same",
+        ),
         _ if text.contains("AUTH") || text.contains("invalid password") => {
-            Error::Denied(format!("{store} refused the password: {said}"))
+            denied(&format!("refused the password: {said}"))
         }
         _ if text.contains("DB index") || text.contains("SELECT") => {
             Error::Unfit(format!("{store}: there is no such database: {said}"))

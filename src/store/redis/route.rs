@@ -296,13 +296,13 @@ impl Route {
         if let Some(at) = self.connections.iter().position(same)
             && let Some(mut connection) = self.connections.swap_remove(at).if_good()
         {
-            connection.set_asking(hop.asking);
+            connection.asking = hop.asking;
             return Ok(connection);
         }
         let by = hop.until.min(Moment::now().after(self.connect_timeout));
         let mut connection = Connection::dial(&hop.target, by)?;
         self.topology.greet(&mut connection, hop.until.min(Moment::now().after(self.op_timeout)))?;
-        connection.set_asking(hop.asking);
+        connection.asking = hop.asking;
         Ok(connection)
     }
 }
