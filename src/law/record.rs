@@ -572,7 +572,7 @@ impl Record {
     }
 
     /// Whether anybody at all may be admitted.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
             Some(mode) => self.has_room(mode),

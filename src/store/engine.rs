@@ -33,9 +33,6 @@ use transaction::{Look, Transaction};
 /// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
 const WATCHED_MOST: usize = 256;
 
-/// So many of a queue the law is shown at first: whom a release grants the lock, and who is behind that.
-const FRONT: usize = 2;
-
 /// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
 /// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
 const CROWD: u64 = 50;
@@ -303,10 +300,11 @@ impl<A: Adapter> Engine<A> {
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, A>) -> R,
     ) -> Result<R, Error> {
-        let (mut related, mut front, mut conflicts) = (BTreeSet::new(), FRONT, 0);
+        let (mut related, mut front, mut conflicts) = (BTreeSet::new(), None, 0);
         loop {
             let mut transaction = Transaction::open(&self.adapter, names, &related, me, deadline)?;
-            transaction.reveal(front, me, look)?;
+            let shown = front.unwrap_or_else(|| transaction.front());
+            transaction.reveal(shown, me, look)?;
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
             let answer = operation(&mut transaction);
@@ -323,7 +321,7 @@ impl<A: Adapter> Engine<A> {
             transaction.abort();
             related.extend(missing);
             if is_short {
-                front *= 8;
+                front = Some(8 * shown);
             }
         }
     }
@@ -613,10 +611,8 @@ impl<A: Adapter> Store for Engine<A> {
                 (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
                 self.watch_lives(whom);
             }
-            Acquired::Granted(_) => {
-                self.hold_until(token, began + ask.ttl);
-                self.watched = Watched::default();
-            }
+            // Whom it watched is forgotten later: that takes time, and now the job is to be started.
+            Acquired::Granted(_) => self.hold_until(token, began + ask.ttl),
             // Not that of a revoked holder, whose job may live.
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent
                 if !is_named =>
@@ -668,6 +664,7 @@ impl<A: Adapter> Store for Engine<A> {
         deadline: Moment,
     ) -> Result<Renewal, Error> {
         self.adapter.refresh(deadline)?;
+        self.watched = Watched::default();
         let renewed = if self.adapter.has_sessions() {
             self.renew_session(names, token, ttl)?
         } else {

@@ -206,15 +206,16 @@ impl Queue {
         Ok(names)
     }
 
-    /// The waiter whom the law has to be shown yet: at the front of the queue, among the first `front`, or directly before
-    /// `me`; whoever comes last where `me` is about to join them, and whom it may replace.
+    /// The waiter whom the law has to be shown yet: at the front of the queue, among the first `front` besides `me`, or
+    /// directly before `me`; whoever comes last where `me` is about to join them, and whom it may replace.
     pub fn exposed(&self, record: &Record, front: usize, me: Option<(&Token, Joins)>) -> Option<usize> {
         let is_left = |waiting: &Waiting| match waiting.token() {
             Some(token) if waiting.is_shown() => record.queue.contains(&(waiting.ticket, token)),
             _ => true,
         };
         let queued = || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_queued());
-        let mut first = queued().filter(|(_, waiting)| is_left(waiting)).take(front);
+        let is_other = |waiting: &Waiting| me.is_none_or(|(me, _)| !waiting.is(me));
+        let mut first = queued().filter(|(_, waiting)| is_left(waiting) && is_other(waiting)).take(front);
         if let Some((at, _)) = first.find(|(_, waiting)| !waiting.is_shown()) {
             return Some(at);
         }
@@ -235,6 +236,14 @@ impl Queue {
         });
         let nearest = before.find(|(_, waiting)| is_left(waiting));
         nearest.filter(|(_, waiting)| !waiting.is_shown()).map(|(at, _)| at)
+    }
+
+    /// Whether the law granted the lock to somebody who stands behind one whom it was not shown.
+    pub fn was_passed_over(&self, record: &Record) -> bool {
+        let queued = self.waiting.iter().filter(|waiting| waiting.is_queued());
+        let behind = queued.skip_while(|waiting| waiting.is_shown());
+        let holds = |token: Token| record.holds.contains_key(&token);
+        behind.filter(|waiting| waiting.is_shown()).filter_map(Waiting::token).any(holds)
     }
 
     /// How many stand before `me` that the law was not shown.

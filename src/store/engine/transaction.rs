@@ -28,7 +28,7 @@
 //!
 //! Deliberately without a journal: it would cost every operation a write more.
 
-use super::queue::Joins;
+use super::queue::{Joins, Place};
 use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
@@ -174,9 +174,28 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(())
     }
 
-    /// Whether the law came to waiters that it was not shown.
+    /// How many of each queue the law is to be shown at first: whom an end of a hold grants the lock, and if somebody else
+    /// could hold it beside that, who is behind it.
+    pub fn front(&self) -> usize {
+        let is_exclusive = |opened: &Opened<A::Entry>| {
+            let mut queue = opened.entry.queue().waiting.iter();
+            queue
+                .find(|waiting| waiting.place == Place::Queued)
+                .is_none_or(|head| head.mode == Mode::Exclusive)
+        };
+        if self.opened.len() == 1 && self.opened.iter().all(is_exclusive) { 1 } else { 2 }
+    }
+
+    /// Whether the law came to waiters that it was not shown. It looks at nobody behind the one whom it granted a lock that
+    /// nobody else may have beside that; of several locks it may.
     pub fn has_come_too_far(&self) -> bool {
-        (0..self.opened.len()).any(|at| self.exposed(at, 1, Joins::No).is_some())
+        (0..self.opened.len()).any(|at| {
+            let entry = &self.opened[at].entry;
+            let record = self.table.records.get(entry.name());
+            let is_done = self.opened.len() == 1
+                && record.is_some_and(|record| !record.is_open() && !entry.queue().was_passed_over(record));
+            self.exposed(at, usize::from(!is_done), Joins::No).is_some()
+        })
     }
 
     /// How many stand before a waiter, at most in any of its queues.
@@ -262,6 +281,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             }
             for token in found {
                 if !felt.contains(&token) && self.is_dead(&token) {
+                    // The law must not take it for the last one.
+                    self.show(2)?;
                     self.table.reap(self.now, &token);
                     self.is_reaped = true;
                     let entries = self.opened.iter_mut();

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// The length of a line.
 const LINE: usize = 80;
+/// Where in it the ticket is.
+const TICKET: usize = 32;
 
 /// What is to be written, besides the record.
 #[derive(Debug, Default)]
@@ -63,23 +65,31 @@ pub(super) fn parse(log: &[u8]) -> Result<Queue, &'static str> {
     if !rest.is_empty() {
         return Err("its queue is cut off");
     }
-    let mut lines = lines.iter().map(parse_line).collect::<Result<Vec<_>, _>>()?;
-    // The last one about a waiter comes first, and counts. (What is nearly in order is sorted in one go.)
-    lines.reverse();
-    lines.sort_by_key(|(waiting, _)| waiting.key());
-    lines.dedup_by_key(|(waiting, _)| waiting.key());
-    Ok(Queue { waiting: lines.into_iter().filter_map(|(waiting, waits)| waits.then_some(waiting)).collect() })
+    // Only the last line about each waiter is looked at closely: there may be many times as many. The ticket and the place of
+    // a line are all that is moved while they are brought in order; those of one ticket stay in order, the last one first.
+    let mut order: Vec<(u64, &[u8; LINE])> = Vec::with_capacity(lines.len());
+    order.extend(lines.iter().rev().map(|line| (number(line, TICKET), line)));
+    order.sort_by(|(one, a), (other, b)| one.cmp(other).then_with(|| a[..TOKEN].cmp(&b[..TOKEN])));
+    order.dedup_by(|(one, a), (other, b)| one == other && a[..TOKEN] == b[..TOKEN]);
+    let mut waiting = Vec::with_capacity(order.len());
+    for (_, line) in order {
+        waiting.extend(parse_line(line)?);
+    }
+    Ok(Queue { waiting })
 }
 
-/// A waiter, and whether it waits.
-fn parse_line(line: &[u8; LINE]) -> Result<(Waiting, bool), &'static str> {
-    let number = |at: usize| line[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+fn number(line: &[u8; LINE], at: usize) -> u64 {
+    line[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// A waiter; nothing of one that waits no more.
+fn parse_line(line: &[u8; LINE]) -> Result<Option<Waiting>, &'static str> {
     let half = |at: usize| line[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
     let token: [u8; TOKEN] = *line.first_chunk().ok_or("a token is none")?;
     if !token.iter().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte)) {
         return Err("a token is none");
     }
-    let (ticket, since, silent, forget) = (number(32), number(40), number(48), number(56));
+    let [ticket, since, silent, forget] = [TICKET, 40, 48, 56].map(|at| number(line, at));
     if [ticket, since, silent, forget].into_iter().any(|number| number > NUMBER_MOST) {
         return Err("a number is too great");
     }
@@ -100,7 +110,7 @@ fn parse_line(line: &[u8; LINE]) -> Result<(Waiting, bool), &'static str> {
     let mut waiting = Waiting::new(token, ticket, mode, place);
     (waiting.since, waiting.silent, waiting.forget) = (since, silent, forget);
     (waiting.note, waiting.is_tracked) = (note, is_tracked);
-    Ok((waiting, waits))
+    Ok(waits.then_some(waiting))
 }
 
 fn line(waiting: &Waiting, waits: bool) -> [u8; LINE] {
@@ -112,7 +122,7 @@ fn line(waiting: &Waiting, waits: bool) -> [u8; LINE] {
     };
     line[..TOKEN].copy_from_slice(&waiting.token);
     let Waiting { ticket, since, silent, forget, note, .. } = waiting;
-    for (at, number) in [(32, ticket), (40, since), (48, silent), (56, forget)] {
+    for (at, number) in [(TICKET, ticket), (40, since), (48, silent), (56, forget)] {
         line[at..at + 8].copy_from_slice(&number.to_le_bytes());
     }
     for (at, number) in [(64, note.0), (68, note.1), (72, slots)] {

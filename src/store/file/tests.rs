@@ -399,6 +399,36 @@ fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
     Ok(())
 }
 
+/// The head is silent and the holder's lease over, and the first to ask is one who comes: the law is shown the newest that
+/// replaces others and the last of the queue then, and whoever stands before these comes first all the same.
+#[test]
+fn nobody_is_passed_over_for_not_having_been_looked_at() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let mut queue = (0..4).map(|_| place.process()).collect::<Result<Vec<_>>>()?;
+    let beat = |who: usize, process: &mut Process, seconds: u64| -> Result<Acquired> {
+        process.store.adapter.boot.ahead = Duration::from_secs(seconds);
+        let terms = Terms { replaces: who == 2, ..Terms::default() };
+        let ask = Ask { terms, ..process.ask(Patience::Queue) };
+        Ok(process.store.acquire(&process.names, &ask, by())?)
+    };
+    for seconds in [0, 4, 8, 12, 16, 20, 24, 26, 29] {
+        for (who, waiter) in queue.iter_mut().enumerate().filter(|(who, _)| *who > 0 || seconds < 29) {
+            let answer = beat(who, waiter, seconds)?;
+            ensure!(matches!(answer, Acquired::Waiting(_)), "{who} at {seconds} s: {answer:?}");
+        }
+    }
+    let late = TTL.as_secs() + 2;
+    let mut newcomer = place.process()?;
+    beat(4, &mut newcomer, late)?;
+    for (who, waiter) in queue.iter_mut().enumerate().skip(1).rev() {
+        let answer = beat(who, waiter, late)?;
+        assert_eq!(matches!(answer, Acquired::Granted(_)), who == 1, "{who}: {answer:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
     let place = Place::new()?;
