@@ -161,11 +161,44 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
+/// What the child of a [`spawn`] runs on.
+#[derive(Debug)]
+pub struct Stack(Vec<u128>);
+
+impl Stack {
+    /// `slack` is what the C library may want of it for exec, in bytes.
+    pub fn new(slack: usize) -> Self {
+        // Not written to before it is used: that would have the kernel provide all of it.
+        Self(Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>()))
+    }
+
+    /// Has the kernel provide what every child uses.
+    pub fn touch(&mut self) {
+        if let Some(top) = self.0.spare_capacity_mut().last_mut() {
+            top.write(0);
+        }
+    }
+}
+
+/// Has the kernel map all of this program's code into this process now, and not page by page when it is come to. Without
+/// effect before Linux 5.14.
+pub fn map_code() {
+    const MADV_POPULATE_READ: c_int = 22;
+    unsafe extern "C" {
+        #[link_name = "__executable_start"]
+        static START: u8;
+        #[link_name = "etext"]
+        static END: u8;
+    }
+    let (start, end) = (&raw const START, &raw const END);
+    // SAFETY: the linker says where the code begins, at a page, and ends; nothing is changed.
+    unsafe { libc::madvise(start.cast_mut().cast(), end.addr() - start.addr(), MADV_POPULATE_READ) };
+}
+
 /// Starts a child that is to become another program: runs `become_it` in it, which returns only if that failed. This
 /// process sleeps until it has, sharing its memory with the child, so nothing is copied; its descriptors, mask and
-/// dispositions it does not share. `slack` is the stack that the C library may want for exec, in bytes. Returns the
-/// child's id, and why it failed if it did: then the child is about to end.
-pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
+/// dispositions it does not share. Returns the child's id, and why it failed if it did: then the child is about to end.
+pub fn spawn<F: FnOnce() -> io::Error>(mut stack: Stack, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
     struct Task<F> {
         run: Option<F>,
         failed: Option<c_int>,
@@ -180,14 +213,12 @@ pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result
     }
     debug_assert!(is_alone(), "a child that shares the memory needs a process of one thread");
     let mut task = Task { run: Some(become_it), failed: None };
-    // Not written to before it is used: that would have the kernel provide all of it.
-    let mut stack: Vec<u128> = Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>());
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the child runs on a stack of its own, which grows down from the end of the vector (on every architecture
     // that Rust's std knows) and is aligned to 16 bytes. Task and stack outlive it, for clone returns when it has ended
     // or executed. Nobody else runs in this memory meanwhile, for there is no other thread.
     let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.capacity());
+        let top = stack.0.as_mut_ptr().add(stack.0.capacity());
         libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
     };
     if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }

@@ -143,6 +143,25 @@ fn a_wait_starts_no_thread() {
     }
 }
 
+/// So that the guard of a waiter has no page of the program left to ask the kernel for when the lock comes.
+#[test]
+fn the_guard_of_a_waiter_makes_ready() {
+    let world = World::new(Backend::File);
+    let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_state("k", "held");
+    let waiter = world.run("k", &["-w", "-q"], "true").spawn();
+    world.wait_for_waiters("k", 1);
+    let mapped = |pid: i32| -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        let size = status.split_once("\nRssFile:").and_then(|(_, rest)| rest.split_whitespace().next());
+        size.and_then(|kilobytes| kilobytes.parse().ok()).expect("a number")
+    };
+    wait_until("the guard has all of the program's code", || mapped(waiter.guard()) > mapped(waiter.pid()));
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+}
+
 /// One that holds has nothing to do between two renewals, nor has its guard.
 #[test]
 fn a_holder_sleeps_between_renewals() {

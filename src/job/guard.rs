@@ -8,8 +8,8 @@ use super::stop::Stop;
 use super::{Ended, Event, Group, Leftovers, NotStarted, Orphaned, Process, Reached, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
-use crate::sys::{self, Disposition, SignalSet};
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::sys::{self, Disposition, SignalSet, Stack};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -19,6 +19,9 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
+
+/// A guard that has heard nothing for so long makes ready, in nanoseconds: its dlock waits for the lock.
+const READY_AFTER: i64 = 100_000_000;
 
 /// What the guard is given at its birth.
 pub(super) struct Setup {
@@ -58,6 +61,8 @@ struct Watcher<F> {
     buffer: Vec<u8>,
     changes: Vec<Change>,
     cmd: Option<Cmd>,
+    /// Made ready for CMD while there was time for it.
+    stack: Option<Stack>,
     state: JobState,
     /// dlock is gone, or has left the rest to us.
     is_orphaned: bool,
@@ -112,6 +117,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             buffer: vec![0],
             changes: Vec::new(),
             cmd: None,
+            stack: None,
             state: JobState::Idle,
             is_orphaned: false,
             told_to_finish: false,
@@ -126,6 +132,10 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         loop {
             self.arm()?;
             let ready = self.wait()?;
+            if ready.nothing {
+                self.make_ready();
+                continue;
+            }
             // Orders first: a limit that was moved in time counts, however late we come to it. Then the ends, so that
             // what has ended by itself is not stopped.
             if ready.link {
@@ -160,8 +170,10 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
         }
+        let is_ready = self.stack.is_some() || !matches!(self.state, JobState::Idle);
+        let limit = (!is_ready).then_some(Timespec { tv_sec: 0, tv_nsec: READY_AFTER });
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, limit.as_ref()) {
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -169,6 +181,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
         let ready = |at: usize| !fds[at].revents().is_empty();
         Ok(Ready {
+            nothing: !(0..fds.len()).any(ready),
             children: ready(1),
             link: link && fds[2].revents().intersects(read | hangup),
             closed: link && fds[2].revents().intersects(hangup),
@@ -227,10 +240,9 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             self.tell(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
-        // For the script that exec hands to /bin/sh the C library builds another argv on the stack.
-        let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
+        let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
         let changes = std::mem::take(&mut self.changes);
-        let (pid, failed) = sys::spawn(slack, || {
+        let (pid, failed) = sys::spawn(stack, || {
             // Noted by CMD itself, before it can do anything: if we are stopped here, dlock still knows whom to look for.
             self.setup.limits.set_cmd(rustix::process::getpid().as_raw_pid());
             become_cmd(&self.setup, changes)
@@ -246,6 +258,19 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         self.no_child = false;
         self.close_the_rest();
         Ok(())
+    }
+
+    /// For the script that exec hands to /bin/sh the C library builds another argv on the stack.
+    fn new_stack(&self) -> Stack {
+        Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
+    }
+
+    /// The lock is waited for. What can be done before it comes will not have to be done then.
+    fn make_ready(&mut self) {
+        sys::map_code();
+        let mut stack = self.new_stack();
+        stack.touch();
+        self.stack = Some(stack);
     }
 
     /// Closes what was inherited for CMD: a reader of CMD's output must see its end when CMD ends, not when we do.
@@ -522,6 +547,8 @@ impl StopReason {
 }
 
 struct Ready {
+    /// Nothing came for a while.
+    nothing: bool,
     children: bool,
     link: bool,
     closed: bool,
