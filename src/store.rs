@@ -17,6 +17,8 @@ use std::time::Duration;
 pub use crate::law::view::{View, Waiter};
 
 mod engine;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod events;
 pub mod file;
 pub mod net;

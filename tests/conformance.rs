@@ -2,6 +2,8 @@
 //! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
 //! the servers are held to the law in `twin`.
 
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
 use crate::support::masters::Masters;
 #[cfg(feature = "mysql")]
 use crate::support::mysql::Mysql;
@@ -15,6 +17,8 @@ use dlock::law::{
     Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, Terms, When,
 };
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+#[cfg(feature = "etcd")]
+use dlock::store::etcd::EtcdStore;
 use dlock::store::file::FileStore;
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
@@ -38,6 +42,8 @@ enum Stage {
     Mysql(World),
     #[cfg(feature = "postgres")]
     Postgres(World),
+    #[cfg(feature = "etcd")]
+    Etcd(World),
 }
 
 macro_rules! on_all {
@@ -55,6 +61,8 @@ macro_rules! on_all {
             #[test] fn on_mysql() { super::$scenario(&super::Stage::Mysql(super::World::with_mysql())); }
             #[cfg(feature = "postgres")]
             #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
+            #[cfg(feature = "etcd")]
+            #[test] fn on_etcd() { super::$scenario(&super::Stage::Etcd(super::World::with_etcd())); }
         })+
     };
 }
@@ -111,6 +119,8 @@ impl Stage {
             Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
             #[cfg(feature = "postgres")]
             Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(world) => Box::new(EtcdStore::etcd(Etcd::shared().target(&world.url()))),
         }
     }
 

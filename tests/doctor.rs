@@ -4,6 +4,8 @@
 use crate::support::certificates::Certificate;
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
 use crate::support::masters::Masters;
 #[cfg(feature = "mysql")]
 use crate::support::mysql::Mysql;
@@ -89,6 +91,18 @@ fn a_fit_store(backend: Backend) {
             "rights",
             "wake-up",
         ],
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => &[
+            "store",
+            "reachable",
+            "round trip",
+            "version",
+            "role",
+            "clock",
+            "persistence",
+            "rights",
+            "wake-up",
+        ],
     };
     assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
     for (_, verdict, finding) in &found {
@@ -105,6 +119,8 @@ fn nothing_is_left_behind(backend: Backend) {
         Backend::Mysql => Mysql::shared().tables(world.database()),
         #[cfg(feature = "postgres")]
         Backend::Postgres => Postgres::shared().tables(world.database()),
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => Etcd::shared().keys(&world.url()).len(),
     };
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
     assert_eq!(count(), 0);

@@ -2,6 +2,8 @@
 //! away, the whole job is dead before anybody else could have the lock.
 
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
 use crate::support::job;
 #[cfg(feature = "mysql")]
 use crate::support::mysql::Mysql;
@@ -355,6 +357,10 @@ enum Loss {
 
 /// Loses every record of the store.
 fn forget(world: &World) {
+    #[cfg(feature = "etcd")]
+    if world.url().starts_with("etcd:") {
+        return Etcd::shared().forget(&world.url());
+    }
     #[cfg(feature = "mysql")]
     if world.url().starts_with("mysql:") {
         Mysql::shared().ask(world.database(), "DELETE FROM dlock_locks");
@@ -629,6 +635,8 @@ fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
         Backend::Postgres => {
             Postgres::shared().ask(world.database(), "DROP TABLE dlock_locks, dlock_waiters, dlock_ends");
         }
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => Etcd::shared().forget(&world.url()),
     }
     world.write("go", "");
     holder.finish();

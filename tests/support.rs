@@ -7,6 +7,8 @@ pub mod cluster;
 pub mod database;
 pub mod deadline;
 pub mod dlock;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod hole;
 pub mod job;
 pub mod machine;
@@ -14,7 +16,7 @@ pub mod masters;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 pub mod night;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "etcd"))]
 pub mod outages;
 #[cfg(feature = "postgres")]
 pub mod postgres;

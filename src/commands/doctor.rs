@@ -54,6 +54,8 @@ fn survey(context: &Context) -> Result<Survey, Error> {
         }
         #[cfg(feature = "sql")]
         Made::Database(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
+        #[cfg(feature = "etcd")]
+        Made::Etcd(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
         Made::Masters(masters) => Survey::Masters(probed(masters)),
         Made::Sentinels(sentinels, service, master) => {

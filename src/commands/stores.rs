@@ -3,15 +3,17 @@
 
 use super::context::Context;
 use crate::config::Credentials;
+use crate::config::url::{self, Host, Location};
 #[cfg(feature = "sql")]
-use crate::config::url::DatabaseAt;
-use crate::config::url::{self, Dialect, Host, Location};
+use crate::config::url::{DatabaseAt, Dialect};
 use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
 use crate::output::Kind;
 use crate::output::time::span as span_of;
 use crate::store::Store;
+#[cfg(feature = "etcd")]
+use crate::store::etcd::{self, EtcdStore};
 use crate::store::file::FileStore;
 use crate::store::net::Address;
 use crate::store::net::tls::{Files, Tls};
@@ -48,6 +50,8 @@ pub enum Made {
     Directory(PathBuf),
     #[cfg(feature = "sql")]
     Database(SqlStore),
+    #[cfg(feature = "etcd")]
+    Etcd(Box<EtcdStore>),
 }
 
 impl Context {
@@ -79,6 +83,14 @@ impl Context {
             }
             #[cfg(feature = "sql")]
             Made::Database(store) => return Ok(Box::new(store)),
+            #[cfg(feature = "etcd")]
+            Made::Etcd(_) if hold.replicas != Replicas::None => {
+                return Err(Error::Config(format!(
+                    "--replicas: {shown} answers when a majority of its members has what was asked; leave it out"
+                )));
+            }
+            #[cfg(feature = "etcd")]
+            Made::Etcd(store) => return Ok(store),
             Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
             }
@@ -170,16 +182,28 @@ impl Context {
                 #[cfg(feature = "postgres")]
                 Dialect::Postgres => Made::Database(SqlStore::postgres(self.database()?)),
                 #[cfg(not(all(feature = "mysql", feature = "postgres")))]
-                _ => return Err(self.not_built(*dialect)),
+                _ => return Err(self.not_built(dialect.scheme())),
             },
+            #[cfg(feature = "etcd")]
+            Location::Etcd { members, prefix, tls } => Made::Etcd(Box::new(EtcdStore::etcd(etcd::Target {
+                members: members.iter().map(tcp).collect(),
+                user: store.credentials.as_ref().and_then(|login| login.username.clone()),
+                password: store.credentials.as_ref().and_then(password),
+                tls: certificates(tls)?,
+                prefix: prefix.clone(),
+                shown,
+                connect_timeout: settings.connect_timeout,
+                op_timeout: settings.op_timeout,
+            }))),
+            #[cfg(not(feature = "etcd"))]
+            Location::Etcd { .. } => return Err(self.not_built("etcd")),
             Location::File { dir } => Made::Directory(dir.clone()),
         })
     }
 
-    /// This dlock cannot speak to such a database.
-    #[cfg(not(all(feature = "mysql", feature = "postgres")))]
-    fn not_built(&self, dialect: Dialect) -> Error {
-        let feature = dialect.scheme();
+    /// This dlock cannot speak to such a store.
+    #[cfg(not(all(feature = "mysql", feature = "postgres", feature = "etcd")))]
+    fn not_built(&self, feature: &str) -> Error {
         Error::Config(format!(
             "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it from a \
              clone with `cargo install --locked --path . --features {feature}`",

@@ -14,14 +14,22 @@ mod split;
 pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
      (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE, \
-     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, or file:/DIR";
+     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, \
+     etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), or file:/DIR";
 
 /// The port of a Redis server where the URL names none.
 const PORT: u16 = 6379;
 /// The port of a sentinel where the URL names none.
 const SENTINEL_PORT: u16 = 26379;
+/// The port of a member of etcd where the URL names none.
+const ETCD_PORT: u16 = 2379;
+/// What dlock's keys in etcd begin with where the URL does not say it.
+const ETCD_PREFIX: &str = "dlock";
 /// Characters of the name of a database that stand for themselves in a URL.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// The same of a path.
+const PATH: &AsciiSet = &PLAIN.remove(b'/');
 
 /// Where the locks are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -71,6 +79,15 @@ pub enum Location {
         /// Its name.
         name: String,
         /// Set where it is spoken to over TLS.
+        tls: Option<Tls>,
+    },
+    /// A cluster of etcd.
+    Etcd {
+        /// Some of its members; at least one.
+        members: Vec<Host>,
+        /// What all keys begin with, without a slash at either end.
+        prefix: String,
+        /// Set where they are spoken to over TLS.
         tls: Option<Tls>,
     },
     /// A directory on this machine.
@@ -161,7 +178,8 @@ impl Location {
             | Self::Sentinel { tls, .. }
             | Self::Cluster { tls, .. }
             | Self::Quorum { tls, .. }
-            | Self::Database { tls, .. } => tls.as_ref(),
+            | Self::Database { tls, .. }
+            | Self::Etcd { tls, .. } => tls.as_ref(),
             Self::Unix { .. } | Self::File { .. } => None,
         }
     }
@@ -197,6 +215,14 @@ impl fmt::Display for Location {
                 match at {
                     DatabaseAt::Tcp(host) => write!(f, "{scheme}://{host}/{name}"),
                     DatabaseAt::Unix(path) => write!(f, "{scheme}+unix://{}?db={name}", path.display()),
+                }
+            }
+            Self::Etcd { members, prefix, tls } => {
+                write!(f, "{}://{}", if tls.is_some() { "etcds" } else { "etcd" }, joined(members))?;
+                if prefix == ETCD_PREFIX {
+                    Ok(())
+                } else {
+                    write!(f, "/{}", utf8_percent_encode(prefix, PATH))
                 }
             }
             Self::File { dir } => write!(f, "file:{}", dir.display()),
@@ -318,6 +344,8 @@ fn take_apart(text: &str) -> Result<Url, String> {
         "mysql+unix" | "mariadb+unix" => database_socket(authority(rest)?, Dialect::Mysql),
         "postgres" | "postgresql" => database(authority(rest)?, Dialect::Postgres),
         "postgres+unix" | "postgresql+unix" => database_socket(authority(rest)?, Dialect::Postgres),
+        "etcd" => etcd(authority(rest)?, Wire::Plain),
+        "etcds" => etcd(authority(rest)?, Wire::Tls),
         "file" => file(rest),
         "rediss+unix" => Err(format!("a socket on this machine is spoken to without TLS; {ALLOWED}")),
         "unix" | "redis-socket" => Err(format!("a socket is redis+unix:///SOCKET; {ALLOWED}")),
@@ -471,7 +499,9 @@ fn parameters_of<'p>(
             }
         };
         if matches!(name, "ca" | "cert" | "key") && wire == Wire::Plain {
-            return Err(format!("{name}= is for TLS: the scheme must begin with rediss; {ALLOWED}"));
+            return Err(format!(
+                "{name}= is for TLS: the scheme must begin with rediss, or be etcds; {ALLOWED}"
+            ));
         }
         if name.starts_with("sentinel-") && sentinels == Sentinels::No {
             return Err(format!("{name}= is for redis+sentinel:// only; {ALLOWED}"));
@@ -603,6 +633,18 @@ fn database_name(text: &str) -> Result<String, String> {
         }
         name => Ok(name),
     }
+}
+
+/// `etcd://` and `etcds://`.
+fn etcd(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    let members = parts.hosts(ETCD_PORT)?;
+    let prefix = match decode(parts.path.trim_matches('/'))? {
+        prefix if prefix.is_empty() => ETCD_PREFIX.into(),
+        prefix if prefix.split('/').all(|part| !part.is_empty()) => prefix,
+        _ => return Err(format!("two slashes follow each other in the prefix of the keys; {ALLOWED}")),
+    };
+    let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
+    Ok(url(Location::Etcd { members, prefix, tls }, parts))
 }
 
 /// `file:`.

@@ -563,6 +563,10 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
+        // A session does not end with the process that began it.
+        if self.adapter.has_sessions() {
+            return Ok(());
+        }
         self.adapter.refresh(deadline)?;
         self.transact(names, Some(token), Look::Heads, deadline, |transaction| transaction.untrack(token))?;
         self.end_life(token);

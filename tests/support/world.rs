@@ -3,6 +3,8 @@
 
 use super::certificates::Authority;
 use super::dlock::Dlock;
+#[cfg(feature = "etcd")]
+use super::etcd::Etcd;
 #[cfg(feature = "mysql")]
 use super::mysql::Mysql;
 #[cfg(feature = "postgres")]
@@ -31,6 +33,8 @@ pub enum Backend {
     Mysql,
     #[cfg(feature = "postgres")]
     Postgres,
+    #[cfg(feature = "etcd")]
+    Etcd,
 }
 
 /// A database on a server that all share, gone when it is dropped.
@@ -64,6 +68,10 @@ macro_rules! on_every_store {
         mod on_postgres {
             $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Postgres); })+
         }
+        #[cfg(feature = "etcd")]
+        mod on_etcd {
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Etcd); })+
+        }
     };
 }
 pub(crate) use on_every_store;
@@ -88,6 +96,8 @@ impl World {
             Backend::Mysql => Self::with_mysql(),
             #[cfg(feature = "postgres")]
             Backend::Postgres => Self::with_postgres(),
+            #[cfg(feature = "etcd")]
+            Backend::Etcd => Self::with_etcd(),
         }
     }
 
@@ -133,6 +143,14 @@ impl World {
         let database = Mysql::shared().database();
         let url = Mysql::shared().url(&database.name);
         Self::with_database(database, url)
+    }
+
+    /// A world with keys of its own in the etcd that all share.
+    #[cfg(feature = "etcd")]
+    pub fn with_etcd() -> Self {
+        let mut world = Self::at(new_home());
+        world.elsewhere = Some(Etcd::shared().new_url());
+        world
     }
 
     #[cfg(feature = "sql")]
@@ -240,12 +258,11 @@ impl World {
     /// dlock with arguments, on this world's store.
     pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
         let dlock = Dlock::new(self, args).env("DLOCK_STORE", self.url());
+        let is_shared = self.url().starts_with("etcd");
         #[cfg(feature = "sql")]
-        if self.database.is_some() {
-            // The server is shared with other scenarios, which may have it serve hundreds at once.
-            return dlock.env("DLOCK_OP_TIMEOUT", "5s");
-        }
-        dlock
+        let is_shared = is_shared || self.database.is_some();
+        // The server is shared with other scenarios, which may have it serve hundreds at once.
+        if is_shared { dlock.env("DLOCK_OP_TIMEOUT", "5s") } else { dlock }
     }
 
     /// `dlock run -k KEY options -- sh -c SCRIPT`.

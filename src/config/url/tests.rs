@@ -162,6 +162,43 @@ fn several_hosts() -> Result<(), String> {
 }
 
 #[test]
+fn members_of_etcd() -> Result<(), String> {
+    let place = |hosts: &[(&str, u16)], prefix: &str, tls: Option<Tls>| Location::Etcd {
+        members: hosts.iter().map(|(host, port)| at(host, *port)).collect(),
+        prefix: prefix.into(),
+        tls,
+    };
+    let ca = Some(Tls { ca: Some("/f".into()), ..Tls::default() });
+    for (text, place, shown) in [
+        (
+            "etcd://A,b:7,[::1]",
+            place(&[("a", 2379), ("b", 7), ("::1", 2379)], "dlock", None),
+            "etcd://a:2379,b:7,[::1]:2379",
+        ),
+        ("etcd://u@h/dlock/", place(&[("h", 2379)], "dlock", None), "etcd://h:2379"),
+        ("etcd://u@h/team/a%20b", place(&[("h", 2379)], "team/a b", None), "etcd://h:2379/team/a%20b"),
+        ("etcds://u:p@h:1?ca=/f", place(&[("h", 1)], "dlock", ca), "etcds://h:1"),
+    ] {
+        let url = parse(text)?;
+        assert_eq!((&url.place, url.place.to_string().as_str()), (&place, shown), "{text}");
+        if place.tls().is_none() {
+            assert_eq!(parse(shown)?.place, place, "what is shown names the same place");
+        }
+    }
+    for (text, word) in [
+        ("etcd://h?ca=/f", "etcds"),
+        ("etcd:h", "//"),
+        ("etcd://h/a//b", "slashes"),
+        ("etcd://", "host"),
+        ("etcd://h?db=1", "db"),
+    ] {
+        let said = parse(text).err().unwrap_or_default();
+        assert!(said.contains(word), "{text}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
 fn certificates() -> Result<(), String> {
     let url = parse("rediss://h:1/2?key=/k&ca=/a%20b&cert=/c")?;
     let client = Some(ClientCertificate { cert: "/c".into(), key: "/k".into() });

@@ -274,9 +274,13 @@ impl Session {
         // Once the version is agreed on, what is left to fail is who this client is: so TLS 1.2 says it.
         let agreed = self.connection.protocol_version().is_some();
         match (alert, &self.files.client) {
-            (Alert::CertificateRequired, _) | (Alert::HandshakeFailure, None) if agreed => Error::Denied(
-                format!("{store} wants a client certificate; name one with ?cert=FILE&key=FILE"),
-            ),
+            (Alert::CertificateRequired, _) | (Alert::HandshakeFailure | Alert::BadCertificate, None)
+                if agreed =>
+            {
+                Error::Denied(format!(
+                    "{store} wants a client certificate; name one with ?cert=FILE&key=FILE"
+                ))
+            }
             (
                 Alert::BadCertificate
                 | Alert::UnsupportedCertificate

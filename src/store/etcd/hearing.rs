@@ -1,0 +1,147 @@
+//! How is something heard as soon as it happens? By a watch, on a connection of its own: of the lives that a waiter looks at,
+//! and, for those who hold or look on, a subscription.
+
+use super::client::Client;
+use super::entry::Layout;
+use super::http::{Connection, Failure, Request};
+use super::words::{Bytes, Number, Streamed, Watched};
+use super::{Keys, Question};
+use crate::clock::Moment;
+use crate::law::Phase;
+use crate::lock::Token;
+use crate::store::{Error, Listener, Subscription};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// How long nothing is heard after a subscription failed.
+const BACKOFF: Duration = Duration::from_secs(1);
+
+/// What of a key is heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum News {
+    /// That it goes.
+    End,
+    All,
+}
+
+/// A watch.
+pub struct Ears {
+    connection: Connection,
+    /// Which member tells.
+    member: usize,
+    keys: BTreeSet<(Bytes, News)>,
+}
+
+impl Ears {
+    /// Listens to these keys, to all that comes after a revision. `by` is when it is to be connected.
+    pub fn open(
+        client: &Client,
+        keys: BTreeSet<(Bytes, News)>,
+        after: u64,
+        by: Moment,
+    ) -> Result<Self, Failure> {
+        let mut connection = client.connect(by)?;
+        let mut body = String::new();
+        for (key, news) in &keys {
+            let filters: &[&str] = if *news == News::End { &["NOPUT"] } else { &[] };
+            let create = json!({ "create_request": { "key": key, "start_revision": Number(after + 1), "filters": filters } });
+            let _ = writeln!(body, "{create}");
+        }
+        let request = Request { path: "watch", body };
+        match connection.begin_lines(&request, client.pass().as_deref(), by)? {
+            None => Ok(Self { connection, member: client.member(), keys }),
+            Some(_) => Err(Failure::Unable(client.garbled("it lets nobody watch"))),
+        }
+    }
+
+    /// Whether it listens to these, at the member that is asked now.
+    pub fn is_for(&self, client: &Client, keys: &BTreeSet<(Bytes, News)>) -> bool {
+        self.member == client.member() && self.keys == *keys
+    }
+
+    /// Sleeps until something happens that is `new`, by its revision, or until then (false).
+    pub fn hear(
+        &mut self,
+        client: &Client,
+        new: impl Fn(u64) -> bool,
+        until: Moment,
+    ) -> Result<bool, Failure> {
+        while let Some(line) = self.connection.next_line(until)? {
+            let said: Streamed<Watched> = client.parse(&line)?;
+            let Some(watched) = said.result else {
+                return Err(Failure::Unable(client.garbled("a watch ended")));
+            };
+            if watched.canceled {
+                return Err(Failure::Unable(client.garbled("a watch ended")));
+            }
+            if watched.events.iter().any(|event| new(event.kv.mod_revision.0)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// A subscription, on connections of its own.
+pub struct Hearing {
+    pub keys: Keys,
+    pub names: BTreeSet<String>,
+    pub token: Token,
+    pub listener: Listener,
+    pub ears: Option<Ears>,
+    pub backoff_until: Moment,
+}
+
+impl Hearing {
+    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let client = &self.keys.client;
+        let Some(ears) = &mut self.ears else {
+            client.by.set(Moment::now().after(client.target.connect_timeout + client.target.op_timeout));
+            let is_news = self.is_news()?;
+            let layout = Layout(&client.target.prefix);
+            let heard: BTreeSet<(Bytes, News)> = match self.listener {
+                Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
+                Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
+            };
+            self.ears = Some(Ears::open(client, heard, self.keys.seen.get(), client.by.get())?);
+            return Ok(is_news);
+        };
+        ears.hear(client, |_| true, until)
+    }
+
+    /// Whether there may be something to hear already: for a holder, that it is no more one, or asked to end.
+    fn is_news(&self) -> Result<bool, Failure> {
+        let question = Question { names: &self.names, me: None, with_all: false };
+        let (nodes, _) = self.keys.read(&question).map_err(Failure::Refused)?;
+        let hold = |phase: Phase, asked: bool| phase == Phase::Held && !asked;
+        let holds = nodes.iter().all(|node| {
+            let mine = node.record.holds.get(&self.token);
+            mine.is_some_and(|mine| hold(mine.phase, mine.asked.is_some()))
+        });
+        Ok(self.listener == Listener::Watcher || !holds)
+    }
+}
+
+impl Subscription for Hearing {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        crate::clock::sleep_until(until.min(self.backoff_until));
+        while !until.passed() {
+            match self.hear(until) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.ears = None;
+                    self.keys.client.turn_away();
+                    if until.passed() {
+                        return Ok(false);
+                    }
+                    self.backoff_until = Moment::now().after(BACKOFF);
+                    return Err(failure.into());
+                }
+            }
+        }
+        Ok(false)
+    }
+}

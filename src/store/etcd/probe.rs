@@ -1,0 +1,103 @@
+//! Can this cluster hold locks? Asks it what it is, and takes a lock there that nobody else has, as one who waits does, and
+//! removes it again.
+
+use super::client::grant;
+use super::entry::{Row, body};
+use super::http::Request;
+use super::words::{Act, Bytes, Number, Put, Range, Span, Status, Txn};
+use super::{EtcdStore, Keys, LeaseOf};
+use crate::clock::Moment;
+use crate::law::{Record, Time};
+use crate::lock::{Mode, Token};
+use crate::store::Error;
+use crate::store::engine::Adapter;
+use crate::store::engine::queue::{Place, Waiting};
+use crate::store::probe::{Bell, Database, Offset, Role, Tried};
+use std::time::{Duration, SystemTime};
+
+/// How often it is asked.
+const ASKED: usize = 50;
+/// Asking ends after this time, whatever it found.
+const WITHIN: Duration = Duration::from_secs(1);
+
+impl EtcdStore {
+    /// Looks at the cluster.
+    pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
+        self.adapter.refresh(by)?;
+        let version = self.adapter.version()?;
+        let (round_trips, clock) = self.adapter.round_trips()?;
+        let tried = self.adapter.tried();
+        let (role, forgets_by, bell) = (Role::Master, Vec::new(), Bell::Heard);
+        Ok(Database { round_trips, clock, version, role, forgets_by, tried, bell })
+    }
+}
+
+impl Keys {
+    fn version(&self) -> Result<String, Error> {
+        let mut replies = self.client.ask(&[Request { path: "maintenance/status", body: "{}".into() }])?;
+        let status: Status = match replies.pop() {
+            Some(Ok(good)) => self.client.parse(&good.body)?,
+            Some(Err(said)) => return Err(self.client.meaning(&said)),
+            None => Status::default(),
+        };
+        Ok(format!("etcd {}", status.version))
+    }
+
+    /// Fastest first, and the clock of the member, which is told to a second.
+    fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+        let (mut round_trips, mut clock) = (Vec::new(), None);
+        let key = self.layout().lock("");
+        let range = Range { span: Span { key, range_end: None }, ..Range::default() };
+        let read = Txn { compare: Vec::new(), success: vec![Act::Range(range)] };
+        let end = Moment::now().after(WITHIN);
+        while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
+            let sent = Moment::now();
+            let (_, now) = self.client.txn(&read)?;
+            round_trips.push(Moment::now().since(sent));
+            clock = Some(offset(now));
+        }
+        round_trips.sort_unstable();
+        Ok((round_trips, clock))
+    }
+
+    /// Makes a lock with one who waits and an end, wakes it, and removes them with their lease.
+    fn tried(&self) -> Result<Tried, Error> {
+        let token = Token::random()
+            .map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))?;
+        let (layout, name) = (self.layout(), format!("dlock.probe:{}", token.secret()));
+        let bytes =
+            token.secret().as_bytes().try_into().map_err(|_| Error::Garbled("a token is none".into()))?;
+        let waiting = Waiting::new(bytes, 1, Mode::Exclusive, Place::Queued);
+        let failed = |error: serde_json::Error| Error::Garbled(error.to_string());
+        let values = [
+            (layout.lock(&name), body(0, 0, &Record::default()).map_err(failed)?),
+            (layout.hold(&name, &token), b"0".to_vec()),
+            (layout.waiter(&name, &waiting), Row::of(&waiting, b"{}").map_err(failed)?),
+            (layout.life(&token), Vec::new()),
+            (layout.end(&name, 1), b"{}".to_vec()),
+        ];
+        let of = LeaseOf::Waiter;
+        let put = |(key, value): (Bytes, Vec<u8>)| {
+            let lease = Some(Number(of.id(&token)));
+            Act::Put(Put { key, value: Some(Bytes(value)), lease, ..Put::default() })
+        };
+        let txn = Txn { compare: Vec::new(), success: values.into_iter().map(put).collect() };
+        let mut replies =
+            self.client.ask(&[grant(of.id(&token), of.seconds()), txn.request(&self.client)?])?;
+        let done = self.client.txn_answer(replies.pop());
+        self.client.leased(replies.pop())?;
+        self.client.revoke(&[of.id(&token)])?;
+        done?;
+        Ok(Tried::Done)
+    }
+}
+
+/// How far a clock is off that tells this time now; what is less than a second is not seen.
+fn offset(theirs: Time) -> Offset {
+    let theirs = SystemTime::UNIX_EPOCH + Duration::from_micros(theirs.0);
+    let ours = SystemTime::now();
+    match theirs.duration_since(ours) {
+        Ok(ahead) => Offset::Ahead(ahead),
+        Err(behind) => Offset::Behind(behind.duration()),
+    }
+}

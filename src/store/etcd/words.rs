@@ -1,0 +1,321 @@
+//! In which words is etcd asked, and what do its answers say? Its JSON: 64-bit numbers are texts, keys and values base64.
+//! Whatever comes from there is checked here.
+
+use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// A key or a value.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub Vec<u8>);
+
+/// A number; zero where it is left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Number(pub u64);
+
+impl Bytes {
+    fn encoded(&self) -> String {
+        let mut text = String::with_capacity(self.0.len().div_ceil(3) * 4);
+        for three in self.0.chunks(3) {
+            let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
+            let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+            for at in 0..4 {
+                let digit = usize::try_from(bits >> (18 - 6 * at) & 63).unwrap_or(0);
+                text.push(if at > three.len() { '=' } else { char::from(DIGITS[digit]) });
+            }
+        }
+        text
+    }
+
+    fn decoded(text: &str) -> Option<Self> {
+        let (fours, []) = text.as_bytes().as_chunks::<4>() else { return None };
+        let mut bytes = Vec::with_capacity(fours.len() * 3);
+        for (number, four) in fours.iter().enumerate() {
+            let padding = four.iter().rev().take_while(|digit| **digit == b'=').count();
+            if padding > 2 || (padding > 0 && number + 1 < fours.len()) {
+                return None;
+            }
+            let mut bits = 0;
+            for digit in &four[..4 - padding] {
+                bits = bits << 6 | value(*digit)?;
+            }
+            bits <<= 6 * padding;
+            bytes.extend_from_slice(&bits.to_be_bytes()[1..4 - padding]);
+        }
+        Some(Self(bytes))
+    }
+}
+
+fn value(digit: u8) -> Option<u32> {
+    Some(match digit {
+        b'A'..=b'Z' => u32::from(digit - b'A'),
+        b'a'..=b'z' => u32::from(digit - b'a') + 26,
+        b'0'..=b'9' => u32::from(digit - b'0') + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    })
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.encoded())
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base64")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                Bytes::decoded(text).ok_or_else(|| E::custom("this is no base64"))
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Number, E> {
+                Ok(Number(number))
+            }
+
+            /// What is less than nothing, a lease that is no more, is nothing.
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
+                Ok(Number(u64::try_from(number).unwrap_or(0)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
+                let number =
+                    text.strip_prefix('-').map_or_else(|| text.parse(), |rest| rest.parse().map(|_: u64| 0));
+                number.map(Number).map_err(|_| E::custom("this is no number"))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// One part of a transaction.
+#[derive(Debug, Clone, Serialize)]
+pub enum Act {
+    #[serde(rename = "request_range")]
+    Range(Range),
+    #[serde(rename = "request_put")]
+    Put(Put),
+    #[serde(rename = "request_delete_range")]
+    Delete(Span),
+    #[serde(rename = "request_txn")]
+    Txn(Txn),
+}
+
+/// A key, or all from it on up to another one.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Span {
+    pub key: Bytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range_end: Option<Bytes>,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Range {
+    #[serde(flatten)]
+    pub span: Span,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Number>,
+    /// Last first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sort_order: Option<&'static str>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keys_only: bool,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Put {
+    pub key: Bytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Number>,
+    /// It keeps its value and its lease, and is new all the same.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ignore_value: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ignore_lease: bool,
+}
+
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Txn {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub compare: Vec<Compare>,
+    pub success: Vec<Act>,
+}
+
+/// That a key was changed last at a revision, or (`version`) that it is there.
+#[derive(Debug, Clone, Serialize)]
+pub struct Compare {
+    pub key: Bytes,
+    pub target: &'static str,
+    pub result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mod_revision: Option<Number>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<Number>,
+}
+
+impl Compare {
+    /// That a key was changed last at this revision; 0 where there was none.
+    pub fn unchanged(key: Bytes, revision: u64) -> Self {
+        let mod_revision = Some(Number(revision));
+        Self { key, target: "MOD", result: "EQUAL", mod_revision, version: None }
+    }
+
+    /// That there is such a key.
+    pub fn exists(key: Bytes) -> Self {
+        let version = Some(Number(0));
+        Self { key, target: "VERSION", result: "GREATER", mod_revision: None, version }
+    }
+}
+
+/// Who answered, and how far it was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Header {
+    pub cluster_id: Number,
+    pub member_id: Number,
+    pub revision: Number,
+    pub raft_term: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct TxnAnswer {
+    pub header: Header,
+    pub succeeded: bool,
+    pub responses: Vec<Response>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Response {
+    pub response_range: Option<RangeAnswer>,
+    pub response_txn: Option<TxnAnswer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RangeAnswer {
+    pub kvs: Vec<Pair>,
+    /// How many there are without the limit.
+    pub count: Number,
+}
+
+/// A key with its value.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Pair {
+    pub key: Bytes,
+    pub value: Bytes,
+    pub mod_revision: Number,
+    pub lease: Number,
+}
+
+/// What is said of a lease that is granted, kept or looked at.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LeaseAnswer {
+    pub header: Header,
+    #[serde(rename = "TTL")]
+    pub ttl: Number,
+    /// What is on it, where that was asked.
+    pub keys: Vec<Bytes>,
+}
+
+/// What comes in a stream.
+#[derive(Debug, Deserialize)]
+pub struct Streamed<T> {
+    pub result: Option<T>,
+    pub error: Option<Said>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Watched {
+    pub created: bool,
+    pub canceled: bool,
+    pub events: Vec<Event>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    pub kv: Pair,
+}
+
+/// An error.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Said {
+    #[serde(alias = "grpc_code")]
+    pub code: u16,
+    pub message: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Login {
+    pub token: String,
+}
+
+/// What a member says of itself.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_as_they_were() {
+        for length in 0..10 {
+            let bytes = Bytes((0..length).map(|at: u8| at.wrapping_mul(29).wrapping_add(200)).collect());
+            assert_eq!(Bytes::decoded(&bytes.encoded()), Some(bytes));
+        }
+        assert_eq!(Bytes(b"dlock".to_vec()).encoded(), "ZGxvY2s=");
+        for wrong in ["a", "ab==cdef", "a===", "a!==", "ab=c"] {
+            assert_eq!(Bytes::decoded(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_texts_or_not() {
+        let numbers: Vec<Number> = serde_json::from_str(r#"["7", 8, "-1", -1]"#).unwrap_or_default();
+        assert_eq!(numbers, [Number(7), Number(8), Number(0), Number(0)]);
+        assert!(serde_json::from_str::<Number>(r#""x""#).is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! A real cluster of etcd, of one member or several. One of one member is shared by the scenarios, each of which has keys of
+//! its own there; a scenario that kills or sets up members has a cluster for itself.
+
+use super::redis::next_port;
+use super::wait::{wait_for, wait_until};
+use super::world::suite_home;
+use dlock::store::etcd::Target;
+use dlock::store::net::Address;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// The cluster. Dropping it kills its members.
+pub struct Etcd {
+    members: Vec<Member>,
+    home: PathBuf,
+    options: Vec<String>,
+    /// How clients speak to it.
+    scheme: &'static str,
+}
+
+struct Member {
+    /// Where clients find it, and where the others do.
+    client: u16,
+    peer: u16,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    /// So many members in a directory below `home`, with further options.
+    pub fn start(home: &Path, members: usize, options: &[&str]) -> Self {
+        let mut etcd = Self::new(home, members, options);
+        for member in 0..members {
+            etcd.run(member);
+        }
+        etcd.wait_until_it_serves();
+        etcd
+    }
+
+    fn new(home: &Path, members: usize, options: &[&str]) -> Self {
+        let home = home.join("etcd");
+        fs::create_dir(&home).expect("a directory");
+        let members = (0..members).map(|_| Member { client: free_port(), peer: free_port(), child: None });
+        // Leases of a second, and no disk of a test is worth waiting for.
+        let usual = ["--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync"];
+        let options = usual.iter().chain(options).map(ToString::to_string).collect();
+        Self { members: members.collect(), home, options, scheme: "http" }
+    }
+
+    /// One member that is spoken to over TLS; not waited for.
+    pub fn start_secure(home: &Path, options: &[&str]) -> Self {
+        let mut etcd = Self::new(home, 1, options);
+        etcd.scheme = "https";
+        etcd.run(0);
+        etcd
+    }
+
+    /// That which all scenarios share.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Etcd> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let (tell, hear) = mpsc::channel();
+            // It is told to stop when the thread that started it ends.
+            thread::spawn(move || {
+                tell.send(Self::start(suite_home(), 1, &[])).expect("somebody waits for it");
+                loop {
+                    thread::park();
+                }
+            });
+            hear.recv().expect("a cluster")
+        })
+    }
+
+    /// Starts a member, again.
+    pub fn run(&mut self, number: usize) {
+        let url = |port| format!("http://127.0.0.1:{port}");
+        let all = self.members.iter().enumerate().map(|(at, member)| format!("m{at}={}", url(member.peer)));
+        let all = all.collect::<Vec<_>>().join(",");
+        let member = &mut self.members[number];
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.home.join(format!("m{number}.log")));
+        let log = log.expect("a log");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "etcd", "--name", &format!("m{number}")]);
+        command.arg("--data-dir").arg(self.home.join(format!("m{number}")));
+        let clients = format!("{}://127.0.0.1:{}", self.scheme, member.client);
+        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+        command.args(["--listen-peer-urls", &url(member.peer)]);
+        command.args(["--initial-advertise-peer-urls", &url(member.peer)]);
+        command.args(["--initial-cluster", &all, "--initial-cluster-state", "new"]);
+        command.args(&self.options);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        member.child = Some(command.spawn().expect("etcd; ./test --stores installs it"));
+    }
+
+    /// Waits until a write is answered by every member that runs.
+    pub fn wait_until_it_serves(&self) {
+        for member in self.members.iter().filter(|member| member.child.is_some()) {
+            wait_until("etcd serves", || {
+                let put = ["--dial-timeout=1s", "--command-timeout=1s", "put", "is-it-there", "yes"];
+                etcdctl(&[member.client], &put).is_ok()
+            });
+        }
+    }
+
+    /// The URL of keys that nobody else has.
+    pub fn new_url(&self) -> String {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        format!("{}/w{}", self.url(), NUMBER.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The URL of the whole cluster.
+    pub fn url(&self) -> String {
+        let members: Vec<String> =
+            self.members.iter().map(|member| format!("127.0.0.1:{}", member.client)).collect();
+        format!("etcd://{}", members.join(","))
+    }
+
+    /// How to reach the keys of such a URL from within.
+    pub fn target(&self, url: &str) -> Target {
+        let host = "127.0.0.1".to_owned();
+        let address = |member: &Member| Address::Tcp { host: host.clone(), port: member.client };
+        Target {
+            members: self.members.iter().map(address).collect(),
+            user: None,
+            password: None,
+            tls: None,
+            prefix: url.rsplit('/').next().expect("a prefix").into(),
+            shown: "here".into(),
+            connect_timeout: Duration::from_secs(20),
+            op_timeout: Duration::from_secs(20),
+        }
+    }
+
+    /// Where clients find a member.
+    pub fn port(&self, number: usize) -> u16 {
+        self.members[number].client
+    }
+
+    /// What etcdctl says, asking all members that run.
+    pub fn ctl(&self, args: &[&str]) -> String {
+        self.try_ctl(args).unwrap_or_else(|error| panic!("etcdctl {args:?}: {error}"))
+    }
+
+    /// The same, which may fail.
+    pub fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
+        let ports: Vec<u16> =
+            self.members.iter().filter(|member| member.child.is_some()).map(|member| member.client).collect();
+        etcdctl(&ports, args)
+    }
+
+    /// The keys of such a URL.
+    pub fn keys(&self, url: &str) -> Vec<String> {
+        let keys = self.ctl(&["get", "--prefix", "--keys-only", &prefix(url)]);
+        keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Removes them.
+    pub fn forget(&self, url: &str) {
+        self.ctl(&["del", "--prefix", &prefix(url)]);
+    }
+
+    /// Sends a member a signal.
+    pub fn signal(&self, number: usize, signal: Signal) {
+        let child = self.members[number].child.as_ref();
+        let pid = child.and_then(|child| Pid::from_raw(child.id().cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("it runs");
+    }
+
+    /// Kills a member.
+    pub fn kill(&mut self, number: usize) {
+        self.signal(number, Signal::KILL);
+        self.members[number].child.take().expect("it runs").wait().expect("it ends");
+    }
+
+    /// Which member leads.
+    pub fn leader(&self) -> usize {
+        wait_for("a leader", || {
+            (0..self.members.len()).find(|number| {
+                let member = &self.members[*number];
+                let status = member
+                    .child
+                    .as_ref()
+                    .and_then(|_| etcdctl(&[member.client], &["endpoint", "status"]).ok());
+                status.is_some_and(|status| status.split(", ").nth(4) == Some("true"))
+            })
+        })
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            if let Some(mut child) = member.child.take() {
+                drop(child.kill());
+                drop(child.wait());
+            }
+        }
+    }
+}
+
+fn prefix(url: &str) -> String {
+    format!("{}/", url.rsplit('/').next().expect("a prefix"))
+}
+
+fn free_port() -> u16 {
+    wait_for("a free port for etcd", || {
+        let port = next_port();
+        std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+    })
+}
+
+fn etcdctl(ports: &[u16], args: &[&str]) -> Result<String, String> {
+    let endpoints: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let output = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .arg(format!("--endpoints={}", endpoints.join(",")))
+        .args(args)
+        .output()
+        .expect("etcdctl; ./test --stores installs it");
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
