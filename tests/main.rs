@@ -65,6 +65,8 @@ mod cost;
 #[cfg(feature = "sql")]
 mod databases;
 mod doctor;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod file_store;
 mod first_contact;
 mod floods;

@@ -1,0 +1,459 @@
+//! What may happen to a cluster of etcd that keeps locks: members are killed, stopped, cut off from the others; the leader
+//! changes; all are away for a while or for good; what they remember is compacted; a member says what is not so. And who is let
+//! in. What etcd does as every store does is in `conformance`, and everywhere as `on_etcd`.
+
+use crate::support::certificates::Authority;
+use crate::support::etcd::Etcd;
+use crate::support::outages::storm_through_outages;
+use crate::support::proc;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::storm::{Wish, is_soak, storm};
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::World;
+use rustix::process::Signal;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+/// A job that goes on until `go` is there.
+const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
+
+/// A world with a cluster of its own.
+fn own_cluster(members: usize, options: &[&str]) -> (World, Etcd) {
+    let mut world = World::without_redis();
+    let etcd = Etcd::start(&world.path(""), members, options);
+    world.use_store(etcd.url());
+    (world, etcd)
+}
+
+/// Whichever of three members is killed or stopped, holders and waiters go on by the others.
+#[test]
+fn a_member_that_is_gone_or_silent_is_left_alone() {
+    let (world, mut etcd) = own_cluster(3, &[]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    for member in 0..3 {
+        etcd.kill(member);
+        assert_eq!((world.state("k"), world.fence("k"), world.waiters("k")), ("held".into(), fence, 1));
+        etcd.run(member);
+        etcd.wait_until_it_serves();
+        etcd.signal(member, Signal::STOP);
+        assert_eq!((world.state("k"), world.fence("k"), world.waiters("k")), ("held".into(), fence, 1));
+        world.run(&format!("other{member}"), &[], "true").run();
+        etcd.signal(member, Signal::CONT);
+        etcd.wait_until_it_serves();
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// A member of a minority neither renews nor grants; the majority goes on when nothing of the job is alive.
+#[test]
+fn whoever_reaches_a_minority_only_loses_its_lock_in_time() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let alone = format!("etcd://127.0.0.1:{}", etcd.port(0));
+    let job = "echo $$ > pid; while :; do sleep 0.05; done";
+    let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
+    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
+    let pid = world.wait_for_pid("pid");
+    etcd.signal(1, Signal::STOP);
+    etcd.signal(2, Signal::STOP);
+    holder.finish();
+    assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
+    world.run("k2", &["--store", &alone], "true").status(69).any_stderr().run();
+    etcd.signal(1, Signal::CONT);
+    etcd.signal(2, Signal::CONT);
+    world.run("k", &["-w", "30s"], "echo next >> log").any_stderr().run();
+    assert_eq!(world.log(), ["next"]);
+}
+
+#[test]
+fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
+    let (world, mut etcd) = own_cluster(3, &[]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=3)
+        .map(|number| {
+            let waiter =
+                world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log")).any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            waiter
+        })
+        .collect();
+    for round in 0..if is_soak() { 6 } else { 2 } {
+        let leader = etcd.leader();
+        etcd.kill(leader);
+        world.run(&format!("other{round}"), &["-w", "20s"], "true").any_stderr().run();
+        if is_soak() {
+            sleep(Duration::from_secs(9));
+        }
+        etcd.run(leader);
+        etcd.wait_until_it_serves();
+    }
+    world.wait_for_waiters("k", 3);
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
+}
+
+#[test]
+fn half_a_session_without_any_member_disturbs_no_job() {
+    let (world, mut etcd) = own_cluster(3, &[]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    (0..3).for_each(|member| etcd.signal(member, Signal::STOP));
+    // The outage itself, less than half of the session on a busy machine too.
+    sleep(Duration::from_secs(4));
+    (0..3).for_each(|member| etcd.signal(member, Signal::CONT));
+    etcd.wait_until_it_serves();
+    (0..3).for_each(|member| etcd.kill(member));
+    (0..3).for_each(|member| etcd.run(member));
+    etcd.wait_until_it_serves();
+    assert_eq!(world.state("k"), "held");
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+#[test]
+fn a_cluster_that_is_gone_for_good_ends_the_job_in_time() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let (world, etcd) = own_cluster(1, &[]);
+        let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+        let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
+        let pid = world.wait_for_pid("pid");
+        etcd.signal(0, signal);
+        holder.finish();
+        assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
+        assert!(world.log().contains(&"term".to_owned()));
+    }
+}
+
+/// An old leader, which does not know of the new one, says that it keeps a lease.
+#[test]
+fn a_lease_that_an_old_leader_keeps_is_not_relied_on() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let behind = stale_leader_before(etcd.port(0));
+    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let store = format!("etcd://127.0.0.1:{behind}");
+    let options = ["-t", "5s", "--grace", "300ms", "--store", &store];
+    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
+    world.wait_for_pid("pid");
+    let next = world.run(
+        "k",
+        &["-w"],
+        "read -r pid < pid; kill -0 $pid 2> /dev/null && echo overlap >> log; echo next >> log",
+    );
+    next.any_stderr().run();
+    holder.finish();
+    assert_eq!(world.log(), ["next"]);
+}
+
+/// Stands before a member, and answers by itself whoever wants a lease kept, in the words of a term before.
+fn stale_leader_before(member: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            thread::spawn(move || serve_stale(client, member));
+        }
+    });
+    port
+}
+
+fn serve_stale(mut client: TcpStream, member: u16) -> Option<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", member)).ok()?;
+    let (mut replies, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
+    thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+    let mut buffer = [0; 65536];
+    while let Ok(count @ 1..) = client.read(&mut buffer) {
+        let request = &buffer[..count];
+        if request.starts_with(b"POST /v3/lease/keepalive") {
+            let status = Command::new("etcdctl")
+                .env("ETCDCTL_API", "3")
+                .args([&format!("--endpoints=127.0.0.1:{member}"), "endpoint", "status", "-w", "json"])
+                .output()
+                .ok()?;
+            let status: serde_json::Value = serde_json::from_slice(&status.stdout).ok()?;
+            let header = &status[0]["Status"]["header"];
+            let (id, term) = (&header["member_id"], header["raft_term"].as_u64()? - 1);
+            let body = format!(
+                r#"{{"result":{{"header":{{"member_id":"{id}","raft_term":"{term}"}},"ID":"1","TTL":"5"}}}}"#
+            );
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            client.write_all((head + &body).as_bytes()).ok()?;
+        } else {
+            server.write_all(request).ok()?;
+        }
+    }
+    None
+}
+
+/// What was before is forgotten all the time, also what a watch is about to be told.
+#[test]
+fn compaction_under_load_loses_nothing() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let status: serde_json::Value =
+                    serde_json::from_str(&etcd.ctl(&["endpoint", "status", "-w", "json"])).expect("JSON");
+                let revision = status[0]["Status"]["header"]["revision"].to_string();
+                // Nothing may have happened since the last time.
+                drop(etcd.try_ctl(&["compact", &revision]));
+                sleep(Duration::from_millis(20));
+            }
+        });
+        let runs: Vec<_> = (0..12)
+            .map(|_| {
+                let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
+                world.run("k", &["-w", "-t", "20s", "--op-timeout", "10s"], script).any_stderr().spawn()
+            })
+            .collect();
+        runs.into_iter().for_each(|run| drop(run.finish()));
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(world.log(), ["ran"; 12]);
+    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+/// Requests and replies that the network loses or delivers late, each in turn.
+#[test]
+fn what_the_network_loses_is_made_good() {
+    let (world, etcd) = own_cluster(1, &[]);
+    for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Late] {
+        for at in 1..=6 {
+            let proxy = Proxy::before(etcd.port(0));
+            proxy.plan(at, fault);
+            let url = format!("etcd://127.0.0.1:{}", proxy.port());
+            let run = world.run("k", &["-w", "--store", &url, "-t", "5s"], "echo ran >> log");
+            drop(run.env_remove("DLOCK_OP_TIMEOUT").any_stderr().run());
+            if fault == Fault::Late && proxy.seen() >= at {
+                proxy.deliver();
+            }
+            world.run("k", &["-w", "20s"], "true").any_stderr().run();
+        }
+    }
+    assert_eq!(world.lines("ran"), 18);
+    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+#[test]
+fn many_who_wait_are_served_in_order() {
+    let world = World::with_etcd();
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=12)
+        .map(|number| {
+            let waiter = world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log"));
+            let waiter = waiter.any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            waiter
+        })
+        .collect();
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    let order: Vec<_> = (1..=12).map(|number: usize| number.to_string()).collect();
+    assert_eq!(world.log()[2..], order);
+}
+
+/// More than fit into one transaction of etcd.
+#[test]
+fn many_are_granted_a_shared_lock_at_once() {
+    let world = World::with_etcd();
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let job = "echo in >> log; while [ ! -e over ]; do sleep 0.2; done";
+    let waiters: Vec<_> =
+        (0..60).map(|_| world.run("k", &["-w", "-s", "-t", "1m"], job).any_stderr().spawn()).collect();
+    world.wait_for_waiters("k", 60);
+    world.write("go", "");
+    holder.finish();
+    world.wait_for_lines("in", 60);
+    world.write("over", "");
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+}
+
+#[test]
+fn a_lease_that_etcd_does_not_grant_is_refused() {
+    // Ten times as long as the others, so that no lease is shorter than 8 s.
+    let (world, _etcd) = own_cluster(1, &["--heartbeat-interval=500", "--election-timeout=5000"]);
+    let refused = world.run("k", &["-t", "7s"], "echo ran >> log").status(78).any_stderr().run().stderr;
+    assert!(refused.contains("no lease shorter than 8 s") && refused.contains("--ttl 8s"), "{refused}");
+    world.run("k", &["-t", "8s", "-w", "30s"], "echo ran >> log").any_stderr().run();
+    assert_eq!(world.log(), ["ran"]);
+}
+
+#[test]
+fn a_record_that_is_damaged_is_left_as_it_is() {
+    let (world, etcd) = own_cluster(1, &[]);
+    world.run("k", &[], "true").run();
+    etcd.ctl(&["put", "dlock/lock/dlock:k", "nonsense"]);
+    let said = world.run("k", &[], "echo ran >> log").status(69).any_stderr().run().stderr;
+    assert!(said.contains("\"dlock:k\"") && said.contains("damaged"), "{said}");
+    assert_eq!(etcd.ctl(&["get", "--print-value-only", "dlock/lock/dlock:k"]), "nonsense");
+    world.run("other", &[], "echo other >> log").run();
+    etcd.ctl(&["del", "dlock/lock/dlock:k"]);
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["other", "well"]);
+}
+
+/// With the rights that docs/stores.md names, and no others.
+#[test]
+fn a_user_with_its_prefix_alone_can_do_all() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let root = ["--user=root:rootpw"];
+    for command in [
+        "user add root:rootpw",
+        "user grant-role root root",
+        "user add ops:s3same",
+        "role add dlock",
+        "role grant-permission dlock readwrite --prefix dlock/",
+        "user grant-role ops dlock",
+        "auth enable",
+    ] {
+        wait_for(command, || etcd.try_ctl(&command.split(' ').collect::<Vec<_>>()).ok());
+    }
+    let url = etcd.url();
+    let run = |user: &str, password: &str, script: &str| {
+        world
+            .run("k", &["-w", "20s"], script)
+            .env("DLOCK_USERNAME", user)
+            .env("DLOCK_PASSWORD", password)
+            .any_stderr()
+    };
+    let holder = run("ops", "s3same", JOB).spawn();
+    world.wait_for_log("up");
+    let waiter = run("ops", "s3same", "echo next >> log").spawn();
+    let as_ops = |args: &[&str]| {
+        world
+            .dlock(args)
+            .env("DLOCK_USERNAME", "ops")
+            .env("DLOCK_PASSWORD", "s3same")
+            .any_stdout()
+            .any_stderr()
+            .run()
+    };
+    wait_until("it waits", || as_ops(&["status", "k"]).stdout.contains("wait"));
+    let doctor = as_ops(&["doctor", "--op-timeout", "40s", "--ttl", "24h"]);
+    assert!(doctor.stdout.contains("all that locks need"), "{doctor:?}");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    let wrong = run("ops", "wr0ng", "true").status(77).run().stderr;
+    assert!(wrong.contains("refused the user name or the password") && !wrong.contains("wr0ng"), "{wrong}");
+    let nobody = world.run("k", &[], "true").status(77).any_stderr().run().stderr;
+    assert!(nobody.contains("wants a user and a password"), "{nobody}");
+    let elsewhere = format!("{url}/other");
+    let denied = world
+        .run("k", &["--store", &elsewhere], "true")
+        .env("DLOCK_USERNAME", "ops")
+        .env("DLOCK_PASSWORD", "s3same")
+        .status(77)
+        .any_stderr()
+        .run()
+        .stderr;
+    assert!(denied.contains("other/") && denied.contains("readwrite"), "{denied}");
+    assert_eq!(world.log(), ["up", "done", "next"]);
+    drop(etcd.try_ctl(&[&root[..], &["auth", "disable"]].concat()));
+}
+
+/// Over TLS, with a certificate of one's own.
+#[test]
+fn members_are_spoken_to_over_tls() {
+    let authority = Authority::new("etcd's");
+    let mut world = World::without_redis();
+    authority.write(&world.path("ca.pem"));
+    authority.issue(&["localhost", "127.0.0.1"]).write(&world.path(""), "server");
+    authority.issue(&["client"]).write(&world.path(""), "client");
+    let path = |name: &str| world.path(name).display().to_string();
+    let options = [
+        format!("--cert-file={}", path("server.pem")),
+        format!("--key-file={}", path("server.key")),
+        format!("--trusted-ca-file={}", path("ca.pem")),
+        "--client-cert-auth".into(),
+    ];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let etcd = Etcd::start_secure(&world.path(""), &options);
+    let host = format!("127.0.0.1:{}", etcd.port(0));
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    world.use_store(format!("etcds://{host}?ca={ca}&cert={cert}&key={key}"));
+    wait_until("it serves", || {
+        let run = world.run("k", &["-w", "1s"], "echo ran >> log").any_stderr().spawn();
+        run.output().end() == crate::support::dlock::End::Status(0)
+    });
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    let refused = |url: String, status: i32| {
+        world.run("k", &["--store", &url], "true").status(status).any_stderr().run().stderr
+    };
+    refused(format!("etcds://{host}?ca={ca}"), 77);
+    refused(format!("etcds://{host}"), 69);
+    assert_eq!(world.log(), ["ran", "up", "done", "next"]);
+}
+
+const WISHES: [Wish; 4] = [
+    Wish { keys: &["a"], options: &[], kind: "alone" },
+    Wish { keys: &["a", "b"], options: &[], kind: "alone" },
+    Wish { keys: &["b"], options: &["-s"], kind: "shared" },
+    Wish { keys: &["c"], options: &["-n", "2"], kind: "slot" },
+];
+
+/// Nothing is left of a crowd that is shot at but the records: no session, no place in a queue, no lease.
+#[test]
+fn a_storm_leaves_no_key_and_no_lease() {
+    let (world, etcd) = own_cluster(1, &[]);
+    storm(&world, 8, 25, &WISHES);
+    wait_until("all leases have ended", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
+    let keys = etcd.keys("/dlock");
+    let is_record = |key: &String| key.starts_with("dlock/lock/") || key.starts_with("dlock/end/");
+    assert!(keys.iter().all(is_record), "{keys:?}");
+}
+
+/// Members are killed, stopped and started under a crowd: nobody meets whom it must not meet.
+#[test]
+fn a_storm_through_outages_of_members_lets_nobody_meet() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let etcd = std::cell::RefCell::new(etcd);
+    let mut round = 0;
+    let grants = if is_soak() { 1000 } else { 60 };
+    storm_through_outages(&world, 6, grants, &WISHES, || {
+        let mut etcd = etcd.borrow_mut();
+        round += 1;
+        match round % 3 {
+            0 => {
+                let leader = etcd.leader();
+                etcd.kill(leader);
+                sleep(Duration::from_secs(1));
+                etcd.run(leader);
+            }
+            1 => {
+                etcd.signal(round % 2, Signal::STOP);
+                sleep(Duration::from_secs(2));
+                etcd.signal(round % 2, Signal::CONT);
+            }
+            _ => {
+                (0..3).for_each(|member| etcd.signal(member, Signal::STOP));
+                sleep(Duration::from_secs(1));
+                (0..3).for_each(|member| etcd.signal(member, Signal::CONT));
+            }
+        }
+        etcd.wait_until_it_serves();
+    });
+}
