@@ -1,6 +1,5 @@
 //! Was it right? What jobs did, in true time, against what is promised (docs/protocol.md, I1 to I13).
 
-use super::run::Plan;
 use super::time::{MS, MachineId, Nanos};
 use crate::law::{LockTable, Phase, Record, Time};
 use crate::lock::{Mode, Token};
@@ -21,7 +20,7 @@ pub struct Job {
     /// Whether it ended by itself.
     pub was_left_alone: bool,
     /// What it read of each register, to write one more.
-    read: BTreeMap<String, u64>,
+    pub read: BTreeMap<String, u64>,
 }
 
 /// What the storage behind a lock keeps: it refuses whoever comes with a smaller fence than it has seen.
@@ -281,22 +280,5 @@ fn conflict(one: &Job, other: &Job) -> bool {
         (Mode::Shared, Mode::Shared) => false,
         (Mode::Slots(a), Mode::Slots(b)) if a == b => one.slot == other.slot,
         _ => true,
-    }
-}
-
-impl Job {
-    pub fn new(plan: &Plan, start: Nanos) -> Self {
-        Self {
-            token: plan.ask.token.clone(),
-            machine: plan.machine,
-            names: plan.names.iter().map(|name| name.as_str().to_owned()).collect(),
-            mode: plan.ask.mode,
-            fence: 0,
-            slot: None,
-            start,
-            end: None,
-            was_left_alone: false,
-            read: BTreeMap::new(),
-        }
     }
 }

@@ -11,6 +11,7 @@ use crate::law::{Ask, End, Grant, Left, Ran};
 use crate::lease::event_fd::EventFd;
 use crate::lease::{Keeper, Progress, Report, Request, Shared, Until, give_back};
 use crate::lock::{Names, Token};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -348,8 +349,18 @@ impl Guard {
             self.link.rely(later, later);
         }
         let now = sim.now();
-        let mut job = Job::new(&self.plan, now);
-        (job.fence, job.slot) = (grant.fence.0, grant.slot);
+        let job = Job {
+            token: self.plan.ask.token.clone(),
+            machine: self.plan.machine,
+            names: self.plan.names.iter().map(|name| name.as_str().to_owned()).collect(),
+            mode: self.plan.ask.mode,
+            fence: grant.fence.0,
+            slot: grant.slot,
+            start: now,
+            end: None,
+            was_left_alone: false,
+            read: BTreeMap::new(),
+        };
         sim.tell(|| format!("job starts: {job:?}, {:?}", self.plan));
         let job = self.net.judge().start(job, self.plan.ask.min_hold);
         *locked(&self.link.job) = Some(job);
