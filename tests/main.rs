@@ -23,6 +23,7 @@
 //! - acquire, renew, check: a lock whose lifetime a script manages; wait: looking on
 //! - quorum: several masters hold one lock, and some of them are lost
 //! - forged: records that somebody else has made something of
+//! - fuzz: garbage of every kind
 //! - status, status_watch, history, release, watch, metrics, doctor: the other commands
 //! - completions: what TAB offers in real shells
 //! - schema: JSON against docs/dlock.schema.json
@@ -71,6 +72,7 @@ mod file_store;
 mod first_contact;
 mod floods;
 mod forged;
+mod fuzz;
 mod generated;
 mod guard;
 mod history;

@@ -4,6 +4,7 @@ use super::view::View;
 use super::*;
 use crate::lock::{Key, Owner};
 
+mod explored;
 mod histories;
 mod observer;
 mod replace;

@@ -14,7 +14,7 @@ use super::proc;
 use super::storm::Dice;
 use super::wait::PATIENCE;
 use super::world::World;
-use check::{Ended, Round, Sighting, Told, Verdict, judge, seconds};
+use check::{Ended, Round, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds};
 use crowd::{Crowd, REGISTERS, now};
 pub use nemesis::Profile;
 use nemesis::{Nemesis, belongs};
@@ -74,7 +74,19 @@ pub fn round(
             sleep(Duration::from_millis(20));
         }
         crowd.end_all();
-        round.sightings = looks.join().expect("it only looks");
+        let (sightings, slow) = looks.join().expect("it only looks");
+        round.sightings = sightings;
+        // While a server is stopped that is the reason.
+        let known = |slow: &Trouble| {
+            let meets = |one: &&Trouble| one.from < slow.until && one.until > slow.from;
+            round
+                .troubles
+                .iter()
+                .filter(meets)
+                .any(|one| one.kind.contains("server") || one.kind.contains("master"))
+        };
+        let slow: Vec<_> = slow.into_iter().filter(|slow| !known(slow)).collect();
+        round.troubles.extend(slow);
     });
     let raged = began.elapsed();
     round.runs = crowd.runs();
@@ -98,12 +110,18 @@ fn dice(seed: u64, who: u64) -> Dice {
     dice
 }
 
-/// Looks who waits, again and again.
-fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
-    let mut seen = Vec::new();
+/// Looks who waits, again and again; and when this machine was so busy that even that took long.
+fn look(world: &World, crowd: &Crowd) -> (Vec<Sighting>, Vec<Trouble>) {
+    let (mut seen, mut slow) = (Vec::new(), Vec::new());
     while !crowd.stop.load(Ordering::Relaxed) {
+        let from = now();
         let output = world.dlock(["status", "--json"]).any_stdout().any_stderr().spawn().output();
         let at = now();
+        if at - from > SECOND / 2 {
+            // What others were told to wait for a second for may have begun before, and end after it.
+            let (from, until) = (from.saturating_sub(SECOND), at + SECOND);
+            slow.push(Trouble { kind: "busy machine", from, until, forgets: false, empties: false });
+        }
         let locks: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
         let live = crowd.live();
         for lock in locks.as_array().into_iter().flatten() {
@@ -117,7 +135,7 @@ fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
         drop(live);
         sleep(Duration::from_millis(300));
     }
-    seen
+    (seen, slow)
 }
 
 /// What the store tells of the keys when nobody uses them any more.

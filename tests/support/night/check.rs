@@ -456,9 +456,8 @@ impl Judge<'_> {
                 Ok(())
             }
             Outcome::Status(69 | 75) => wrong("its job ran all the same"),
-            Outcome::Status(70) if has(&[Hit::KillGuard, Hit::Limits, Hit::Stop, Hit::StopAll]) => {
-                if life.is_some_and(|life| life.ended) { wrong("its job ran to the end") } else { Ok(()) }
-            }
+            // The job gets TERM then, and may come to its end before the KILL.
+            Outcome::Status(70) if has(&[Hit::KillGuard, Hit::Limits, Hit::Stop, Hit::StopAll]) => Ok(()),
             Outcome::Status(71 | 78 | 97 | 126 | 127) if has(&[Hit::Limits]) && life.is_none() => Ok(()),
             Outcome::Status(79) => {
                 let hit = !run.hits.is_empty() || run.kind == Kind::Replace;
@@ -560,7 +559,15 @@ impl Judge<'_> {
                     .take(known.len().min(48))
                     .find(|lived| !known.contains(&lived.life.fence));
                 if let Some(lived) = missing {
-                    faults.push(format!("{key}: the history does not tell of {lived}"));
+                    let near: Vec<_> = self
+                        .round
+                        .troubles
+                        .iter()
+                        .filter(|one| one.from < lived.run.ended && one.until > lived.life.start)
+                        .map(|one| format!("{} {:.3}–{:.3}", one.kind, seconds(one.from), seconds(one.until)))
+                        .collect();
+                    let said = &lived.run.said;
+                    faults.push(format!("{key}: the history does not tell of {lived}, {near:?}, {said:?}"));
                 }
             }
             faults.into_iter().for_each(|fault| self.verdict.faults.push((Fault::History, fault)));

@@ -1,0 +1,487 @@
+//! Garbage of every kind: in what is typed, in settings, in what a job inherits, in records, and from a server that is broken or
+//! bad. dlock does not panic, hang or grow; it says what is wrong in lines of its own, with a status that the contract has.
+
+use crate::support::dlock::{Dlock, End};
+use crate::support::storm::Dice;
+use crate::support::world::{Backend, World};
+use dlock::cli::duration;
+use dlock::config::file::File as Settings;
+use dlock::config::url;
+use dlock::lock::{Key, Name};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// Texts made of such pieces, and of anything else.
+fn text(pieces: &'static [&'static str]) -> impl Strategy<Value = String> {
+    let piece = prop_oneof![6 => prop::sample::select(pieces).prop_map(str::to_owned), 1 => ".{0,6}", 1 => "[0-9]{1,25}"];
+    prop::collection::vec(piece, 0..9).prop_map(|pieces| pieces.concat())
+}
+
+fn play<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config).run(strategy, test).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn whatever_is_typed_is_understood_or_refused() {
+    const URLS: &[&str] = &[
+        "redis",
+        "rediss",
+        "+sentinel",
+        "+cluster",
+        "+quorum",
+        "+unix",
+        "file",
+        "postgres",
+        "mysql",
+        "://",
+        ":",
+        "/",
+        "//",
+        "@",
+        "?",
+        "&",
+        "=",
+        ",",
+        "[",
+        "]",
+        "::1",
+        "%",
+        "%2",
+        "%00",
+        "%ff",
+        "127.0.0.1",
+        "host",
+        ":6379",
+        "/0",
+        "user:secret@",
+        "ca=/f",
+        "cert=",
+        "db=",
+        "sslmode=disable",
+        "é",
+        " ",
+        "\n",
+        "\0",
+        "#",
+        "..",
+    ];
+    play(3000, &text(URLS), |text| {
+        if let Err(why) = url::parse(&text) {
+            prop_assert!(!why.contains('\n') && !why.contains('\0'), "{:?}", why);
+            let has_password = text.contains("://user:secret@");
+            prop_assert!(!has_password || !why.contains("secret"), "a password is shown: {:?}", why);
+        }
+        drop(url::with_user(&text, "u:é@/"));
+        Ok(())
+    });
+    const SPANS: &[&str] = &[
+        "1",
+        "90",
+        "s",
+        "m",
+        "h",
+        "d",
+        "ms",
+        "us",
+        "ns",
+        ".",
+        ".5",
+        "-",
+        "+",
+        "e9",
+        " ",
+        "inf",
+        "NaN",
+        "é",
+        "999999999999",
+    ];
+    play(3000, &text(SPANS), |text| {
+        if let Ok(span) = duration::parse_positive(&text) {
+            prop_assert!(span > Duration::ZERO);
+        }
+        Ok(())
+    });
+    const KEYS: &[&str] = &[
+        "{", "}", "{}", "{a}", "dlock.", "dlock:", ":", "a", "é", "\u{202e}", "\n", "\u{7f}", "", "/", "..",
+        "*",
+    ];
+    play(3000, &text(KEYS), |text| {
+        let Ok(key) = Key::new(&text) else { return Ok(()) };
+        prop_assert!((1..=512).contains(&text.len()) && !text.chars().any(char::is_control), "{:?}", text);
+        for prefix in ["dlock:", "", "{x}", "}"] {
+            if let Ok(name) = Name::new(prefix, &key) {
+                prop_assert_eq!(name.key(), text.as_str());
+                let tag = format!("{{{}}}", name.tag());
+                prop_assert!(!name.tag().contains('}') || name.as_str().contains(&tag), "{:?}", text);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn whatever_stands_in_a_file_of_settings_is_read_or_refused() {
+    const LINES: &[&str] = &[
+        "store",
+        "ttl",
+        "prefix",
+        "wait",
+        "password",
+        "op-timeout",
+        "max-lease",
+        "quiet",
+        "on-lost",
+        " = ",
+        "=",
+        "\"",
+        "'",
+        "\"5s\"",
+        "\"redis://h\"",
+        "true",
+        "5",
+        "-1",
+        "1e9",
+        "[",
+        "]",
+        "{",
+        "}",
+        "#",
+        "\n",
+        "\n",
+        "\\",
+        "\\u0000",
+        "é",
+        "[run]",
+        "\"\"\"",
+    ];
+    let world = World::without_redis();
+    let path = world.path("some.toml");
+    play(1500, &text(LINES), |text| {
+        fs::write(&path, &text).expect("a file");
+        if let Err(error) = Settings::read(&path) {
+            let said = error.to_string();
+            prop_assert!(said.contains("some.toml"), "{:?}", said);
+        }
+        Ok(())
+    });
+}
+
+/// What a run inside a job is told of that job's holds is a claim, and may be anything.
+#[test]
+fn whatever_a_job_inherits_starts_nothing_unlocked() {
+    let world = World::new(Backend::File);
+    let token = "0123456789abcdef0123456789abcdef";
+    let good = format!(
+        r#"[{{"store":"{}","prefix":"dlock:","keys":["k"],"token":"{token}","fence":7,"by":"run","ttl_ms":5000}}]"#,
+        world.url()
+    );
+    let holder = world
+        .run("k", &["-t", "1m"], "touch up; while [ ! -e go ]; do sleep 0.02; done")
+        .any_stderr()
+        .spawn();
+    crate::support::wait::wait_until("the job runs", || world.path("up").exists());
+    let mut dice = Dice(0xF00D);
+    let odd = ["", "[]", "[[]]", "{}", "null", "\u{0}", "[{", "é", "1e999", "-1", "[null]", "\"k\""];
+    for case in 0..60 {
+        let mut held = good.clone().into_bytes();
+        for _ in 0..dice.roll(4) {
+            let at = at(&mut dice, held.len());
+            match dice.roll(3) {
+                0 => held[at] = u8::try_from(33 + dice.roll(90)).expect("a letter"),
+                1 => held.truncate(at.max(1)),
+                _ => held.splice(at..at, "9".repeat(at % 50).bytes()).for_each(drop),
+            }
+        }
+        let held = String::from_utf8_lossy(&held).into_owned();
+        let held = if case % 6 == 0 { (*dice.of(&odd)).replace('\0', "x") } else { held };
+        let words: &[&str] = match dice.roll(4) {
+            0 => &["run", "-k", "k", "--", "touch", "ran"],
+            1 => &["check"],
+            2 => &["renew"],
+            _ => &["release", "k"],
+        };
+        let dlock =
+            world.dlock(words).env("DLOCK_HELD", &held).env("DLOCK_TOKEN", token).env("DLOCK_FENCE", &held);
+        let output = dlock.any_stdout().any_stderr().spawn().output();
+        let case = format!("{words:?} with {held:?}: {output:?}");
+        assert!(matches!(output.end(), End::Status(64 | 75 | 78 | 79)), "{case}");
+        assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{case}");
+        assert!(!world.path("ran").exists(), "{case}");
+    }
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Bytes of a record in a directory, changed at random while it is used.
+#[test]
+fn whatever_stands_in_a_file_of_the_store_hides_no_other_lock() {
+    let world = World::new(Backend::File);
+    world.run("bad", &[], "exit 3").status(3).run();
+    let record = fs::read_dir(world.path("locks")).expect("a directory").flatten().map(|entry| entry.path());
+    let record =
+        record.filter(|path| path.extension().is_some_and(|kind| kind == "json")).last().expect("a record");
+    world.run("good", &[], "true").run();
+    let intact = fs::read(&record).expect("a record");
+    let mut dice = Dice(0xBEEF);
+    for _ in 0..40 {
+        let mut bytes = intact.clone();
+        for _ in 0..=dice.roll(6) {
+            let at = at(&mut dice, bytes.len());
+            match dice.roll(4) {
+                0 => bytes[at] = u8::try_from(dice.roll(256)).expect("a byte"),
+                1 => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = b'9'),
+                2 => bytes.truncate(at.max(1)),
+                _ => bytes.extend(vec![b'['; 1 + at]),
+            }
+        }
+        // In place, as a broken disk would.
+        let file = fs::File::options().write(true).open(&record).expect("it is there");
+        file.set_len(u64::try_from(bytes.len()).expect("a size"))
+            .and_then(|()| file.write_all_at(&bytes, 0))
+            .expect("a write");
+        for words in
+            [&["status", "good", "bad"][..], &["history", "bad"], &["run", "-k", "bad", "--", "true"]]
+        {
+            is_decent(world.dlock(words), &format!("{words:?} on {bytes:?}"), "");
+        }
+        let said = world.dlock(["status", "good"]).any_stdout().run().stdout;
+        assert!(said.contains("good"), "{said}");
+        fs::write(&record, &intact).expect("a write");
+    }
+}
+
+/// Values of any type and shape under the names that dlock uses.
+#[test]
+fn whatever_stands_under_a_name_of_dlocks_is_a_line_about_that_lock() {
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    let kinds =
+        ["hold", "due", "kept", "queue", "heard", "fence", "done", "pause", "newest", "log", "stat", "watch"];
+    let mut dice = Dice(0xCAFE);
+    for _ in 0..60 {
+        redis.ask::<()>(&["FLUSHALL"]);
+        world.run("bad", &[], "true").run();
+        let kind = *dice.of(&kinds);
+        let key = if dice.roll(6) == 0 {
+            "dlock:bad".into()
+        } else {
+            format!("dlock.{kind}:{{dlock:bad}}:dlock:bad")
+        };
+        let long = "9".repeat(70_000);
+        let values = [
+            "",
+            "-1",
+            "nan",
+            "[]",
+            "[1]",
+            "{}",
+            "[null,null,null,null,null,null]",
+            "\u{1}",
+            "dlock/slots/0:1",
+            &long,
+        ];
+        let (value, field) = (*dice.of(&values), *dice.of(&values));
+        redis.ask::<i64>(&["DEL", &key]);
+        let words = match dice.roll(6) {
+            0 => vec!["SET", &key, value],
+            1 => vec!["RPUSH", &key, value, field],
+            2 => vec!["HSET", &key, field, value, "#0", value],
+            3 => vec!["ZADD", &key, "1", value, "-inf", field],
+            4 => vec!["SADD", &key, value],
+            _ => vec!["XADD", &key, "*", "f", value],
+        };
+        drop(redis.ask::<redis::Value>(&words));
+        for looks in [
+            &["status", "bad"][..],
+            &["status"],
+            &["history", "bad"],
+            &["metrics"],
+            &["run", "-k", "bad", "-w", "100ms", "--", "true"],
+            &["release", "bad", "-y"],
+            &["pause", "bad", "--for", "1s"],
+            &["resume", "bad"],
+        ] {
+            is_decent(world.dlock(looks), &format!("{looks:?} after {words:.200?}"), "");
+        }
+    }
+}
+
+/// Servers that answer anything at all, at any speed.
+#[test]
+fn whatever_a_server_answers_ends_in_a_line() {
+    let world = World::without_redis();
+    let seeds = AtomicU64::new(1);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..14 {
+                    let seed = seeds.fetch_add(1, Ordering::Relaxed);
+                    let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+                    let port = bad_server(seed);
+                    let mut stores = vec![
+                        format!("redis://127.0.0.1:{port}"),
+                        format!("redis+sentinel://127.0.0.1:{port}/m"),
+                        format!("redis+cluster://127.0.0.1:{port}"),
+                        format!("redis+quorum://127.0.0.1:{port},127.0.0.1:{port}1,127.0.0.1:1")
+                            .replace(&format!("{port}1"), "2"),
+                    ];
+                    if cfg!(feature = "postgres") {
+                        stores.push(format!("postgres://u@127.0.0.1:{port}/d?sslmode=disable"));
+                    }
+                    if cfg!(feature = "mysql") {
+                        stores.push(format!("mysql://u@127.0.0.1:{port}/d?sslmode=disable"));
+                    }
+                    let store = dice.of(&stores).clone();
+                    let words: &[&str] = match dice.roll(8) {
+                        0 | 1 => &["run", "-k", "k", "--max-run", "1s", "-t", "2s", "--", "true"],
+                        2 => &["run", "-k", "k", "-w", "300ms", "-t", "2s", "--", "true"],
+                        3 => &["status"],
+                        4 => &["history", "k"],
+                        5 => &["metrics"],
+                        6 => &["release", "k", "-y"],
+                        _ => &["wait", "k", "-w", "300ms"],
+                    };
+                    let dlock = world.dlock(words).env("DLOCK_STORE", &store);
+                    let dlock = dlock.env("DLOCK_OP_TIMEOUT", "300ms").env("DLOCK_CONNECT_TIMEOUT", "300ms");
+                    is_decent(dlock, &format!("{words:?} on {store}, server {seed}"), "--as=400000000");
+                }
+            });
+        }
+    });
+}
+
+/// It ends soon, small, with a status that the contract has and with lines of its own.
+#[track_caller]
+fn is_decent(dlock: Dlock<'_>, case: &str, limit: &str) {
+    let began = Instant::now();
+    let dlock = if limit.is_empty() { dlock } else { dlock.under(&["prlimit", limit]) };
+    let output = dlock.any_stdout().any_stderr().spawn().output();
+    let case = format!("after {:?}: {case:.500}: {:.500}", began.elapsed(), output.stderr);
+    assert!(
+        matches!(output.end(), End::Status(0 | 64 | 69 | 75 | 77 | 78 | 79)),
+        "{:?} {case}",
+        output.end()
+    );
+    assert!(
+        output.stderr.lines().all(|line| line.starts_with("dlock: ") || line.starts_with("  ")),
+        "{case}"
+    );
+    assert!(output.stderr.len() <= 16_384, "{case}");
+}
+
+fn at(dice: &mut Dice, len: usize) -> usize {
+    usize::try_from(dice.roll(u64::try_from(len.max(1)).expect("a size"))).expect("a place")
+}
+
+/// A server that answers each packet with what its seed gives.
+fn bad_server(seed: u64) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        let mut dice = Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
+        for stream in listener.incoming().flatten() {
+            let mut own = Dice(dice.roll(u64::MAX) | 1);
+            thread::spawn(move || answer(stream, &mut own, port));
+        }
+    });
+    port
+}
+
+fn answer(mut stream: TcpStream, dice: &mut Dice, port: u16) -> Option<()> {
+    let mut buffer = [0; 4096];
+    while let Ok(1..) = stream.read(&mut buffer) {
+        match dice.roll(12) {
+            0 => return None,
+            1 => {
+                for byte in b"$5\r\nhello\r\n" {
+                    stream.write_all(&[*byte]).ok()?;
+                    sleep(Duration::from_secs(1));
+                }
+            }
+            // More than anybody asked for, without an end.
+            2 => loop {
+                stream.write_all(&[b'x'; 4096]).ok()?;
+            },
+            3 => loop {
+                stream.write_all(b"*1\r\n").ok()?;
+            },
+            4 => stream.write_all(format!("${}\r\nabc", dice.roll(u64::MAX)).as_bytes()).ok()?,
+            5 => stream.write_all(format!("*{}\r\n:1\r\n", dice.roll(u64::MAX)).as_bytes()).ok()?,
+            6 => {
+                let bytes: Vec<u8> =
+                    (0..dice.roll(300)).map(|_| u8::try_from(dice.roll(256)).unwrap_or(0)).collect();
+                stream.write_all(&bytes).ok()?;
+            }
+            7 => stream
+                .write_all(format!("-MOVED {} 127.0.0.1:{port}\r\n", dice.roll(20_000)).as_bytes())
+                .ok()?,
+            _ => {
+                let mut reply = String::new();
+                for _ in 0..=dice.roll(3) {
+                    value(dice, 0, &mut reply);
+                }
+                stream.write_all(reply.as_bytes()).ok()?;
+            }
+        }
+    }
+    None
+}
+
+/// A value of the Redis protocol.
+fn value(dice: &mut Dice, depth: u64, reply: &mut String) {
+    let words = [
+        "OK",
+        "granted",
+        "waiting",
+        "busy",
+        "renewed",
+        "held",
+        "free",
+        "m",
+        "127.0.0.1",
+        "6379",
+        "[]",
+        "-1",
+        "",
+        "\u{1b}[2J",
+    ];
+    match dice.roll(if depth > 3 { 7 } else { 11 }) {
+        0 => *reply += &format!("+{}\r\n", dice.of(&words)),
+        1 => {
+            let kinds = [
+                "ERR",
+                "NOAUTH",
+                "WRONGPASS",
+                "NOPERM",
+                "LOADING",
+                "OOM",
+                "READONLY",
+                "NOSCRIPT",
+                "CLUSTERDOWN",
+                "TRYAGAIN",
+                "",
+            ];
+            *reply += &format!("-{} {}\r\n", dice.of(&kinds), dice.of(&words));
+        }
+        2 => *reply += &format!(":{}\r\n", dice.roll(u64::MAX) as i64),
+        3 => *reply += "$-1\r\n",
+        4 => *reply += "_\r\n",
+        5 | 6 => {
+            let word = dice.of(&words);
+            *reply += &format!("${}\r\n{word}\r\n", word.len());
+        }
+        _ => {
+            let count = dice.roll(7);
+            *reply += &format!("{}{count}\r\n", dice.of(&["*", "*", "*", "%", ">", "~"]));
+            (0..count).for_each(|_| value(dice, depth + 1, reply));
+        }
+    }
+}
