@@ -339,7 +339,7 @@ class Postgres:
         subprocess.run([*self.program('initdb'), '--username=app', '--auth=trust', '--locale=C', '-D', data], check=True, env=CLEAN, **QUIET)
         self.process = start([*self.program('postgres'), '-D', data, '-c', f'port={self.port}', '-c', 'listen_addresses=127.0.0.1', '-c',
                               f'unix_socket_directories={self.home}', '-c', 'max_connections=1000'])
-        self.url = f'postgres://app@127.0.0.1:{self.port}/postgres'
+        self.url, self.unix = f'postgres://app@127.0.0.1:{self.port}/postgres', f'postgres+unix://app@{self.home}/.s.PGSQL.{self.port}?db=postgres'
         self.psql = ['psql', '-XAtq', '-h', '127.0.0.1', '-p', str(self.port), '-U', 'app', 'postgres']
         until(lambda: subprocess.run([*self.psql, '-c', 'SELECT 1'], env=CLEAN, **QUIET).returncode == 0)
 
@@ -353,37 +353,78 @@ class Postgres:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def postgres(_):
-    """Beside what people do with PostgreSQL alone: psql, with an advisory lock, round the command."""
-    if not has('psql'):
-        return
-    server = Postgres()
+class Mysql:
+    """A MariaDB server of its own."""
+
+    def __init__(self):
+        self.home, self.port = tempfile.mkdtemp(prefix='dlock-bench-'), port()
+        data, sock = os.path.join(self.home, 'data'), os.path.join(self.home, 's')
+        user = ['--user=root'] if os.geteuid() == 0 else []
+        subprocess.run(['mariadb-install-db', '--no-defaults', *user, f'--datadir={data}', '--auth-root-authentication-method=normal',
+                        '--skip-test-db'], check=True, env=CLEAN, **QUIET)
+        self.process = start(['mariadbd', '--no-defaults', *user, f'--datadir={data}', f'--socket={sock}', f'--port={self.port}',
+                              '--bind-address=127.0.0.1', '--skip-name-resolve', '--max-connections=1000'])
+        root = ['mariadb', '--no-defaults', '-u', 'root', '-S', sock, '-e']
+        made = "DROP USER IF EXISTS ''@localhost; CREATE USER app@'%'; GRANT ALL ON *.* TO app@'%'; CREATE DATABASE ops"
+        until(lambda: subprocess.run([*root, made], env=CLEAN, **QUIET).returncode == 0)
+        self.url, self.unix = f'mysql://app@127.0.0.1:{self.port}/ops', f'mysql+unix://app@{sock}?db=ops'
+        self.client = ['mariadb', '--no-defaults', '-BN', '-h', '127.0.0.1', '-P', str(self.port), '-u', 'app']
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def database(server, what, alone, peers):
+    """dlock beside what people do with a database alone: `alone`, named commands, round nothing and round `true`; and `peers`, which
+    wait for a lock, each for a crowd of so many."""
     try:
         job = run(server.url, '-k', 'k', '--', 'true')
         if subprocess.run(job, env=CLEAN, **QUIET).returncode:
-            return row('-', '', 'PostgreSQL', 'skipped: this dlock cannot; FEATURES=postgres ./bench postgres builds one')
-        named = [('psql with pg_try_advisory_lock', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)']),
-                 ('the same round true', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)', '-c', r'\! true']),
-                 ('dlock run, PostgreSQL by TCP', job),
-                 ('dlock run, PostgreSQL by a Unix socket',
-                  run(f'postgres+unix://app@{server.home}/.s.PGSQL.{server.port}?db=postgres', '-k', 'k', '--', 'true'))]
+            return row('-', '', what, 'skipped: this dlock cannot; FEATURES=postgres,mysql ./bench builds one')
+        named = [*alone, (f'dlock run, {what} by TCP', job),
+                 (f'dlock run, {what} by a Unix socket', run(server.unix, '-k', 'k', '--', 'true'))]
         medians = pair([command for _, command in named])
         for (name, _), took in zip(named, medians):
             row(times(took, medians[0]), '1.5' if name.startswith('dlock') else '', name, f'{took / 1000:.2f} ms')
-        psql = ' '.join(server.psql)
-        loop = 'DO $$ BEGIN WHILE NOT pg_try_advisory_lock(1) LOOP PERFORM pg_sleep(0.1); END LOOP; END $$'
         for waiters in CROWDS[:2]:
-            peers = (('psql, a loop on the advisory lock', ['sh', '-c', f'exec {psql} -c \'{loop}\' -c "\\! $*"', 'sh', '@STAMP'], ''),
-                     ('psql, pg_advisory_lock', ['sh', '-c', f'exec {psql} -c "SELECT pg_advisory_lock(2)" -c "\\! $*"', 'sh', '@STAMP'], ''),
-                     ('dlock', run(server.url, '-k', f'c{waiters}', '-q', '-w', '--', '@STAMP'), '5 ms'))
-            for name, command, target in peers:
+            dlock = ('dlock', run(server.url, '-k', f'c{waiters}', '-q', '-w', '--', '@STAMP'), '5 ms')
+            for name, command, target in (*((name, command, '') for name, command in peers), dlock):
                 median, figure = crowd('x', command, waiters, 20)
                 row(f'{median:.2f} ms', target, f'{name}, {waiters} waiters', figure)
     finally:
         server.stop()
 
 
-PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres)}
+def postgres(_):
+    """Beside psql with an advisory lock round the command."""
+    if not has('psql'):
+        return
+    server = Postgres()
+    psql = ' '.join(server.psql)
+    loop = 'DO $$ BEGIN WHILE NOT pg_try_advisory_lock(1) LOOP PERFORM pg_sleep(0.1); END LOOP; END $$'
+    database(server, 'PostgreSQL',
+             (('psql with pg_try_advisory_lock', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)']),
+              ('the same round true', [*server.psql, '-c', 'SELECT pg_try_advisory_lock(1)', '-c', r'\! true'])),
+             (('psql, a loop on the advisory lock', ['sh', '-c', f'exec {psql} -c \'{loop}\' -c "\\! $*"', 'sh', '@STAMP']),
+              ('psql, pg_advisory_lock', ['sh', '-c', f'exec {psql} -c "SELECT pg_advisory_lock(2)" -c "\\! $*"', 'sh', '@STAMP'])))
+
+
+def mysql(_):
+    """Beside the client of MariaDB with GET_LOCK round the command."""
+    if not has('mariadb') or not has('mariadbd'):
+        return
+    server = Mysql()
+    client, take = ' '.join(server.client), "SELECT GET_LOCK('k',0);"
+    loop = "delimiter //\nBEGIN NOT ATOMIC WHILE NOT GET_LOCK('l',0) DO DO SLEEP(0.1); END WHILE; END//"
+    database(server, 'MariaDB',
+             (('mariadb with GET_LOCK', [*server.client, '-e', take]), ('the same round true', [*server.client, '-e', take + r' \! true'])),
+             [(name, ['sh', '-c', f'exec {client} -e "{statement}\n\\! $*"', 'sh', '@STAMP'])
+              for name, statement in (('mariadb, a loop on GET_LOCK', loop), ('mariadb, GET_LOCK', "SELECT GET_LOCK('w',1000);"))])
+
+
+PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres, mysql)}
 
 
 def main(names):

@@ -3,7 +3,10 @@
 //! database does is in `sql` (PostgreSQL) and `mysql`.
 
 use crate::support::database::{Kind, Server, on_every_database};
+use crate::support::outages::storm_through_outages;
 use crate::support::proxy::{Fault, Proxy};
+use crate::support::storm::{Wish, is_soak};
+use crate::support::wait::wait_until;
 use crate::support::world::World;
 use std::fs;
 use std::process::Command;
@@ -21,6 +24,9 @@ on_every_database!(
     a_clock_that_steps_disturbs_no_long_lease,
     what_the_network_loses_is_made_good,
     many_who_wait_are_served_in_order,
+    who_waits_sleeps_until_the_one_before_lets_go,
+    a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
+    a_storm_with_restarts,
 );
 
 /// A job that goes on until `go` is there.
@@ -29,7 +35,15 @@ const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo 
 /// A world with a server of its own.
 fn own_server(kind: Kind) -> (World, Server) {
     let mut world = World::without_redis();
-    let server = Server::start(kind, &world.path(""));
+    let server = Server::start(kind, &world.path(""), &[]);
+    world.use_store(server.url());
+    (world, server)
+}
+
+/// The same, with room for many, and which tells what it was asked.
+fn large_server(kind: Kind) -> (World, Server) {
+    let mut world = World::without_redis();
+    let server = Server::start(kind, &world.path(""), kind.for_many());
     world.use_store(server.url());
     (world, server)
 }
@@ -75,6 +89,26 @@ fn a_server_that_is_gone_for_good_ends_the_job_in_time(kind: Kind) {
     holder.finish();
     assert!(!crate::support::proc::alive(pid), "dead before dlock says that the lock is lost");
     assert!(world.log().contains(&"term".to_owned()));
+}
+
+/// In the server, each behind another one: nobody looks again and again.
+fn who_waits_sleeps_until_the_one_before_lets_go(kind: Kind) {
+    let world = kind.world();
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=6)
+        .map(|number| {
+            let run = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
+            let run = run.any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            run
+        })
+        .collect();
+    wait_until("all sleep", || kind.sleeping(&world) == 6);
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6"]);
 }
 
 /// Whoever holds or waits connects again.
@@ -199,4 +233,90 @@ fn many_who_wait_are_served_in_order(kind: Kind) {
     waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
     let order: Vec<_> = (1..=12).map(|number: usize| number.to_string()).collect();
     assert_eq!(world.log()[2..], order);
+}
+
+/// As many as a large fleet has: they are served in order, one at a time, and what a turn costs the server does not depend on
+/// how many wait. Others come and go all the time, so that somebody else has changed the lock each time.
+fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few(kind: Kind) {
+    let (world, server) = large_server(kind);
+    server.begin_count();
+    let few = writes_of_a_turn(&world, &server, "few", 10, 0);
+    let many = writes_of_a_turn(&world, &server, "many", 200, 0);
+    println!("statements that write, for each turn: {few:.1} of 10 who wait, {many:.1} of 200");
+    assert!(many < 2.0 * few, "{many} of many, {few} of few");
+    writes_of_a_turn(&world, &server, "noisy", 40, 4);
+}
+
+/// How many statements change a lock for each of those who wait in a line, from the first turn to the last, while some others
+/// come and go.
+fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, others: usize) -> f64 {
+    let all: &[&str] = &["-t", "30s", "--op-timeout", "20s"];
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let holder = world.run(key, all, &script).any_stderr().spawn();
+    world.wait_for_log(key);
+    let waiting = server.count_waiting(&format!("dlock:{key}"));
+    let over = AtomicBool::new(false);
+    let written = thread::scope(|scope| {
+        for _ in 0..others {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(
+                        world
+                            .run(key, &["-s", "-w", "20ms", "--op-timeout", "20s"], "true")
+                            .any_stderr()
+                            .spawn()
+                            .output(),
+                    );
+                }
+            });
+        }
+        let crowd: Vec<_> = (1..=waiters)
+            .map(|number| {
+                let script = format!(
+                    "mkdir in.{key} || echo overlap >> log; echo {key}.{number} >> log; rmdir in.{key}"
+                );
+                let run =
+                    world.dlock(["run", "-q", "-w", "-k", key]).args(all).args(["--", "sh", "-c", &script]);
+                let run = run.any_stderr().spawn();
+                wait_until("it stands in the queue", || server.ask(&waiting) == number.to_string());
+                run
+            })
+            .collect();
+        server.begin_count();
+        world.write(&format!("go.{key}"), "");
+        holder.finish();
+        crowd.into_iter().for_each(|run| drop(run.finish()));
+        over.store(true, Ordering::Relaxed);
+        server.written()
+    });
+    let turns =
+        world.log().into_iter().filter(|line| line.starts_with(&format!("{key}."))).collect::<Vec<_>>();
+    assert_eq!(turns, (1..=waiters).map(|number| format!("{key}.{number}")).collect::<Vec<_>>());
+    assert_eq!(world.lines("overlap"), 0);
+    f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
+}
+
+/// The server is killed, restarted and loses every connection while those who run and wait are killed, interrupted and stopped.
+fn a_storm_with_restarts(kind: Kind) {
+    let (world, mut server) = large_server(kind);
+    world.run("a", &["--op-timeout", "20s"], "true").run();
+    let wishes = [
+        Wish { keys: &["a"], options: &[], kind: "alone" },
+        Wish { keys: &["b"], options: &[], kind: "alone" },
+        Wish { keys: &["b", "c"], options: &[], kind: "alone" },
+        Wish { keys: &["c"], options: &["--shared"], kind: "shared" },
+    ];
+    let mut turn = 0;
+    storm_through_outages(&world, 8, if is_soak() { 5000 } else { 200 }, &wishes, || {
+        turn += 1;
+        match turn % 4 {
+            0 => server.kill(),
+            2 => server.stop(),
+            _ => return server.end_connections(),
+        }
+        server.run();
+    });
+    let (locks, ends) = server.rows();
+    assert!(locks == 3 && ends <= 3 * dlock::law::LOG_KEPT, "{locks} {ends}");
+    wait_until("nobody is connected", || server.connected() == 0);
 }

@@ -3,9 +3,9 @@
 
 use crate::support::certificates::Authority;
 use crate::support::dlock::{Dlock, End};
-use crate::support::outages::storm_through_outages;
 use crate::support::postgres::Postgres;
-use crate::support::storm::{Wish, is_soak, storm};
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 use rustix::process::Signal;
@@ -13,8 +13,6 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 /// A job that goes on until `go` is there.
 const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
@@ -150,6 +148,45 @@ fn a_full_disk_refuses_locks_and_ends_no_job() {
     assert_eq!(world.log(), ["up", "other", "done"]);
 }
 
+/// Others are told of a release before it is on the disk. Whoever made it goes home when it is there, and not before.
+#[test]
+fn a_release_outlasts_a_crash_of_the_server() {
+    // The server brings nothing to the disk by itself meanwhile.
+    let (world, mut server) = own_server(&["wal_writer_delay=10s", "wal_writer_flush_after=1GB"]);
+    let proxy = Proxy::before(server.port());
+    let url = world.url().replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port()));
+    for crash in ["after", "before"] {
+        let holder = ["--store", &url, "-t", "1m", "--op-timeout", "10s"];
+        let holder = world.run(crash, &holder, JOB).any_stderr().spawn();
+        world.wait_for_log("up");
+        let waiter = world.run(crash, &["-w"], "echo next >> log").any_stderr().spawn();
+        world.wait_for_waiters(crash, 1);
+        // It would have the release written together with its grant.
+        waiter.signal(Signal::STOP);
+        if crash == "before" {
+            // It reads, it writes, and then it asks for the disk.
+            proxy.plan(3, Fault::Swallowed);
+        }
+        world.write("go", "");
+        if crash == "after" {
+            holder.finish();
+            server.stop(Signal::KILL);
+            server.run();
+        } else {
+            wait_until("it asks for the disk", || proxy.seen() >= 3);
+            server.stop(Signal::KILL);
+            server.run();
+            holder.finish();
+        }
+        assert!(!world.status(crash)["last_success"].is_null(), "{crash}: {}", world.status(crash));
+        waiter.signal(Signal::CONT);
+        waiter.finish();
+        assert_eq!(world.log(), ["up", "done", "next"]);
+        fs::remove_file(world.path("go")).unwrap();
+        fs::remove_file(world.path("log")).unwrap();
+    }
+}
+
 /// By hand, or by a restored backup: as with a server that forgot, the holder notices by its next heartbeat.
 #[test]
 fn rows_that_are_gone_are_a_lock_that_is_lost() {
@@ -167,106 +204,6 @@ fn rows_that_are_gone_are_a_lock_that_is_lost() {
         let after: u64 = world.log()[0].parse().expect("a fence");
         assert!(after > before, "{after} after {before}");
     }
-}
-
-/// As many as a large fleet has: they are served in order, one at a time, and what a turn costs the server does not depend on
-/// how many wait. Others come and go all the time, so that somebody else has changed the lock each time.
-#[test]
-fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few() {
-    let (world, server) = own_server(&["max_connections=600", "shared_preload_libraries=pg_stat_statements"]);
-    server.ask("postgres", "CREATE EXTENSION pg_stat_statements");
-    let few = writes_of_a_turn(&world, &server, "few", 10, 0);
-    let many = writes_of_a_turn(&world, &server, "many", 200, 0);
-    println!("statements that write, for each turn: {few:.1} of 10 who wait, {many:.1} of 200");
-    assert!(many < 2.0 * few, "{many} of many, {few} of few");
-    writes_of_a_turn(&world, &server, "noisy", 40, 4);
-}
-
-/// How many statements change a lock for each of those who wait in a line, from the first turn to the last, while some others
-/// come and go.
-fn writes_of_a_turn(world: &World, server: &Postgres, key: &str, waiters: usize, others: usize) -> f64 {
-    let all: &[&str] = &["-t", "30s", "--op-timeout", "20s"];
-    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
-    let holder = world.run(key, all, &script).any_stderr().spawn();
-    world.wait_for_log(key);
-    let name = format!("convert_to('dlock:{key}', 'UTF8')");
-    let waiting =
-        format!("SELECT count(*) FROM dlock_waiters WHERE name = {name} AND place = 0 AND mode = 0");
-    let over = AtomicBool::new(false);
-    let written = thread::scope(|scope| {
-        for _ in 0..others {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    drop(
-                        world
-                            .run(key, &["-s", "-w", "20ms", "--op-timeout", "20s"], "true")
-                            .any_stderr()
-                            .spawn()
-                            .output(),
-                    );
-                }
-            });
-        }
-        let crowd: Vec<_> = (1..=waiters)
-            .map(|number| {
-                let script = format!(
-                    "mkdir in.{key} || echo overlap >> log; echo {key}.{number} >> log; rmdir in.{key}"
-                );
-                let run =
-                    world.dlock(["run", "-q", "-w", "-k", key]).args(all).args(["--", "sh", "-c", &script]);
-                let run = run.any_stderr().spawn();
-                wait_until("it stands in the queue", || {
-                    server.ask("postgres", &waiting) == number.to_string()
-                });
-                run
-            })
-            .collect();
-        server.ask("postgres", "SELECT pg_stat_statements_reset()");
-        world.write(&format!("go.{key}"), "");
-        holder.finish();
-        crowd.into_iter().for_each(|run| drop(run.finish()));
-        over.store(true, Ordering::Relaxed);
-        server.ask("postgres", "SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'WITH same%'")
-    });
-    let turns =
-        world.log().into_iter().filter(|line| line.starts_with(&format!("{key}."))).collect::<Vec<_>>();
-    assert_eq!(turns, (1..=waiters).map(|number| format!("{key}.{number}")).collect::<Vec<_>>());
-    assert_eq!(world.lines("overlap"), 0);
-    let written: u32 = written.parse().expect("a number");
-    f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
-}
-
-/// The server is killed, restarted and loses every connection while those who run and wait are killed, interrupted and stopped.
-#[test]
-fn a_storm_with_restarts() {
-    let (world, mut server) = own_server(&["max_connections=300", "fsync=off"]);
-    world.run("a", &["--op-timeout", "20s"], "true").run();
-    let wishes = [
-        Wish { keys: &["a"], options: &[], kind: "alone" },
-        Wish { keys: &["b"], options: &[], kind: "alone" },
-        Wish { keys: &["b", "c"], options: &[], kind: "alone" },
-        Wish { keys: &["c"], options: &["--shared"], kind: "shared" },
-    ];
-    let mut turn = 0;
-    storm_through_outages(&world, 8, if is_soak() { 5000 } else { 200 }, &wishes, || {
-        turn += 1;
-        match turn % 4 {
-            0 => server.stop(Signal::KILL),
-            2 => server.stop(Signal::INT),
-            _ => {
-                let end =
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dlock'";
-                server.ask("postgres", end);
-                return;
-            }
-        }
-        server.run();
-    });
-    let ask = |text: &str| server.ask("postgres", text);
-    assert_eq!(ask("SELECT count(*) FROM dlock_locks"), "3");
-    assert_eq!(ask(&format!("SELECT count(*) <= {} FROM dlock_ends", 3 * dlock::law::LOG_KEPT)), "t");
-    let connected = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'";
-    wait_until("nobody is connected", || ask(connected) == "0");
 }
 
 /// The victim of a deadlock with somebody else's transaction tries again. A server looks for one once, when a wait has lasted so

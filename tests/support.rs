@@ -16,7 +16,7 @@ pub mod masters;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 pub mod night;
-#[cfg(any(feature = "postgres", feature = "etcd"))]
+#[cfg(any(feature = "sql", feature = "etcd"))]
 pub mod outages;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -43,6 +43,18 @@ impl Kind {
         }
     }
 
+    /// Settings of a server to which many connect, and of which it can be told what it was asked. Its machine does not crash.
+    pub fn for_many(self) -> &'static [&'static str] {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql => &["max-connections=600", "innodb-flush-log-at-trx-commit=2"],
+            #[cfg(feature = "postgres")]
+            Self::Postgres => {
+                &["max_connections=600", "shared_preload_libraries=pg_stat_statements", "fsync=off"]
+            }
+        }
+    }
+
     /// Where that server listens.
     pub fn port(self) -> u16 {
         match self {
@@ -71,6 +83,22 @@ impl Kind {
             #[cfg(feature = "postgres")]
             Self::Postgres => format!("convert_from({column}, 'UTF8')"),
         }
+    }
+
+    /// How many sleep in the database of a world until somebody else lets go of something.
+    pub fn sleeping(self, world: &World) -> usize {
+        let database = world.database();
+        let count = match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql => format!(
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{database}' AND state = 'User lock'"
+            ),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND wait_event = 'advisory'"
+            ),
+        };
+        self.ask(world, &count).parse().expect("a number")
     }
 
     /// Ends all connections to the database of a world.
@@ -117,13 +145,13 @@ macro_rules! either {
 }
 
 impl Server {
-    /// In a directory of its own below `home`.
-    pub fn start(kind: Kind, home: &Path) -> Self {
+    /// In a directory of its own below `home`, with further settings, `name=value`.
+    pub fn start(kind: Kind, home: &Path, options: &[&str]) -> Self {
         match kind {
             #[cfg(feature = "mysql")]
-            Kind::Mysql => Self::Mysql(Mysql::start(home, &[])),
+            Kind::Mysql => Self::Mysql(Mysql::start(home, options)),
             #[cfg(feature = "postgres")]
-            Kind::Postgres => Self::Postgres(Postgres::start(home, &[])),
+            Kind::Postgres => Self::Postgres(Postgres::start(home, options)),
         }
     }
 
@@ -160,6 +188,101 @@ impl Server {
     /// From the next start on its clock is ahead by so many seconds.
     pub fn set_clock(&mut self, ahead: i64) {
         either!(self, server => server.set_clock(ahead));
+    }
+
+    /// What a statement answers in its database, as the administrator.
+    pub fn ask(&self, statement: &str) -> String {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => server.ask("ops", statement),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(server) => server.ask("postgres", statement),
+        }
+    }
+
+    fn number(&self, statement: &str) -> usize {
+        self.ask(statement).parse().unwrap_or_else(|error| panic!("{statement}: {error}"))
+    }
+
+    /// The statement that counts those who wait for a lock alone.
+    pub fn count_waiting(&self, name: &str) -> String {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => format!(
+                "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1 AND name = '{name}' AND place = 0 AND mode = 0"
+            ),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => format!(
+                "SELECT count(*) FROM dlock_waiters WHERE name = convert_to('{name}', 'UTF8') AND place = 0 AND mode = 0"
+            ),
+        }
+    }
+
+    /// How many rows there are of locks, and of their ends.
+    pub fn rows(&self) -> (usize, usize) {
+        let [locks, ends] = match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => {
+                [0, 2].map(|kind| format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind}"))
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => ["locks", "ends"].map(|table| format!("SELECT count(*) FROM dlock_{table}")),
+        };
+        (self.number(&locks), self.number(&ends))
+    }
+
+    /// How many connections of dlock's it has.
+    pub fn connected(&self) -> usize {
+        self.number(match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => "SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'app'",
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dlock'",
+        })
+    }
+
+    /// Ends all of them.
+    pub fn end_connections(&self) {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => drop(server.ask("ops", "KILL USER app")),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(server) => {
+                let end =
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dlock'";
+                server.ask("postgres", end);
+            }
+        }
+    }
+
+    /// Counts anew the statements that change a lock. It needs the settings of [`Kind::for_many`].
+    pub fn begin_count(&self) {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => server.begin_log(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                let begin =
+                    "CREATE EXTENSION IF NOT EXISTS pg_stat_statements; SELECT pg_stat_statements_reset()";
+                self.ask(begin);
+            }
+        }
+    }
+
+    /// How many there were since.
+    pub fn written(&self) -> u32 {
+        let count = match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => {
+                let write = "\tINSERT INTO dlock_locks (kind, name, id, version, used, kept, ticket";
+                server.log().lines().filter(|line| line.contains(write)).count()
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                self.number("SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'WITH same%'")
+            }
+        };
+        u32::try_from(count).expect("not so many")
     }
 
     /// Where its data is.

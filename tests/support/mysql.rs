@@ -142,6 +142,20 @@ impl Mysql {
         self.ask(database, count).parse().expect("a number")
     }
 
+    /// Writes down anew what it is asked.
+    pub fn begin_log(&self) {
+        let file = self.home.join("asked");
+        self.ask("mysql", "SET GLOBAL general_log = 0");
+        fs::remove_file(&file).ok();
+        let begin = format!("SET GLOBAL general_log_file = '{}'; SET GLOBAL general_log = 1", file.display());
+        self.ask("mysql", &begin);
+    }
+
+    /// What it was asked since.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.home.join("asked")).expect("a log")).into_owned()
+    }
+
     /// A new database.
     pub fn database(&self) -> Database {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
