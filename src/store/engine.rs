@@ -156,6 +156,11 @@ pub trait Adapter: Clone + Send {
     /// is all there is to say: it still waits, and others can hear it.
     fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool;
 
+    /// Whether it can also watch a token of which nothing is tracked.
+    fn watches_anybody(&self) -> bool {
+        false
+    }
+
     /// Whether the owner of a token lives.
     fn liveness(&self, token: &Token) -> Liveness<Self::Watch>;
 

@@ -24,7 +24,7 @@ mod row;
 mod statement;
 
 use crate::clock::Moment;
-use crate::law::{Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::net::Address;
@@ -44,8 +44,15 @@ use std::time::Duration;
 const BROKEN_MOST: u32 = 8;
 /// How long one waits before what others kept from being done is sent again.
 const CONFLICT: Duration = Duration::from_millis(2);
+/// So long after others were told of a change who made it sees to it that it is on the disk.
+const NEXT_FIRST: Duration = Duration::from_millis(5);
 /// Where no bell is heard, who is next looks this often whether it was granted the lock.
 const POLL: Duration = Duration::from_millis(25);
+/// Who was woken by the latch of the one before it looks after so many milliseconds, and so many more, for a latch is let go
+/// just before the lock.
+const LOOKS: [u64; 8] = [0, 1, 1, 1, 2, 4, 8, 16];
+/// So long one sleeps at a latch at a time: less than a server takes to look whether those who wait wait for each other.
+const AT_LATCH: Duration = Duration::from_millis(900);
 /// And nobody more rarely than this.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
 /// How long nothing is heard after a subscription failed, and how often one who looks on looks where no bell is heard.
@@ -87,8 +94,8 @@ trait Link: Send {
     /// Sleeps until a bell rings that was asked for, or until then (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
 
-    /// Whether a bell rings on it: there is nobody in between who lends the connection to others. `process` is who answers.
-    fn has_bell(&self, process: u64) -> bool;
+    /// Whether nobody in between lends it to others: `process`, who answers, is who it was connected to.
+    fn is_direct(&self, process: u64) -> bool;
 }
 
 /// What a statement did.
@@ -147,6 +154,8 @@ pub struct Tables {
     database: Arc<dyn Database>,
     line: RefCell<Option<Line>>,
     mine: Option<Arc<Mine>>,
+    /// Whether the server lets one sleep at latches.
+    has_latches: Cell<bool>,
     /// When the operation under way is to end.
     by: Cell<Moment>,
 }
@@ -156,7 +165,10 @@ struct Line {
     link: Box<dyn Link>,
     /// Whether it was asked for the bell of this process' token.
     listens: bool,
-    has_bell: bool,
+    /// Whether it holds the latch of this process' token.
+    is_latched: bool,
+    /// Whether nobody in between lends it to others, once somebody has answered on it.
+    is_direct: Option<bool>,
 }
 
 /// The token of this process.
@@ -169,13 +181,15 @@ impl Clone for Tables {
     /// Connections belong to the process that made them.
     fn clone(&self) -> Self {
         let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
-        Self { database, line: RefCell::default(), mine, by: self.by.clone() }
+        let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
+        Self { database, line: RefCell::default(), mine, has_latches, by }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
-        Self { database, line: RefCell::default(), mine: None, by: Cell::new(Moment::now()) }
+        let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
+        Self { database, line: RefCell::default(), mine: None, has_latches, by }
     }
 
     fn shown(&self) -> &str {
@@ -192,7 +206,7 @@ impl Tables {
 
     fn connect(&self) -> Result<Line, Error> {
         let by = Moment::now().after(self.database.target().connect_timeout).min(self.by.get());
-        Ok(Line { link: self.database.connect(by)?, listens: false, has_bell: true })
+        Ok(Line { link: self.database.connect(by)?, listens: false, is_latched: false, is_direct: None })
     }
 
     /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
@@ -251,7 +265,7 @@ impl Tables {
         let answers = self.ask_tables(&[grammar.read(question)])?;
         let found = Found::parse(&answers, self.shown())?;
         if let Some(line) = &mut *self.line.borrow_mut() {
-            line.has_bell = grammar.has_bells() && line.link.has_bell(found.process);
+            line.is_direct = Some(line.link.is_direct(found.process));
         }
         Ok(found)
     }
@@ -273,7 +287,7 @@ impl Tables {
 
     /// Has the bell of `token` rung on this connection. Whether it was not before.
     fn listen(&self, token: &Token) -> Result<bool, Failure> {
-        if self.line.borrow().as_ref().is_some_and(|line| line.listens || !line.has_bell) {
+        if self.line.borrow().as_ref().is_some_and(|line| line.listens || line.is_direct == Some(false)) {
             return Ok(false);
         }
         let Some(bell) = self.database.grammar().bell(token) else { return Ok(false) };
@@ -284,16 +298,111 @@ impl Tables {
         Ok(true)
     }
 
-    fn wait(&self, names: &Names, token: &Token, ahead: u64, until: Moment) -> Result<bool, Failure> {
-        if self.listen(token)? {
-            // What happened meanwhile was not heard.
-            return Ok(true);
+    /// Waits until a change of which others were told already is on the disk. If the server crashed meanwhile and forgot it,
+    /// it is to be made again.
+    fn secure(&self, change: &Change) -> Result<Written, Error> {
+        let Some(secure) = self.database.grammar().secure(change) else { return Ok(Written::Yes) };
+        // The disk is for the next one first, and that one has this change written with its own.
+        thread::sleep(NEXT_FIRST);
+        match self.ask(&[secure], Again::Yes) {
+            Ok(answers) if answers.iter().all(|answer| answer.changed == change.ends.len() as u64) => {
+                Ok(Written::Yes)
+            }
+            Ok(_) | Err(Failure::Conflict) => Ok(Written::Conflict),
+            Err(failure) => Err(failure.into()),
         }
+    }
+
+    /// What goes before a statement for the sake of those who stand behind this process' token: whether its latch is held.
+    fn latch(&self, is_wanted: bool) -> Option<String> {
+        let mine = self.mine.as_ref().filter(|_| self.has_latches.get())?;
+        let grammar = self.database.grammar();
+        let line = self.line.borrow();
+        let line = line.as_ref().filter(|line| line.is_direct == Some(true))?;
+        match (line.is_latched, is_wanted && !mine.is_given_up.load(Ordering::SeqCst)) {
+            (false, true) => grammar.hold_latch(&mine.token),
+            (true, false) => grammar.drop_latch(),
+            _ => None,
+        }
+    }
+
+    /// The same as [`Tables::ask`], with that before the statement. A server that refuses it is asked without.
+    fn ask_latched(&self, statement: String, is_wanted: bool, again: Again) -> Result<Vec<Answer>, Failure> {
+        let Some(latch) = self.latch(is_wanted) else { return self.ask(&[statement], again) };
+        match self.ask(&[latch + &statement], again) {
+            Err(Failure::Refused(_)) => {
+                self.has_latches.set(false);
+                self.ask(&[statement], again)
+            }
+            answers => {
+                if let (Ok(_) | Err(Failure::Conflict), Some(line)) = (&answers, &mut *self.line.borrow_mut())
+                {
+                    line.is_latched = is_wanted;
+                }
+                answers
+            }
+        }
+    }
+
+    /// Sleeps until the latch of the one before is let go, or until then (false). Nothing if it has none.
+    fn sleep_at_latch(&self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
+        let target = self.database.target();
         loop {
+            let is_direct = self.line.borrow().as_ref().is_some_and(|line| line.is_direct == Some(true));
+            let (began, span) = (Moment::now(), until.left().min(AT_LATCH));
+            let statement = self.database.grammar().sleep_at_latch(before, span);
+            let Some(statement) = statement.filter(|_| is_direct && self.has_latches.get()) else {
+                return Ok(None);
+            };
+            self.by.set(began.after(span + target.op_timeout));
+            let slept = match self.ask(&[statement], Again::No) {
+                Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
+                Err(Failure::Refused(_)) => {
+                    self.has_latches.set(false);
+                    return Ok(None);
+                }
+                Err(failure) => return Err(failure),
+            };
+            match slept.as_deref() {
+                Some(b"1") => return Ok(Some(true)),
+                Some(b"0") if until.passed() => return Ok(Some(false)),
+                Some(b"0") if Moment::now().since(began) > span / 2 => {}
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    fn wait(
+        &self,
+        names: &Names,
+        token: &Token,
+        ahead: u64,
+        before: Option<&Token>,
+        until: Moment,
+    ) -> Result<bool, Failure> {
+        loop {
+            match before.map_or(Ok(None), |before| self.sleep_at_latch(before, until))? {
+                Some(false) => return Ok(false),
+                Some(true) => {
+                    self.allow();
+                    for pause in LOOKS {
+                        thread::sleep(Duration::from_millis(pause));
+                        if !self.still_waits(names, token)? {
+                            break;
+                        }
+                    }
+                    return Ok(true);
+                }
+                None => {}
+            }
+            if self.listen(token)? {
+                // What happened meanwhile was not heard.
+                return Ok(true);
+            }
             let Some(mut line) = self.line.take() else { return Ok(true) };
-            let next = if line.has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
+            let has_bell = line.is_direct != Some(false) && self.database.grammar().has_bells();
+            let next = if has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
             let heard = line.link.listen(next)?;
-            let has_bell = line.has_bell;
             self.line.replace(Some(line));
             if heard || until.passed() {
                 return Ok(heard);
@@ -320,7 +429,7 @@ enum Again {
 
 impl Adapter for Tables {
     type Entry = LockRow;
-    type Watch = ();
+    type Watch = Token;
 
     fn refresh(&mut self, by: Moment) -> Result<(), Error> {
         self.by.set(by);
@@ -389,22 +498,20 @@ impl Adapter for Tables {
         if entries.iter().all(|(_, changed)| *changed == Changed::No) {
             return Ok(Written::Yes);
         }
+        // Others may have been granted the lock together with one that shares it.
+        let is_alone = !self.mine.as_ref().is_some_and(|mine| {
+            entries.iter().any(|(row, _)| {
+                row.record.holds.contains_key(&mine.token)
+                    && !matches!(row.record.lock, Lock::Exclusive { .. })
+            })
+        });
         let change = Change::of(entries, now, woken)
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
-        let grammar = self.database.grammar();
-        let mut statements = Vec::with_capacity(2);
-        let listens = self.line.borrow().as_ref().is_some_and(|line| line.listens || !line.has_bell);
-        let bell = self.mine.as_ref().filter(|mine| !listens && change.queues(&mine.token));
-        statements.extend(bell.and_then(|mine| grammar.bell(&mine.token)));
-        let listens = !statements.is_empty();
-        statements.push(grammar.write(&change));
-        match self.ask(&statements, Again::No) {
+        let statement = self.database.grammar().write(&change);
+        match self.ask_latched(statement, is_alone, Again::No) {
             Ok(answers) => {
-                if let (true, Some(line)) = (listens, &mut *self.line.borrow_mut()) {
-                    line.listens = true;
-                }
                 let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
-                Ok(if is_done.as_deref() == Some(b"1") { Written::Yes } else { Written::Conflict })
+                if is_done.as_deref() == Some(b"1") { self.secure(&change) } else { Ok(Written::Conflict) }
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
             Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),
@@ -468,15 +575,21 @@ impl Adapter for Tables {
     fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool {
         let span = until.saturating_sub(self.now());
         self.allow();
-        let said = self.ask(&[self.database.grammar().heard(names, token, millis(span))], Again::Yes);
+        let heard = self.database.grammar().heard(names, token, millis(span));
+        let said = self.ask_latched(heard, true, Again::Yes);
         let waits = |answers: Vec<Answer>| {
             answers.last().is_some_and(|answer| answer.changed == names.as_slice().len() as u64)
         };
         said.is_ok_and(waits)
     }
 
-    fn liveness(&self, _: &Token) -> Liveness<()> {
-        Liveness::Unknown
+    fn watches_anybody(&self) -> bool {
+        true
+    }
+
+    /// It can be watched, and nothing more is known of it.
+    fn liveness(&self, token: &Token) -> Liveness<Token> {
+        Liveness::Alive(token.clone())
     }
 
     fn forget(&self, _: &Token) {}
@@ -486,12 +599,14 @@ impl Adapter for Tables {
         names: &Names,
         token: &Token,
         ahead: u64,
-        _: impl Iterator<Item = &'a ()>,
+        mut others: impl Iterator<Item = &'a Token>,
         limit: Duration,
         _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.allow();
-        match self.wait(names, token, ahead, Moment::now().after(limit)) {
+        // Who waits for one of several has to look.
+        let before = others.next().filter(|_| others.next().is_none());
+        match self.wait(names, token, ahead, before, Moment::now().after(limit)) {
             Ok(heard) => Ok(heard),
             // A place in the queue does not end with a connection. Whether the server is there shows when it is asked.
             Err(_) => {
@@ -540,7 +655,7 @@ impl Hearing {
             }
         }
         let Some(mut line) = self.tables.line.take() else { return Ok(false) };
-        if line.has_bell {
+        if line.is_direct != Some(false) && self.tables.database.grammar().has_bells() {
             let heard = line.link.listen(until)?;
             self.tables.line.replace(Some(line));
             return Ok(heard);

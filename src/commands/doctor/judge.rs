@@ -382,7 +382,10 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
             "a waiter is not woken, but has to look: a pooler stands in between",
             "connect to the server itself where locks are waited for much",
         ),
-        Bell::Missing => ok("wake-up", "a waiter looks for itself, the first one every 25ms"),
+        Bell::Missing => ok(
+            "wake-up",
+            "a waiter looks for itself, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
+        ),
     });
     findings
 }

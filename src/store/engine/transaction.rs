@@ -355,7 +355,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// Whom a waiter has to watch, of those who have a life: the one directly before it in each of its queues, and where
+    /// Whom a waiter has to watch, of those whom the adapter can watch: the one directly before it in each of its queues, and where
     /// it is the head itself, the holders that are in its way. At most `limit`, the first to end by themselves: what
     /// becomes of the rest is met by the law's `next`.
     pub fn whom_to_watch(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
@@ -370,7 +370,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 );
             }
         }
-        whom.retain(|(_, token)| *token != me && self.is_tracked(token));
+        whom.retain(|(_, token)| *token != me && (self.is_tracked(token) || self.adapter.watches_anybody()));
         whom.sort_unstable();
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }

@@ -7,12 +7,15 @@
 //! Such a statement cannot remove rows. Who waits no more gets a row that says so, and the statement behind removes
 //! it; if that is not done, nothing is wrong. An end takes the place of the one [`LOG_KEPT`] before it.
 //!
-//! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has. There is no bell: a session has no way to hear of something but
-//! to ask, and what others make of `GET_LOCK` would need somebody to hold it.
+//! *A latch* wakes who waits: a lock of `GET_LOCK`, which each session holds as long as its token waits or holds alone, and lets
+//! go at the beginning of the text that gives the token back. Who stands behind that token waits for the latch. It tells
+//! nothing: whoever wakes looks at its rows, and where a latch is not to be had, it looks again and again.
+//!
+//! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::hex;
 use super::statement::{Change, Grammar, Question, join, mode, place};
-use super::{Database, Failure, Link, Target};
+use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Names, Token};
@@ -20,6 +23,7 @@ use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::failure::plain;
 use std::collections::BTreeSet;
+use std::time::Duration;
 use wire::{Connection, Said};
 
 mod wire;
@@ -282,6 +286,23 @@ impl Grammar for Words {
         None
     }
 
+    fn hold_latch(&self, token: &Token) -> Option<String> {
+        Some(format!("DO GET_LOCK('{}', 0); ", latch(token)))
+    }
+
+    fn drop_latch(&self) -> Option<String> {
+        Some("DO RELEASE_ALL_LOCKS(); ".into())
+    }
+
+    /// MySQL takes whole seconds, and rounds; MariaDB does not.
+    fn sleep_at_latch(&self, token: &Token, span: Duration) -> Option<String> {
+        let latch = latch(token);
+        Some(format!(
+            "SELECT IF(IS_FREE_LOCK('{latch}'), 2, GET_LOCK('{latch}', {:.3})); DO RELEASE_LOCK('{latch}')",
+            span.as_secs_f64()
+        ))
+    }
+
     fn bytes(&self, bytes: &[u8]) -> String {
         format!("x'{}'", hex(bytes))
     }
@@ -289,6 +310,10 @@ impl Grammar for Words {
     fn to_hex(&self, column: &str) -> String {
         format!("HEX({column})")
     }
+}
+
+fn latch(token: &Token) -> String {
+    format!("dlock:{}", hex(&statement::latch(token)))
 }
 
 /// What an error means.

@@ -6,13 +6,14 @@
 
 use super::row::hex;
 use super::statement::{Change, Grammar, Question, join, mode, place};
-use super::{Database, Failure, Link, Target};
+use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::failure::plain;
+use std::time::Duration;
 use wire::{Connection, Said};
 
 mod wire;
@@ -169,7 +170,17 @@ impl Grammar for Words {
             let bells = join(change.woken.iter().map(|token| format!("('{}')", channel(token))));
             format!("(SELECT count(pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)")
         };
-        format!("WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+        let early = if is_told_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" };
+        format!("{early}WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+    }
+
+    fn secure(&self, change: &Change) -> Option<String> {
+        let ends = change.ends.iter().map(|(name, number, end)| {
+            format!("({}, {number}, {})", self.bytes(name.as_bytes()), self.bytes(end))
+        });
+        is_told_early(change).then(|| {
+            format!("UPDATE dlock_ends SET entry = entry WHERE (name, number, entry) IN ({})", join(ends))
+        })
     }
 
     /// That it is heard for longer need not outlast a crash of the server.
@@ -210,6 +221,27 @@ impl Grammar for Words {
         Some(format!("LISTEN {}", channel(token)))
     }
 
+    fn hold_latch(&self, token: &Token) -> Option<String> {
+        Some(format!("SELECT pg_try_advisory_lock({}); ", latch(token)))
+    }
+
+    fn drop_latch(&self) -> Option<String> {
+        Some("SELECT pg_advisory_unlock_all(); ".into())
+    }
+
+    /// An error that is caught there is in no log of the server.
+    fn sleep_at_latch(&self, token: &Token, span: Duration) -> Option<String> {
+        let latch = latch(token);
+        Some(format!(
+            "DO $$ BEGIN PERFORM set_config('dlock.slept', '2', false); IF NOT pg_try_advisory_lock_shared({latch}) THEN \
+             PERFORM set_config('lock_timeout', '{}', true); PERFORM pg_advisory_lock_shared({latch}); \
+             PERFORM set_config('dlock.slept', '1', false); END IF; PERFORM pg_advisory_unlock_shared({latch}); \
+             EXCEPTION WHEN lock_not_available THEN PERFORM set_config('dlock.slept', '0', false); END $$; \
+             SELECT current_setting('dlock.slept')",
+            span.as_millis().max(1)
+        ))
+    }
+
     fn bytes(&self, bytes: &[u8]) -> String {
         format!("decode('{}', 'hex')", hex(bytes))
     }
@@ -219,11 +251,21 @@ impl Grammar for Words {
     }
 }
 
+/// Whether others are told of a change before it is on the disk. What they then write lies behind it in the server's log, so it
+/// is on the disk when theirs is: nobody starts a job before that. Its end is what shows whether it is still there.
+fn is_told_early(change: &Change) -> bool {
+    !change.woken.is_empty() && !change.ends.is_empty()
+}
+
 /// A waiter's columns behind name and token.
 fn columns(waiting: &Waiting) -> String {
     let Waiting { ticket, since, silent, forget, .. } = waiting;
     let (mode, place) = (mode(waiting.mode), place(waiting.place));
     format!("{ticket}, {since}, {silent}, {forget}, {mode}, {place}, 0")
+}
+
+fn latch(token: &Token) -> i64 {
+    i64::from_be_bytes(statement::latch(token))
 }
 
 fn channel(token: &Token) -> String {

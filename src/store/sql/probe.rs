@@ -26,12 +26,11 @@ impl SqlStore {
         let said = self.adapter.survey()?;
         let tried = self.adapter.tried();
         let (round_trips, clock) = self.adapter.round_trips()?;
-        let bell = if !self.adapter.database.grammar().has_bells() {
-            Bell::Missing
-        } else if self.adapter.line.borrow().as_ref().is_some_and(|line| line.has_bell) {
-            Bell::Heard
-        } else {
-            Bell::Unheard
+        let is_direct = self.adapter.line.borrow().as_ref().is_some_and(|line| line.is_direct == Some(true));
+        let bell = match is_direct {
+            false => Bell::Unheard,
+            true if self.adapter.has_a_latch()? => Bell::Heard,
+            true => Bell::Missing,
         };
         let [version, standby, forgets] = said;
         Ok(Database {
@@ -76,14 +75,23 @@ impl Tables {
         Ok((round_trips, clock))
     }
 
+    /// Whether the server lets one sleep until another lets go.
+    fn has_a_latch(&self) -> Result<bool, Error> {
+        let token = probe_token()?;
+        let grammar = self.database.grammar();
+        let asked = grammar.hold_latch(&token).map(|hold| hold + &grammar.time());
+        let answers =
+            asked.map(|asked| self.ask(&[asked, grammar.drop_latch().unwrap_or_default()], Again::Yes));
+        Ok(matches!(answers, Some(Ok(_))))
+    }
+
     /// Makes a lock with a waiter and an end, and removes it. It makes no tables: they would be those of whoever runs this.
     fn tried(&self) -> Result<Tried, Error> {
         match self.ask(&[self.database.grammar().names()], Again::Yes) {
             Err(Failure::NoTables(_)) => return Ok(Tried::NoTables),
             answer => drop(answer?),
         }
-        let token = Token::random()
-            .map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))?;
+        let token = probe_token()?;
         let name = format!("dlock.probe:{}", token.secret());
         let (rows, now) = self.lock(&BTreeSet::from([name.clone()]), Some(&token), self.by.get())?;
         let version = rows.first().map_or(0, |row| row.version);
@@ -112,6 +120,10 @@ impl Tables {
         self.ask(&statements, Again::No)?;
         Ok(Tried::Done)
     }
+}
+
+fn probe_token() -> Result<Token, Error> {
+    Token::random().map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))
 }
 
 /// What a clock shows, in microseconds since 1970, that was read so long ago.

@@ -6,7 +6,9 @@ use crate::law::{LOG_KEPT, Record, Time};
 use crate::lock::{Mode, Names, Token};
 use crate::store::engine::Changed;
 use crate::store::engine::queue::{Changes, Place, Waiting};
+use ring::digest::{SHA256, digest};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Which locks to read.
 pub struct Question<'q> {
@@ -66,6 +68,12 @@ pub trait Grammar {
     /// Answers 1 in the last row if it was done.
     fn write(&self, change: &Change) -> String;
 
+    /// What is to follow a write that others are told of before it is on a disk: it changes as many rows as there are new ends
+    /// if all of it is still there, and has it on the disk when it answers. Nothing where a write is on the disk at once.
+    fn secure(&self, _: &Change) -> Option<String> {
+        None
+    }
+
     /// What does not change about a waiter.
     fn note(&self, name: &str, token: &Token) -> String {
         format!(
@@ -118,6 +126,22 @@ pub trait Grammar {
     /// Has the bell of a token ring on this connection from now on, if there are bells.
     fn bell(&self, token: &Token) -> Option<String>;
 
+    /// Has this connection hold the latch of a token: a lock of the server that nothing but waking depends on. Nothing where
+    /// there are none; words to be put before a statement, as those of the next one.
+    fn hold_latch(&self, _: &Token) -> Option<String> {
+        None
+    }
+
+    /// Lets go of it, if this connection holds it: whoever sleeps there wakes.
+    fn drop_latch(&self) -> Option<String> {
+        None
+    }
+
+    /// Sleeps for so long until the latch of a token is let go. Answers 1 if it was, 2 if nobody holds it, and 0 if it is held.
+    fn sleep_at_latch(&self, _: &Token, _: Duration) -> Option<String> {
+        None
+    }
+
     /// These bytes.
     fn bytes(&self, bytes: &[u8]) -> String;
 
@@ -141,6 +165,12 @@ pub fn mode(mode: Mode) -> i64 {
         Mode::Shared => -1,
         Mode::Slots(slots) => i64::from(slots),
     }
+}
+
+/// What a latch is named after. All who may look at the server see that, so it does not tell the token.
+pub fn latch(token: &Token) -> [u8; 8] {
+    let hash = digest(&SHA256, token.secret().as_bytes());
+    hash.as_ref().first_chunk().copied().unwrap_or_default()
 }
 
 /// How a place is written.
@@ -188,12 +218,5 @@ impl Change {
         let (version, used, body) = (row.version, now.millis(), row::body(ends, &row.record)?);
         self.bodies.push(NewBody { name, version, used, is_kept, body });
         Ok(())
-    }
-
-    /// Whether the token stands in a queue from now on.
-    pub fn queues(&self, token: &Token) -> bool {
-        let is =
-            |waiting: &Waiting| waiting.place == Place::Queued && waiting.token().as_ref() == Some(token);
-        self.come.iter().any(|(_, waiting, _)| is(waiting))
     }
 }

@@ -75,12 +75,15 @@ pub struct Connection {
     /// The number of the next packet of an exchange.
     sequence: u8,
     has_password: bool,
+    /// Which connection of the server it is, by its own account; of a longer number the last digits.
+    process: u64,
     /// What goes before the first statement.
     settings: String,
 }
 
 /// What a server says before anything is asked.
 struct Greeting {
+    process: u64,
     can: u32,
     nonce: Vec<u8>,
     plugin: String,
@@ -92,8 +95,9 @@ impl Connection {
         let store = target.shown.clone();
         let stream = dial::open(&store, &target.address, by)?;
         let (has_password, inbox) = (target.password.is_some(), Vec::new());
+        let (tls, taken, sequence, process) = (None, 0, 0, 0);
         let mut connection =
-            Self { store, stream, tls: None, inbox, taken: 0, sequence: 0, has_password, settings };
+            Self { store, stream, tls, inbox, taken, sequence, has_password, process, settings };
         connection.log_in(target, by).map_err(Error::from)?;
         Ok(connection)
     }
@@ -101,6 +105,7 @@ impl Connection {
     fn log_in(&mut self, target: &Target, by: Moment) -> Result<(), Failure> {
         let packet = self.packet(by)?;
         let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
+        self.process = greeting.process;
         let mut can = can::ALL;
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
             // What stands behind the greeting was not said by whom the certificate is of.
@@ -340,8 +345,8 @@ impl Link for Connection {
         }
     }
 
-    fn has_bell(&self, _: u64) -> bool {
-        false
+    fn is_direct(&self, process: u64) -> bool {
+        self.process == process & u64::from(u32::MAX)
     }
 }
 
@@ -349,8 +354,8 @@ impl Greeting {
     fn parse(packet: &[u8]) -> Option<Self> {
         let rest = packet.strip_prefix(&[10])?;
         let end = rest.iter().position(|byte| *byte == 0)?;
-        // Behind the version and the number of the connection.
-        let rest = rest.get(end + 5..)?;
+        let (process, rest) = rest.get(end + 1..)?.split_first_chunk()?;
+        let process = u32::from_le_bytes(*process).into();
         let (nonce, rest) = rest.split_at_checked(8)?;
         let (low, rest) = rest.get(1..)?.split_first_chunk()?;
         let (high, rest) = rest.get(3..)?.split_first_chunk()?;
@@ -359,7 +364,12 @@ impl Greeting {
         let (more, plugin) = rest.get(11..)?.split_at_checked(length.saturating_sub(8).max(13))?;
         let nonce = [nonce, more.strip_suffix(b"\0").unwrap_or(more)].concat();
         let plugin = String::from_utf8_lossy(plugin.split(|byte| *byte == 0).next()?).into_owned();
-        (can & can::PROTOCOL_41 != 0 && can & can::PLUGIN_AUTH != 0).then_some(Self { can, nonce, plugin })
+        (can & can::PROTOCOL_41 != 0 && can & can::PLUGIN_AUTH != 0).then_some(Self {
+            process,
+            can,
+            nonce,
+            plugin,
+        })
     }
 }
 

@@ -298,7 +298,7 @@ impl Link for Connection {
         self.sleep(until).map_err(|error| self.failure(&error))
     }
 
-    fn has_bell(&self, process: u64) -> bool {
+    fn is_direct(&self, process: u64) -> bool {
         self.process == process
     }
 }
