@@ -17,6 +17,7 @@
 
 #[cfg(feature = "mysql")]
 mod mysql;
+mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod probe;

@@ -256,7 +256,9 @@ impl Grammar for Words {
     fn survey(&self) -> String {
         "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), @@read_only, CONCAT_WS(' and ', \
          IF(@@innodb_flush_log_at_trx_commit <> 1, CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit), \
-         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL))"
+         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL), \
+         (SELECT CONCAT('dlock_locks in ', engine) FROM information_schema.tables WHERE table_schema = DATABASE() \
+         AND table_name = 'dlock_locks' AND engine <> 'InnoDB'))"
             .into()
     }
 

@@ -197,7 +197,9 @@ impl Found {
 fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
     let (version, used) = (fields.number(0)?, fields.number(1)?);
     let mut lock = LockRow { version, ..LockRow::new(name) };
-    let body = fields.binary(2).ok_or("its body is none")?;
+    let body = fields
+        .binary(2)
+        .ok_or("its body is not there, or max_allowed_packet of the server is too small for it")?;
     if body.is_empty() {
         return Ok(lock);
     }

@@ -7,20 +7,17 @@
 //!
 //! After any failure a connection is of no use any more: a late answer would answer the wrong question.
 
+use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
 use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::failure::{is_end, unreachable};
-use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::net::Address;
+use crate::store::net::streams::Bounded;
 use crate::store::net::tls::Session;
-use crate::store::net::{Address, dial};
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::ErrorKind;
 
-/// No answer is longer than that of some hundred thousand waiters.
-const ANSWER_MOST: usize = 256 << 20;
-const READ_SIZE: usize = 16 * 1024;
 /// A packet of that length goes on in the next one.
 const PACKET_MOST: usize = 0xff_ffff;
 /// How often a server may ask for another proof.
@@ -67,11 +64,7 @@ pub struct Said {
 
 /// One connection.
 pub struct Connection {
-    store: String,
-    stream: Stream,
-    tls: Option<Session>,
-    inbox: Vec<u8>,
-    taken: usize,
+    pipe: Pipe,
     /// The number of the next packet of an exchange.
     sequence: u8,
     has_password: bool,
@@ -92,12 +85,8 @@ struct Greeting {
 impl Connection {
     /// Connects and logs in by `by`. `settings` are statements, each with its end.
     pub fn begin(target: &Target, settings: String, by: Moment) -> Result<Self, Error> {
-        let store = target.shown.clone();
-        let stream = dial::open(&store, &target.address, by)?;
-        let (has_password, inbox) = (target.password.is_some(), Vec::new());
-        let (tls, taken, sequence, process) = (None, 0, 0, 0);
-        let mut connection =
-            Self { store, stream, tls, inbox, taken, sequence, has_password, process, settings };
+        let (pipe, has_password) = (Pipe::open(target, by)?, target.password.is_some());
+        let mut connection = Self { pipe, sequence: 0, has_password, process: 0, settings };
         connection.log_in(target, by).map_err(Error::from)?;
         Ok(connection)
     }
@@ -109,16 +98,17 @@ impl Connection {
         let mut can = can::ALL;
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
             // What stands behind the greeting was not said by whom the certificate is of.
-            if greeting.can & can::SSL == 0 || self.taken < self.inbox.len() {
+            if greeting.can & can::SSL == 0 || !self.pipe.rest().is_empty() {
                 return Err(Failure::Refused(Error::Misnamed(format!(
                     "cannot reach {}: the server has no TLS; without TLS the URL has ?sslmode=disable",
-                    self.store
+                    self.pipe.store
                 ))));
             }
             can |= can::SSL;
             self.send(&hello(can), by)?;
-            let mut raw = Bounded { stream: &mut self.stream, by };
-            self.tls = Some(Session::begin(&self.store, tls, host, &mut raw).map_err(Failure::Refused)?);
+            let Pipe { store, stream, .. } = &mut self.pipe;
+            let session = Session::begin(store, tls, host, &mut Bounded { stream, by });
+            self.pipe.tls = Some(session.map_err(Failure::Refused)?);
         }
         let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
         let mut plugin = if known { greeting.plugin } else { "mysql_native_password".into() };
@@ -169,7 +159,7 @@ impl Connection {
 
     /// The password itself.
     fn in_clear(&self, target: &Target) -> Result<Vec<u8>, Failure> {
-        if self.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
+        if self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
             return Err(self
                 .denied("wants the password itself, and the connection has no TLS (?sslmode=verify-full)"));
         }
@@ -177,7 +167,7 @@ impl Connection {
     }
 
     fn denied(&self, why: &str) -> Failure {
-        Failure::Refused(Error::Denied(format!("{} {why}", self.store)))
+        Failure::Refused(Error::Denied(format!("{} {why}", self.pipe.store)))
     }
 
     fn send(&mut self, body: &[u8], by: Moment) -> Result<(), Failure> {
@@ -193,13 +183,12 @@ impl Connection {
                 break;
             }
         }
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
-        match channel.write_all(&bytes).and_then(|()| channel.flush()) {
+        match self.pipe.send(&bytes, by) {
             Ok(()) => Ok(()),
             // What the server said before it hung up is worth more.
             Err(error) => match self.packet(by) {
                 Err(failure @ Failure::Refused(_)) => Err(failure),
-                _ => Err(self.failure(&error)),
+                _ => Err(self.pipe.failure(&error)),
             },
         }
     }
@@ -208,21 +197,15 @@ impl Connection {
     fn packet(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
         let mut packet = Vec::new();
         loop {
-            while self.inbox.len() - self.taken < 4 {
-                self.fill(by)?;
-            }
-            let head = &self.inbox[self.taken..];
+            let head = self.filled(4, by)?;
             let length = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
-            self.sequence = head[3].wrapping_add(1);
+            let number = head[3];
+            self.sequence = number.wrapping_add(1);
             if packet.len() + length > ANSWER_MOST {
                 return Err(self.not_mysql());
             }
-            while self.inbox.len() - self.taken < 4 + length {
-                self.fill(by)?;
-            }
-            let begin = self.taken + 4;
-            packet.extend_from_slice(&self.inbox[begin..begin + length]);
-            self.taken = begin + length;
+            packet.extend_from_slice(&self.filled(4 + length, by)?[4..4 + length]);
+            self.pipe.take(4 + length);
             if length < PACKET_MOST {
                 break;
             }
@@ -233,30 +216,17 @@ impl Connection {
         }
     }
 
-    fn fill(&mut self, by: Moment) -> Result<(), Failure> {
-        self.inbox.drain(..self.taken);
-        self.taken = 0;
-        let length = self.inbox.len();
-        self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
-        let read = channel.read(&mut self.inbox[length..]);
-        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
-        match read {
-            Ok(0) => Err(self.failure(&ErrorKind::UnexpectedEof.into())),
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.failure(&error)),
+    /// What has come, once it is so much.
+    fn filled(&mut self, length: usize, by: Moment) -> Result<&[u8], Failure> {
+        while self.pipe.rest().len() < length {
+            self.pipe.fill(by).map_err(|error| self.pipe.failure(&error))?;
         }
-    }
-
-    fn failure(&self, error: &io::Error) -> Failure {
-        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
-        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
-        if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+        Ok(self.pipe.rest())
     }
 
     fn not_mysql(&self) -> Failure {
         let what = "what answers there does not speak the protocol of MySQL";
-        Failure::Silent(Error::Garbled(format!("{}: {what}", self.store)))
+        Failure::Silent(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 
     fn error(&self, body: &[u8]) -> Failure {
@@ -264,7 +234,7 @@ impl Connection {
         // The SQLSTATE tells less than the code.
         let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
         let (code, text) = (u16::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned());
-        meaning(&self.store, &Said { code, text, is_password_given: self.has_password })
+        meaning(&self.pipe.store, &Said { code, text, is_password_given: self.has_password })
     }
 
     /// Waits for what the statements of one text did. Of those that change rows the last one counts.
@@ -330,18 +300,10 @@ impl Link for Connection {
 
     /// Nothing comes unasked but the end.
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        loop {
-            let is_readable = any_readable(&[&self.stream], until).map_err(|error| self.failure(&error))?;
-            if !is_readable {
-                return Ok(false);
-            }
-            let is_end = match &mut self.tls {
-                Some(session) => session.take_in(&mut self.stream).unwrap_or(true),
-                None => true,
-            };
-            if is_end {
-                return Err(self.failure(&ErrorKind::ConnectionAborted.into()));
-            }
+        match self.pipe.listen(until) {
+            Ok(false) => Ok(false),
+            Ok(true) => Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into())),
+            Err(error) => Err(self.pipe.failure(&error)),
         }
     }
 

@@ -5,22 +5,20 @@
 //!
 //! After any failure a connection is of no use any more: a late answer would answer the wrong question.
 
+use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
 use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::failure::{is_end, unreachable};
-use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::net::Address;
+use crate::store::net::failure::unreachable;
+use crate::store::net::streams::Bounded;
 use crate::store::net::tls::Session;
-use crate::store::net::{Address, dial};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// No answer is longer than that of some hundred thousand waiters.
-const ANSWER_MOST: usize = 256 << 20;
-const READ_SIZE: usize = 16 * 1024;
 /// What has begun to come is there within this time.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
@@ -35,11 +33,7 @@ pub struct Said {
 
 /// One connection.
 pub struct Connection {
-    store: String,
-    stream: Stream,
-    tls: Option<Session>,
-    inbox: Vec<u8>,
-    taken: usize,
+    pipe: Pipe,
     /// Which process serves it, by its own account.
     process: u64,
     has_rung: bool,
@@ -54,19 +48,13 @@ struct Message {
 impl Connection {
     /// Connects and logs in by `by`.
     pub fn begin(target: &Target, by: Moment) -> Result<Self, Error> {
-        let store = &target.shown;
-        let mut stream = dial::open(store, &target.address, by)?;
-        let tls = match (&target.tls, &target.address) {
-            (Some(tls), Address::Tcp { host, .. }) => {
-                let mut raw = Bounded { stream: &mut stream, by };
-                ask_for_tls(store, &mut raw)?;
-                Some(Session::begin(store, tls, host, &mut raw)?)
-            }
-            _ => None,
-        };
-        let (inbox, taken) = (Vec::new(), 0);
-        let mut connection =
-            Self { store: store.clone(), stream, tls, inbox, taken, process: 0, has_rung: false };
+        let mut pipe = Pipe::open(target, by)?;
+        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
+            let mut raw = Bounded { stream: &mut pipe.stream, by };
+            ask_for_tls(&pipe.store, &mut raw)?;
+            pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
+        }
+        let mut connection = Self { pipe, process: 0, has_rung: false };
         connection.log_in(target, by).map_err(Error::from)?;
         Ok(connection)
     }
@@ -110,7 +98,7 @@ impl Connection {
         scram: &mut Option<ScramSha256>,
         by: Moment,
     ) -> Result<(), Failure> {
-        let store = self.store.clone();
+        let store = self.pipe.store.clone();
         let denied = |why: &str| Failure::Refused(Error::Denied(format!("{store} {why}")));
         let Some((method, rest)) = asked.split_first_chunk() else { return Err(self.not_postgres()) };
         let method = u32::from_be_bytes(*method);
@@ -121,7 +109,7 @@ impl Connection {
             denied("wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file")
         })?;
         let answer = match (method, scram) {
-            (3, _) if self.tls.is_none() && matches!(target.address, Address::Tcp { .. }) => {
+            (3, _) if self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) => {
                 return Err(denied("wants the password in clear, and the connection has no TLS"));
             }
             (3, _) => [password.as_bytes(), b"\0"].concat(),
@@ -155,13 +143,12 @@ impl Connection {
     }
 
     fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
-        match channel.write_all(bytes).and_then(|()| channel.flush()) {
+        match self.pipe.send(bytes, by) {
             Ok(()) => Ok(()),
             // What the server said before it hung up is worth more.
             Err(error) => match self.message(by) {
                 Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
-                _ => Err(self.failure(&error)),
+                _ => Err(self.pipe.failure(&error)),
             },
         }
     }
@@ -176,14 +163,13 @@ impl Connection {
                     _ => return Ok(message),
                 }
             }
-            self.fill(by).map_err(|error| self.failure(&error))?;
+            self.pipe.fill(by).map_err(|error| self.pipe.failure(&error))?;
         }
     }
 
     /// The next message, if it is there.
     fn take(&mut self) -> Result<Option<Message>, Failure> {
-        let rest = &self.inbox[self.taken..];
-        let Some((&kind, behind)) = rest.split_first() else { return Ok(None) };
+        let Some((&kind, behind)) = self.pipe.rest().split_first() else { return Ok(None) };
         let Some(length) = behind.first_chunk() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
         if !kind.is_ascii_alphanumeric() || !(4..=ANSWER_MOST).contains(&length) {
@@ -191,38 +177,18 @@ impl Connection {
         }
         let Some(body) = behind.get(4..length) else { return Ok(None) };
         let message = Message { kind, body: body.to_vec() };
-        self.taken += 1 + length;
+        self.pipe.take(1 + length);
         Ok(Some(message))
-    }
-
-    fn fill(&mut self, by: Moment) -> io::Result<()> {
-        self.inbox.drain(..self.taken);
-        self.taken = 0;
-        let length = self.inbox.len();
-        self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
-        let read = channel.read(&mut self.inbox[length..]);
-        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
-        match read {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            read => read.map(drop),
-        }
-    }
-
-    fn failure(&self, error: &io::Error) -> Failure {
-        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
-        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
-        if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
     }
 
     fn not_postgres(&self) -> Failure {
         let what = "what answers there does not speak the protocol of PostgreSQL";
-        Failure::Broken(Error::Garbled(format!("{}: {what}", self.store)))
+        Failure::Broken(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 
     fn error(&self, body: &[u8]) -> Failure {
         let said = Said::parse(body);
-        match meaning(&self.store, &said) {
+        match meaning(&self.pipe.store, &said) {
             Failure::Refused(error) if said.is_fatal => Failure::Silent(error),
             failure => failure,
         }
@@ -260,20 +226,10 @@ impl Connection {
             if std::mem::take(&mut self.has_rung) {
                 return Ok(true);
             }
-            let is_there = match &mut self.tls {
-                Some(session) => session.has_more()?,
-                None => false,
-            };
-            if !is_there && !any_readable(&[&self.stream], until)? {
+            if !self.pipe.listen(until)? {
                 return Ok(false);
             }
-            let is_more = match &mut self.tls {
-                Some(session) if !is_there => session.take_in(&mut self.stream)?,
-                _ => true,
-            };
-            if is_more {
-                self.fill(Moment::now().after(REST_WITHIN))?;
-            }
+            self.pipe.fill(Moment::now().after(REST_WITHIN))?;
         }
     }
 }
@@ -295,7 +251,7 @@ impl Link for Connection {
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        self.sleep(until).map_err(|error| self.failure(&error))
+        self.sleep(until).map_err(|error| self.pipe.failure(&error))
     }
 
     fn is_direct(&self, process: u64) -> bool {
