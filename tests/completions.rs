@@ -61,7 +61,7 @@ const LINES: [(&str, &[&str]); 10] = [
     ("dlock status it", &["status", "it's"]),
 ];
 
-on_every_store!(bash_completes_keys);
+on_every_store!(bash_completes_keys, zsh_completes_keys, fish_completes_keys);
 
 fn bash_completes_keys(backend: Backend) {
     let world = world(backend, "bash");
@@ -87,12 +87,11 @@ fn bash_completes_keys(backend: Backend) {
     terminal.press("exit\n");
 }
 
-#[test]
-fn zsh_completes_keys() {
+fn zsh_completes_keys(backend: Backend) {
     if !installed("zsh") {
         return;
     }
-    let world = world(Backend::File, "zsh");
+    let world = world(backend, "zsh");
     let load = "PS1='READY> '; autoload -U compinit; compinit -D -u; source ./_dlock";
     let mut terminal = terminal(&world, "zsh -f", load);
     for (typed, arguments) in LINES {
@@ -104,12 +103,11 @@ fn zsh_completes_keys() {
     terminal.press("exit\n");
 }
 
-#[test]
-fn fish_completes_keys() {
+fn fish_completes_keys(backend: Backend) {
     if !installed("fish") {
         return;
     }
-    let world = world(Backend::File, "fish");
+    let world = world(backend, "fish");
     let other = format!("file:{}", world.path("other").display());
     world.dlock(["run", "-k", "elsewhere", "--store", &other, "--", "true"]).run();
     let elsewhere = format!("DLOCK_STORE={other} dlock status els");

@@ -3,6 +3,7 @@
 //! database does is in `sql` (PostgreSQL) and `mysql`.
 
 use crate::support::database::{Kind, Server, on_every_database};
+use crate::support::dlock::End;
 use crate::support::outages::storm_through_outages;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak};
@@ -27,6 +28,9 @@ on_every_database!(
     who_waits_sleeps_until_the_one_before_lets_go,
     a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
     a_storm_with_restarts,
+    statements_that_may_take_a_millisecond_let_nobody_in_twice,
+    a_full_disk_refuses_locks_and_ends_no_job,
+    rows_that_are_gone_are_a_lock_that_is_lost,
 );
 
 /// A job that goes on until `go` is there.
@@ -34,18 +38,12 @@ const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo 
 
 /// A world with a server of its own.
 fn own_server(kind: Kind) -> (World, Server) {
-    let mut world = World::without_redis();
-    let server = Server::start(kind, &world.path(""), &[]);
-    world.use_store(server.url());
-    (world, server)
+    World::with_server(|home| Server::start(kind, home, &[]), Server::url)
 }
 
 /// The same, with room for many, and which tells what it was asked.
 fn large_server(kind: Kind) -> (World, Server) {
-    let mut world = World::without_redis();
-    let server = Server::start(kind, &world.path(""), kind.for_many());
-    world.use_store(server.url());
-    (world, server)
+    World::with_server(|home| Server::start(kind, home, kind.for_many()), Server::url)
 }
 
 fn restarts_disturb_no_job_and_no_queue(kind: Kind) {
@@ -319,4 +317,72 @@ fn a_storm_with_restarts(kind: Kind) {
     let (locks, ends) = server.rows();
     assert!(locks == 3 && ends <= 3 * dlock::law::LOG_KEPT, "{locks} {ends}");
     wait_until("nobody is connected", || server.connected() == 0);
+}
+
+/// Some statements are done in that time, and some are not.
+fn statements_that_may_take_a_millisecond_let_nobody_in_twice(kind: Kind) {
+    let (mut world, server) = own_server(kind);
+    let own = world.url();
+    world.run("k", &[], "true").run();
+    server.make_hurried("guest");
+    world.use_store(own.replace("app@", "guest@"));
+    let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
+    let runs: Vec<_> =
+        (0..12).map(|_| world.run("k", &["-w", "3s", "-t", "5s"], script).any_stderr().spawn()).collect();
+    for run in runs {
+        let output = run.output();
+        // The lease of one that cannot be renewed ends.
+        let known = [0, 69, 75, 79].map(End::Status);
+        assert!(known.contains(&output.end()), "{output:?}");
+        assert!(output.end() != End::Status(69) || output.stderr.contains("broke off"), "{output:?}");
+    }
+    assert!(world.log().iter().all(|line| line == "ran"), "{:?}", world.log());
+    world.use_store(own);
+    world.wait_for_state("k", "free");
+    world.run("k", &["-w"], "echo well >> log").any_stderr().run();
+    assert_eq!(world.log().last().map(String::as_str), Some("well"));
+}
+
+/// The disk of the tables; that of the server's own log may be another one. (A server that cannot write its own log ends.)
+fn a_full_disk_refuses_locks_and_ends_no_job(kind: Kind) {
+    let (world, server) = own_server(kind);
+    let Some(disk) = server.move_to_a_small_disk(&world.path("small")) else {
+        println!("skipped: this user cannot mount a small disk");
+        return;
+    };
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let filler = disk.path().join("filler");
+    assert!(fs::write(&filler, vec![0; 32 << 20]).is_err(), "it is small");
+    let said = (0..200).find_map(|number| {
+        let key = format!("{number}{}", "k".repeat(500));
+        let output = world.run(&key, &["--op-timeout", "5s"], "true").any_stderr().spawn().output();
+        (output.end() != End::Status(0)).then_some(output)
+    });
+    let said = said.expect("a lock for which there is no room");
+    assert_eq!(said.end(), End::Status(69));
+    assert!(said.stderr.contains("no room on its disk"), "{said:?}");
+    fs::remove_file(filler).unwrap();
+    world.run("other", &[], "echo other >> log").run();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "other", "done"]);
+}
+
+/// By hand, or by a restored backup: as with a server that forgot, the holder notices by its next heartbeat.
+fn rows_that_are_gone_are_a_lock_that_is_lost(kind: Kind) {
+    for gone in ["DELETE FROM dlock_locks", kind.drop_tables()] {
+        let world = kind.world();
+        let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();
+        world.wait_for_state("k", "held");
+        let waiter = world.run("k", &["-w"], "echo $DLOCK_FENCE >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", 1);
+        let before = world.fence("k");
+        kind.ask(&world, gone);
+        let said = holder.finish().stderr;
+        assert!(said.contains("lost"), "{said}");
+        waiter.finish();
+        let after: u64 = world.log()[0].parse().expect("a fence");
+        assert!(after > before, "{after} after {before}");
+    }
 }

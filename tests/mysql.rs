@@ -2,6 +2,7 @@
 //! gets in: passwords, TLS, sockets, the least rights. What is the same on every database is in `databases`.
 
 use crate::support::certificates::Authority;
+use crate::support::database::refused;
 use crate::support::dlock::Dlock;
 use crate::support::mysql::Mysql;
 use crate::support::storm::{Wish, storm};
@@ -20,16 +21,7 @@ const KEY: &str = "it's a \"key\" \\ über%";
 
 /// A world with a server of its own.
 fn own_server(options: &[&str]) -> (World, Mysql) {
-    let mut world = World::without_redis();
-    let server = Mysql::start(&world.path(""), options);
-    world.use_store(server.url("ops"));
-    (world, server)
-}
-
-/// What ends `-- true` with that status says.
-#[track_caller]
-fn refused(world: &World, status: i32) -> String {
-    world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
+    World::with_server(|home| Mysql::start(home, options), |server| server.url("ops"))
 }
 
 #[test]
@@ -149,6 +141,59 @@ fn odd_settings_change_nothing() {
     storm(&world, 6, 4, &wishes);
     let engine = "SELECT engine FROM information_schema.tables WHERE table_name = 'dlock_locks'";
     assert_eq!(server.ask("ops", engine), "InnoDB");
+}
+
+/// What a server keeps back because it is too long for it is not taken for damaged.
+#[test]
+fn a_packet_that_is_too_large_names_the_setting() {
+    let (world, server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    server.ask("ops", "SET GLOBAL max_allowed_packet = 1024");
+    let said = refused(&world, 69);
+    assert!(said.contains("max_allowed_packet"), "{said}");
+    server.ask("ops", "SET GLOBAL max_allowed_packet = 16777216");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// Such a table is neither written as a whole nor after a crash what it was.
+#[test]
+fn a_table_of_another_engine_is_found() {
+    let world = World::with_mysql();
+    world.run("k", &[], "true").run();
+    world.dlock(["doctor", "--strict"]).any_stdout().run();
+    Mysql::shared().ask(world.database(), "ALTER TABLE dlock_locks ENGINE=MyISAM");
+    let said = world.dlock(["doctor", "--strict"]).status(1).any_stdout().any_stderr().run().stdout;
+    assert!(said.contains("dlock_locks in MyISAM"), "{said}");
+}
+
+/// What a waiter says again and again reads and changes its own row, and no other.
+#[test]
+fn a_heartbeat_touches_one_row() {
+    let (world, server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=5)
+        .map(|number| {
+            let run = world.run("k", &["-w", "-t", "1m"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            run
+        })
+        .collect();
+    server.begin_log();
+    let said = wait_for("a heartbeat", || {
+        let log = server.log();
+        log.lines()
+            .find_map(|line| Some(line[line.find("\tUPDATE dlock_locks SET said")?..].trim().to_owned()))
+    });
+    let touched = "SELECT SUM(variable_value) FROM information_schema.session_status \
+         WHERE variable_name LIKE 'Handler_read%' OR variable_name = 'Handler_update'";
+    let before = "SET sql_mode = 'STRICT_ALL_TABLES'; FLUSH STATUS";
+    let counted = server.ask("ops", &format!("{before}; {said}; {touched}"));
+    assert!(counted.parse::<f64>().is_ok_and(|rows| rows <= 2.0), "{counted}: {said}");
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|run| drop(run.finish()));
 }
 
 /// What nobody waits for any more, or ended long ago, leaves no row.

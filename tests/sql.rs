@@ -2,7 +2,8 @@
 //! it. What is the same on every database is in `databases`. And who gets in: passwords, TLS, sockets, the least rights.
 
 use crate::support::certificates::Authority;
-use crate::support::dlock::{Dlock, End};
+use crate::support::database::refused;
+use crate::support::dlock::Dlock;
 use crate::support::postgres::Postgres;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, storm};
@@ -11,7 +12,6 @@ use crate::support::world::World;
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A job that goes on until `go` is there.
@@ -21,16 +21,7 @@ const KEY: &str = "it's a \"key\" \\ über%";
 
 /// A world with a server of its own.
 fn own_server(options: &[&str]) -> (World, Postgres) {
-    let mut world = World::without_redis();
-    let server = Postgres::start(&world.path(""), options);
-    world.use_store(server.url("postgres"));
-    (world, server)
-}
-
-/// What ends `-- true` with that status says.
-#[track_caller]
-fn refused(world: &World, status: i32) -> String {
-    world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
+    World::with_server(|home| Postgres::start(home, options), |server| server.url("postgres"))
 }
 
 #[test]
@@ -92,62 +83,6 @@ fn too_many_clients_are_an_outage() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// Some statements are done in that time, and some are not.
-#[test]
-fn statements_that_may_take_a_millisecond_let_nobody_in_twice() {
-    let (mut world, server) = own_server(&[]);
-    let own = world.url();
-    world.run("k", &[], "true").run();
-    server
-        .ask("postgres", "CREATE ROLE guest LOGIN SUPERUSER; ALTER ROLE guest SET statement_timeout = '1ms'");
-    world.use_store(own.replace("app@", "guest@"));
-    let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
-    let runs: Vec<_> =
-        (0..12).map(|_| world.run("k", &["-w", "3s", "-t", "5s"], script).any_stderr().spawn()).collect();
-    for run in runs {
-        let output = run.output();
-        // The lease of one that cannot be renewed ends.
-        let known = [0, 69, 75, 79].map(End::Status);
-        assert!(known.contains(&output.end()), "{output:?}");
-        assert!(output.end() != End::Status(69) || output.stderr.contains("broke off"), "{output:?}");
-    }
-    assert!(world.log().iter().all(|line| line == "ran"), "{:?}", world.log());
-    world.use_store(own);
-    world.wait_for_state("k", "free");
-    world.run("k", &["-w"], "echo well >> log").any_stderr().run();
-    assert_eq!(world.log().last().map(String::as_str), Some("well"));
-}
-
-/// The disk of the tables; that of the server's own log may be another one. (A server that cannot write its own log ends.)
-#[test]
-fn a_full_disk_refuses_locks_and_ends_no_job() {
-    let (world, server) = own_server(&[]);
-    let small = world.path("small");
-    let Some(_disk) = Disk::mount(&small, &server) else {
-        println!("skipped: this user cannot mount a small disk");
-        return;
-    };
-    server.ask("postgres", &format!("CREATE TABLESPACE small LOCATION '{}'", small.display()));
-    server.ask("postgres", "ALTER ROLE app SET default_tablespace = small");
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let filler = small.join("filler");
-    assert!(fs::write(&filler, vec![0; 8 << 20]).is_err(), "it is small");
-    let said = (0..200).find_map(|number| {
-        let key = format!("{number}{}", "k".repeat(500));
-        let output = world.run(&key, &["--op-timeout", "5s"], "true").any_stderr().spawn().output();
-        (output.end() != End::Status(0)).then_some(output)
-    });
-    let said = said.expect("a lock for which there is no room");
-    assert_eq!(said.end(), End::Status(69));
-    assert!(said.stderr.contains("no room on its disk"), "{said:?}");
-    fs::remove_file(filler).unwrap();
-    world.run("other", &[], "echo other >> log").run();
-    world.write("go", "");
-    holder.finish();
-    assert_eq!(world.log(), ["up", "other", "done"]);
-}
-
 /// Others are told of a release before it is on the disk. Whoever made it goes home when it is there, and not before.
 #[test]
 fn a_release_outlasts_a_crash_of_the_server() {
@@ -184,25 +119,6 @@ fn a_release_outlasts_a_crash_of_the_server() {
         assert_eq!(world.log(), ["up", "done", "next"]);
         fs::remove_file(world.path("go")).unwrap();
         fs::remove_file(world.path("log")).unwrap();
-    }
-}
-
-/// By hand, or by a restored backup: as with a server that forgot, the holder notices by its next heartbeat.
-#[test]
-fn rows_that_are_gone_are_a_lock_that_is_lost() {
-    for gone in ["DELETE FROM dlock_locks", "DROP TABLE dlock_locks, dlock_waiters, dlock_ends"] {
-        let world = World::with_postgres();
-        let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();
-        world.wait_for_state("k", "held");
-        let waiter = world.run("k", &["-w"], "echo $DLOCK_FENCE >> log").any_stderr().spawn();
-        world.wait_for_waiters("k", 1);
-        let before = world.fence("k");
-        Postgres::shared().ask(world.database(), gone);
-        let said = holder.finish().stderr;
-        assert!(said.contains("lost"), "{said}");
-        waiter.finish();
-        let after: u64 = world.log()[0].parse().expect("a fence");
-        assert!(after > before, "{after} after {before}");
     }
 }
 
@@ -444,26 +360,6 @@ fn a_server_is_trusted_as_over_rediss() {
     run(&world, &url("").replace("verify-full", "disable")).run();
     let said = run(&world, &url("").replace("verify-full", "require")).status(78).run().stderr;
     assert!(said.contains("sslmode="), "{said}");
-}
-
-/// A disk with little room, which the server may use.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(place: &Path, server: &Postgres) -> Option<Self> {
-        fs::create_dir(place).unwrap();
-        let owner = fs::metadata(server.data()).unwrap().uid();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size=1m,mode=700,uid={owner}"), "tmpfs"]).arg(place);
-        let done = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
-        done.then(|| Self(place.into()))
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
-    }
 }
 
 /// A session that has something locked until it is dropped.

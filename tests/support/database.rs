@@ -6,7 +6,10 @@ use super::mysql::Mysql;
 use super::postgres::Postgres;
 use super::world::World;
 use rustix::process::Signal;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Which database a scenario runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +55,16 @@ impl Kind {
             Self::Postgres => {
                 &["max_connections=600", "shared_preload_libraries=pg_stat_statements", "fsync=off"]
             }
+        }
+    }
+
+    /// The statement that drops the tables.
+    pub fn drop_tables(self) -> &'static str {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql => "DROP TABLE dlock_locks",
+            #[cfg(feature = "postgres")]
+            Self::Postgres => "DROP TABLE dlock_locks, dlock_waiters, dlock_ends",
         }
     }
 
@@ -121,6 +134,35 @@ impl Kind {
                 Postgres::shared().ask("postgres", &end);
             }
         }
+    }
+}
+
+/// What ends `-- true` with that status says.
+#[track_caller]
+pub fn refused(world: &World, status: i32) -> String {
+    world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
+}
+
+/// A disk with little room, which a server may use.
+pub struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(place: &Path, size: &str, owner: u32) -> Option<Self> {
+        let options = format!("size={size},mode=700,uid={owner}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(place).stderr(Stdio::null());
+        mount.status().is_ok_and(|status| status.success()).then(|| Self(place.into()))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
     }
 }
 
@@ -283,6 +325,40 @@ impl Server {
             }
         };
         u32::try_from(count).expect("not so many")
+    }
+
+    /// Another user, whose statements may take a millisecond.
+    pub fn make_hurried(&self, user: &str) {
+        self.ask(&match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => format!(
+                "CREATE USER {user}@'%'; GRANT ALL ON *.* TO {user}@'%' WITH MAX_STATEMENT_TIME 0.001"
+            ),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                format!("CREATE ROLE {user} LOGIN SUPERUSER; ALTER ROLE {user} SET statement_timeout = '1ms'")
+            }
+        });
+    }
+
+    /// From now on tables are made on a disk with little room; nothing where this user cannot mount one.
+    pub fn move_to_a_small_disk(&self, place: &Path) -> Option<Disk> {
+        let owner = fs::metadata(self.data()).expect("its data").uid();
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => {
+                let _ = place;
+                Disk::mount(&server.data().join("ops"), "4m", owner)
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                fs::create_dir(place).expect("a directory");
+                let disk = Disk::mount(place, "1m", owner)?;
+                self.ask(&format!("CREATE TABLESPACE small LOCATION '{}'", place.display()));
+                self.ask("ALTER ROLE app SET default_tablespace = small");
+                Some(disk)
+            }
+        }
     }
 
     /// Where its data is.

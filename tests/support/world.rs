@@ -87,6 +87,15 @@ pub struct World {
 }
 
 impl World {
+    /// A world with a server of its own, which `start` puts into a directory.
+    #[cfg(feature = "sql")]
+    pub fn with_server<S>(start: impl FnOnce(&Path) -> S, url: impl FnOnce(&S) -> String) -> (Self, S) {
+        let mut world = Self::without_redis();
+        let server = start(&world.path(""));
+        world.use_store(url(&server));
+        (world, server)
+    }
+
     /// A world with the store to test on.
     pub fn new(backend: Backend) -> Self {
         match backend {

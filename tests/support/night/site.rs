@@ -150,7 +150,7 @@ impl StoreSide {
             }
             Arrangement::Cluster => store.servers = Cluster::start(world, 3).masters,
             #[cfg(feature = "sql")]
-            Arrangement::Database(kind) => store.database = Some(Server::start(kind, &world.path(""))),
+            Arrangement::Database(kind) => store.database = Some(Server::start(kind, &world.path(""), &[])),
         }
         store
     }
