@@ -286,7 +286,7 @@ def looking(redis):
     redis.ask('CONFIG', 'SET', 'slowlog-log-slower-than', '500')
     redis.ask('SLOWLOG', 'RESET')
     line = f'dlock --store {redis.url} check n'
-    for name, words, target in (('status', ['status', '--store', redis.url], '1 s'), ('metrics', ['metrics', '--store', redis.url], '1 s'),
+    for name, words, target in (('status', ['status', '--store', redis.url], '1 s'), ('metrics', ['metrics', '--store', redis.url], '0.3 s'),
                                 ('completion', ['complete-keys', 'bash', line, 'n'], '0.3 s')):
         began = time.monotonic()
         out = subprocess.run([DLOCK, *words], env=CLEAN, capture_output=True, text=True)
