@@ -442,6 +442,27 @@ fn min_hold_outlives_the_run_on_all_masters() {
     assert_eq!(masters.world().log(), [""; 0]);
 }
 
+/// Not before the last master that was counted: the others granted it earlier, each by itself.
+#[test]
+fn a_min_hold_counts_from_the_grant_of_the_majority() {
+    let mut masters = Masters::aged(3);
+    let far = Proxy::before(masters.at(1).port());
+    far.go_far(Duration::from_millis(300));
+    masters.at_mut(2).kill();
+    let store = url(&[masters.at(0).port(), far.port(), masters.at(2).port()]);
+    let script = "touch up; while [ ! -e go ]; do sleep 0.02; done";
+    let run = masters.run("k", &["-t", "20s", "--min-hold", "1m", "--op-timeout", "20s"], script);
+    let holder = run.env("DLOCK_STORE", store).any_stderr().spawn();
+    wait_until("the job runs", || masters.world().path("up").exists());
+    let holds: Vec<String> = masters.at(0).ask(&["HVALS", "dlock.quorum:{dlock:k}:dlock:k"]);
+    let hold: serde_json::Value = serde_json::from_str(&holds[0]).expect("a record");
+    let number = |at: usize| hold[at].as_u64().or_else(|| hold[at].as_str()?.parse().ok()).expect("a time");
+    let (since_ms, cool_ms) = (number(3) / 1000, number(5));
+    assert!(cool_ms > since_ms + 60_000, "granted at {since_ms} ms, kept until {cool_ms} ms");
+    masters.world().write("go", "");
+    holder.finish();
+}
+
 /// A vanished lock is lost: no renewal makes a new one of it.
 #[test]
 fn a_lock_that_vanished_is_not_won_back() {

@@ -457,7 +457,11 @@ impl Judge<'_> {
             }
             Outcome::Status(69 | 75) => wrong("its job ran all the same"),
             // The job gets TERM then, and may come to its end before the KILL.
-            Outcome::Status(70) if has(&[Hit::KillGuard, Hit::Limits, Hit::Stop, Hit::StopAll]) => Ok(()),
+            Outcome::Status(70)
+                if has(&[Hit::KillGuard, Hit::KillBoth, Hit::Limits, Hit::Stop, Hit::StopAll]) =>
+            {
+                Ok(())
+            }
             Outcome::Status(71 | 78 | 97 | 126 | 127) if has(&[Hit::Limits]) && life.is_none() => Ok(()),
             Outcome::Status(79) => {
                 let hit = !run.hits.is_empty() || run.kind == Kind::Replace;
@@ -520,7 +524,8 @@ impl Judge<'_> {
     }
 
     fn what_is_told_is_true(&mut self) {
-        let remembers = self.remembers();
+        // Over several masters each counts and remembers what it heard itself, and one of them is asked.
+        let remembers = self.remembers() && self.round.has_queue;
         for (key, told) in &self.round.told {
             let of_key = |lived: &&Lived| lived.run.keys.contains(key);
             let lives: BTreeMap<u64, Lived> =

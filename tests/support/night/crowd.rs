@@ -263,6 +263,8 @@ impl<'s> Crowd<'s> {
         let errors = self.world.path(&format!("said-{}", id % 512));
         let mut command = self.world.command(&words[0]);
         command.args(&words[1..]).env("DLOCK_STORE", &self.urls[host]).env("DLOCK", BINARY);
+        // Of a machine that runs so much at a time no server answers within a second always.
+        command.env("DLOCK_OP_TIMEOUT", "3s");
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         command.stderr(fs::File::create(&errors).expect("a file"));
         let mut run = Run {

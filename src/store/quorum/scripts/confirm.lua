@@ -16,12 +16,13 @@ local hold = hold_of(lock, token)
 if not hold.confirmed then
   hold.waited = ARGV[5]
   confirm(lock, hold)
+  -- Not from its own grant, which may have been well before that of the last master that was counted.
+  if min_hold > 0 then hold.cool = ms + min_hold end
   -- One that came while this one was at it did not see it hold yet.
   local newest = string.find(ARGV[6], 'replaces', 1, true) and hold.word ~= 'stays' and newest_of(lock)
   if newest and newest.token ~= token then hold.asked, hold.word = newest.owner, 'superseded' end
 end
 -- Not the candidate of this master: that may be greater, if it was not one of those that were counted.
 hold.fence = fence
-if min_hold > 0 then hold.cool = math.floor(hold.since / 1000) + min_hold end
 save(lock, token, hold)
 return answer('confirmed')
