@@ -39,7 +39,7 @@ pub use status::Status;
     about = "Run a command under a lock that a whole fleet of machines respects",
     long_about = "Run a command under a lock that a whole fleet of machines respects.\n\n\
         dlock is flock(1) for more than one machine. The lock lives in a server that all of them reach, such as \
-        Redis, PostgreSQL or MySQL, or, for one machine, in a directory. It is a lease: dlock renews it while the command \
+        Redis, PostgreSQL, MySQL or ZooKeeper, or, for one machine, in a directory. It is a lease: dlock renews it while the command \
         runs, gives it back when the command ends, and stops the command before the lease ends if it cannot be \
         renewed.",
     after_long_help = "Examples:\n  \

@@ -12,7 +12,7 @@
 //! | [`lock`] | the nouns: key, name, token, fence, ttl, owner |
 //! | [`law`] | what a lock is allowed to do, and what a holder does when: pure |
 //! | [`clock`] | which clock, and why |
-//! | [`store`] | what a store is; `store::redis`, `store::quorum` (several masters), `store::sql` (databases), `store::etcd` and `store::file` are the five; [`store::net`] is how a server is reached; `store/engine` runs the law for those that cannot |
+//! | [`store`] | what a store is; `store::redis`, `store::quorum` (several masters), `store::sql` (databases), `store::etcd`, `store::zookeeper` and `store::file` are the six; [`store::net`] is how a server is reached; `store/engine` runs the law for those that cannot |
 //! | [`lease`] | how the lock is taken, waited for, renewed and given back: the heartbeat thread |
 //! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time |
 //! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |

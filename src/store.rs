@@ -27,6 +27,8 @@ pub mod quorum;
 pub mod redis;
 #[cfg(feature = "sql")]
 pub mod sql;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// The operations that every store offers. Each is one atomic step, safe to send again after a lost reply (I4), and
 /// answers or fails by `by`.

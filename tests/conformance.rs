@@ -11,6 +11,8 @@ use crate::support::mysql::Mysql;
 use crate::support::postgres::Postgres;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{
@@ -25,6 +27,8 @@ use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{RedisStore, Target};
 #[cfg(feature = "sql")]
 use dlock::store::sql::SqlStore;
+#[cfg(feature = "zookeeper")]
+use dlock::store::zookeeper::ZooKeeperStore;
 use dlock::store::{Listener, Slept, Store, Which};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -44,6 +48,8 @@ enum Stage {
     Postgres(World),
     #[cfg(feature = "etcd")]
     Etcd(World),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(World),
 }
 
 macro_rules! on_all {
@@ -63,6 +69,8 @@ macro_rules! on_all {
             #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
             #[cfg(feature = "etcd")]
             #[test] fn on_etcd() { super::$scenario(&super::Stage::Etcd(super::World::with_etcd())); }
+            #[cfg(feature = "zookeeper")]
+            #[test] fn on_zookeeper() { super::$scenario(&super::Stage::ZooKeeper(super::World::with_zookeeper())); }
         })+
     };
 }
@@ -117,6 +125,8 @@ impl Stage {
             }
             #[cfg(feature = "mysql")]
             Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(world) => Box::new(ZooKeeperStore::open(ensemble(world))),
             #[cfg(feature = "postgres")]
             Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
             #[cfg(feature = "etcd")]
@@ -138,6 +148,22 @@ impl Stage {
 
     fn one(&self) -> Person {
         self.person(&["k"], Mode::Exclusive)
+    }
+}
+
+/// The node of a world.
+#[cfg(feature = "zookeeper")]
+fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
+    let url = world.url();
+    let chroot = url.rsplit('/').next().expect("a node").to_owned();
+    dlock::store::zookeeper::Target {
+        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port: ZooKeeper::shared().port() }],
+        login: None,
+        chroot: format!("/{chroot}"),
+        tls: None,
+        shown: "here".into(),
+        connect_timeout: Duration::from_secs(20),
+        op_timeout: Duration::from_secs(20),
     }
 }
 

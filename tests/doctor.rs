@@ -15,6 +15,8 @@ use crate::support::pty::Terminal;
 use crate::support::sentinel::{self, Sentinel};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
 use rcgen::IsCa;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -103,6 +105,8 @@ fn a_fit_store(backend: Backend) {
             "rights",
             "wake-up",
         ],
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => &["store", "server", "reachable", "round trip", "clock", "rights"],
     };
     assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
     for (_, verdict, finding) in &found {
@@ -121,6 +125,8 @@ fn nothing_is_left_behind(backend: Backend) {
         Backend::Postgres => Postgres::shared().tables(world.database()),
         #[cfg(feature = "etcd")]
         Backend::Etcd => Etcd::shared().keys(&world.url()).len(),
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => ZooKeeper::shared().below(&world).len(),
     };
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
     assert_eq!(count(), 0);

@@ -163,6 +163,11 @@ fn a_bad_store_is_78() {
         "mysql://u@h",
         "mysql://u@h/d?sslmode=required",
         "mysql+unix://u@/s",
+        "zookeeper://",
+        "zookeeper://h//a",
+        "zookeeper://h/../a",
+        "zookeeper://h?ca=/f",
+        "zookeeper://h/a?session=1s",
         "file:relative",
         "file:",
         "redis://127.0.0.1 redis://127.0.0.2",
@@ -183,12 +188,12 @@ fn a_bad_store_is_78() {
     faults.are_none(&world);
 }
 
-/// A dlock that was built without databases says where to get one with them.
-#[cfg(not(feature = "sql"))]
+/// A dlock that was built without a store says where to get one with it.
+#[cfg(not(any(feature = "sql", feature = "zookeeper")))]
 #[test]
 fn a_store_that_was_not_built_in_is_78() {
     let world = World::new(Backend::Redis);
-    for scheme in ["mysql", "postgres"] {
+    for scheme in ["mysql", "postgres", "zookeeper"] {
         for command in [&["run", "-k", "k", "--", "true"][..], &["status"], &["doctor"]] {
             let url = format!("{scheme}://app@127.0.0.1/ops");
             let said = world.dlock(command).env("DLOCK_STORE", &url).status(78).any_stderr().run().stderr;

@@ -13,6 +13,8 @@ use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
 use rustix::process::Signal;
 use std::fs;
 use std::thread::{self, sleep};
@@ -371,6 +373,10 @@ fn forget(world: &World) {
         Postgres::shared().ask(world.database(), "DELETE FROM dlock_locks");
         return;
     }
+    #[cfg(feature = "zookeeper")]
+    if world.url().starts_with("zookeeper:") {
+        return ZooKeeper::shared().forget(world);
+    }
     match world.url().strip_prefix("file:") {
         None => world.redis().ask::<()>(&["FLUSHALL"]),
         Some(directory) => {
@@ -637,6 +643,8 @@ fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
         }
         #[cfg(feature = "etcd")]
         Backend::Etcd => Etcd::shared().forget(&world.url()),
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => ZooKeeper::shared().forget_at_once(&world),
     }
     world.write("go", "");
     holder.finish();

@@ -125,3 +125,5 @@ mod wait;
 mod waiting_line;
 mod walls;
 mod watch;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;

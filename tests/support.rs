@@ -29,3 +29,5 @@ pub mod sentinel;
 pub mod storm;
 pub mod wait;
 pub mod world;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;

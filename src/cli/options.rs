@@ -16,10 +16,11 @@ pub struct Common {
     /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
     /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters,
     /// postgres://USER@HOST[:PORT]/DATABASE or postgres+unix://USER@/SOCKET?db=DATABASE for a database, mysql:// and
-    /// mysql+unix:// alike, etcd://HOST,HOST[/PREFIX] for a cluster of etcd, or file:/DIR for locks between the processes
-    /// of this machine only. rediss:// and etcds:// are TLS, and so are postgres:// and mysql:// to another machine:
-    /// ?ca=FILE trusts FILE in place of the system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write a
-    /// password here: every user of this machine can see it.
+    /// mysql+unix:// alike, etcd://HOST,HOST[/PREFIX] for a cluster of etcd, zookeeper://HOST,HOST[/CHROOT] for an ensemble
+    /// of ZooKeeper, or file:/DIR for locks between the processes of this machine only. rediss://, etcds:// and
+    /// zookeepers:// are TLS, and so are postgres:// and mysql:// to another machine: ?ca=FILE trusts FILE in place of the
+    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of this
+    /// machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 

@@ -12,6 +12,8 @@ use crate::output::doctor::{Finding, Verdict, text};
 use crate::output::locale::Charset;
 use crate::output::{self, coloured, json};
 use crate::store::probe::{Node, Survey};
+#[cfg(feature = "zookeeper")]
+use crate::store::zookeeper::ZooKeeperStore;
 use crate::store::{file, redis};
 use judge::judge;
 use std::os::unix::fs::PermissionsExt;
@@ -56,6 +58,10 @@ fn survey(context: &Context) -> Result<Survey, Error> {
         Made::Database(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
         #[cfg(feature = "etcd")]
         Made::Etcd(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
+        #[cfg(feature = "zookeeper")]
+        Made::ZooKeeper(target) => {
+            return Ok(Survey::Ensemble(ZooKeeperStore::open(target).probe(context.deadline())));
+        }
         Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
         Made::Masters(masters) => Survey::Masters(probed(masters)),
         Made::Sentinels(sentinels, service, master) => {

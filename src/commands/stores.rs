@@ -21,6 +21,8 @@ use crate::store::quorum::QuorumStore;
 use crate::store::redis::{self, RedisStore, Target};
 #[cfg(feature = "sql")]
 use crate::store::sql::{self, SqlStore};
+#[cfg(feature = "zookeeper")]
+use crate::store::zookeeper::{self, ZooKeeperStore};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,6 +54,8 @@ pub enum Made {
     Database(SqlStore),
     #[cfg(feature = "etcd")]
     Etcd(Box<EtcdStore>),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(zookeeper::Target),
 }
 
 impl Context {
@@ -91,6 +95,14 @@ impl Context {
             }
             #[cfg(feature = "etcd")]
             Made::Etcd(store) => return Ok(store),
+            #[cfg(feature = "zookeeper")]
+            Made::ZooKeeper(_) if hold.replicas != Replicas::None => {
+                return Err(Error::Config(format!(
+                    "--replicas: {shown} has what it says on most of its servers; leave it out"
+                )));
+            }
+            #[cfg(feature = "zookeeper")]
+            Made::ZooKeeper(target) => return Ok(Box::new(ZooKeeperStore::open(target))),
             Made::Directory(_) | Made::Masters(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!("--replicas: {shown} has no replicas; leave it out")));
             }
@@ -197,12 +209,24 @@ impl Context {
             }))),
             #[cfg(not(feature = "etcd"))]
             Location::Etcd { .. } => return Err(self.not_built("etcd")),
+            #[cfg(feature = "zookeeper")]
+            Location::ZooKeeper { servers, chroot, tls } => Made::ZooKeeper(zookeeper::Target {
+                servers: servers.iter().map(tcp).collect(),
+                login: self.zookeeper_login()?,
+                chroot: chroot.clone(),
+                tls: certificates(tls)?,
+                shown: shown.clone(),
+                connect_timeout: settings.connect_timeout,
+                op_timeout: settings.op_timeout,
+            }),
+            #[cfg(not(feature = "zookeeper"))]
+            Location::ZooKeeper { .. } => return Err(self.not_built("zookeeper")),
             Location::File { dir } => Made::Directory(dir.clone()),
         })
     }
 
     /// This dlock cannot speak to such a store.
-    #[cfg(not(all(feature = "mysql", feature = "postgres", feature = "etcd")))]
+    #[cfg(not(all(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper")))]
     fn not_built(&self, feature: &str) -> Error {
         Error::Config(format!(
             "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it from a \
@@ -235,6 +259,22 @@ impl Context {
             connect_timeout: settings.connect_timeout,
             op_timeout: settings.op_timeout,
         })
+    }
+
+    /// User and password, or neither.
+    #[cfg(feature = "zookeeper")]
+    fn zookeeper_login(&self) -> Result<Option<(String, String)>, Error> {
+        let store = &self.settings.store;
+        let Some(login) = &store.credentials else { return Ok(None) };
+        match (&login.username, password(login)) {
+            (Some(user), Some(_)) if user.contains(':') => {
+                Err(Error::Config(format!("{store}: the name of a user there has no colon in it")))
+            }
+            (Some(user), Some(password)) => Ok(Some((user.clone(), password))),
+            _ => Err(Error::Config(format!(
+                "{store}: a password needs a user there; zookeeper://USER@… or DLOCK_USERNAME names one"
+            ))),
+        }
     }
 
     /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before

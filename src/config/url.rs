@@ -15,7 +15,8 @@ pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], 
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
      (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE, \
      postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, \
-     etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), or file:/DIR";
+     etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), \
+     zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT] (zookeepers is TLS), or file:/DIR";
 
 /// The port of a Redis server where the URL names none.
 const PORT: u16 = 6379;
@@ -25,6 +26,9 @@ const SENTINEL_PORT: u16 = 26379;
 const ETCD_PORT: u16 = 2379;
 /// What dlock's keys in etcd begin with where the URL does not say it.
 const ETCD_PREFIX: &str = "dlock";
+/// The port of a ZooKeeper server where the URL names none; and where it is spoken to over TLS.
+const ZOOKEEPER_PORT: u16 = 2181;
+const ZOOKEEPER_TLS_PORT: u16 = 2281;
 /// Characters of the name of a database that stand for themselves in a URL.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
@@ -87,6 +91,15 @@ pub enum Location {
         members: Vec<Host>,
         /// What all keys begin with, without a slash at either end.
         prefix: String,
+        /// Set where they are spoken to over TLS.
+        tls: Option<Tls>,
+    },
+    /// An ensemble of ZooKeeper.
+    ZooKeeper {
+        /// Its servers; at least one.
+        servers: Vec<Host>,
+        /// The node below which everything is, without a slash at its end; empty for the root.
+        chroot: String,
         /// Set where they are spoken to over TLS.
         tls: Option<Tls>,
     },
@@ -179,7 +192,8 @@ impl Location {
             | Self::Cluster { tls, .. }
             | Self::Quorum { tls, .. }
             | Self::Database { tls, .. }
-            | Self::Etcd { tls, .. } => tls.as_ref(),
+            | Self::Etcd { tls, .. }
+            | Self::ZooKeeper { tls, .. } => tls.as_ref(),
             Self::Unix { .. } | Self::File { .. } => None,
         }
     }
@@ -224,6 +238,12 @@ impl fmt::Display for Location {
                 } else {
                     write!(f, "/{}", utf8_percent_encode(prefix, PATH))
                 }
+            }
+            Self::ZooKeeper { servers, chroot, tls } => {
+                let scheme = if tls.is_some() { "zookeepers" } else { "zookeeper" };
+                write!(f, "{scheme}://{}", joined(servers))?;
+                let mut steps = chroot.split('/').skip(1);
+                steps.try_for_each(|step| write!(f, "/{}", utf8_percent_encode(step, PLAIN)))
             }
             Self::File { dir } => write!(f, "file:{}", dir.display()),
         }
@@ -346,6 +366,8 @@ fn take_apart(text: &str) -> Result<Url, String> {
         "postgres+unix" | "postgresql+unix" => database_socket(authority(rest)?, Dialect::Postgres),
         "etcd" => etcd(authority(rest)?, Wire::Plain),
         "etcds" => etcd(authority(rest)?, Wire::Tls),
+        "zookeeper" | "zk" => zookeeper(authority(rest)?, Wire::Plain),
+        "zookeepers" => zookeeper(authority(rest)?, Wire::Tls),
         "file" => file(rest),
         "rediss+unix" => Err(format!("a socket on this machine is spoken to without TLS; {ALLOWED}")),
         "unix" | "redis-socket" => Err(format!("a socket is redis+unix:///SOCKET; {ALLOWED}")),
@@ -645,6 +667,23 @@ fn etcd(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     };
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
     Ok(url(Location::Etcd { members, prefix, tls }, parts))
+}
+
+/// `zookeeper://` and `zookeepers://`.
+fn zookeeper(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
+    let port = if wire == Wire::Tls { ZOOKEEPER_TLS_PORT } else { ZOOKEEPER_PORT };
+    let servers = parts.hosts(port)?;
+    let chroot = decode(parts.path)?;
+    let chroot = chroot.strip_suffix('/').unwrap_or(&chroot);
+    if chroot.split('/').skip(1).any(|step| matches!(step, "" | "." | "..")) {
+        return Err(format!("after the servers comes the path of a node, such as /ops/locks; {ALLOWED}"));
+    }
+    let chroot = chroot.to_owned();
+    if wire == Wire::Plain && parts.parameters().any(|(name, _)| matches!(name, "ca" | "cert" | "key")) {
+        return Err(format!("ca=, cert= and key= are for TLS: the scheme must be zookeepers; {ALLOWED}"));
+    }
+    let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
+    Ok(url(Location::ZooKeeper { servers, chroot, tls }, parts))
 }
 
 /// `file:`.

@@ -116,6 +116,9 @@ pub trait Adapter: Clone + Send {
     /// The time on this process' clock by which leases are counted here.
     fn now(&self) -> Duration;
 
+    /// The token is about to be asked for: where the lease is a session, that is as long.
+    fn attend(&mut self, _: &Token, _ttl: Duration) {}
+
     /// Begins the life of this process under that token. Answers the descriptors that the guard is to keep open: it lasts
     /// as long as they are open anywhere.
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
@@ -581,6 +584,7 @@ impl<A: Adapter> Store for Engine<A> {
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
         self.adapter.refresh(deadline)?;
         let token = &ask.token;
+        self.adapter.attend(token, ask.ttl);
         let began = self.adapter.now();
         let was_woken = std::mem::take(&mut self.is_woken);
         let is_first = self.heard.is_none() && self.lease.is_none();

@@ -20,6 +20,29 @@ pub enum Survey {
     Directory(Directory),
     /// A database; or why it said nothing.
     Database(Result<Database, Error>),
+    /// An ensemble of ZooKeeper.
+    Ensemble(Ensemble),
+}
+
+/// An ensemble of ZooKeeper, and how it behaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ensemble {
+    /// Its servers that the URL names, and what each says of itself.
+    pub members: Vec<(String, Result<Member, Error>)>,
+    /// How long each of up to 50 requests took, the fastest first, and the clock of the leader against this machine's; or why
+    /// none of its servers said anything.
+    pub answers: Result<(Vec<Duration>, Option<Offset>), Error>,
+    /// Whether nodes such as those of a lock could be made, read and removed. Null if there are none of dlock's yet.
+    pub tried: Result<Option<()>, Error>,
+}
+
+/// A server of an ensemble. What it would not say is null.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its version.
+    pub version: Option<String>,
+    /// What it is to the others: leader, follower, observer, standalone.
+    pub mode: Option<String>,
 }
 
 /// A database, and how it behaves.

@@ -12,6 +12,8 @@ use super::postgres::Postgres;
 use super::proc;
 use super::redis::Redis;
 use super::wait::{wait_for, wait_until};
+#[cfg(feature = "zookeeper")]
+use super::zookeeper::ZooKeeper;
 use rustix::process::getegid;
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -35,6 +37,8 @@ pub enum Backend {
     Postgres,
     #[cfg(feature = "etcd")]
     Etcd,
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper,
 }
 
 /// A database on a server that all share, gone when it is dropped.
@@ -72,6 +76,10 @@ macro_rules! on_every_store {
         mod on_etcd {
             $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Etcd); })+
         }
+        #[cfg(feature = "zookeeper")]
+        mod on_zookeeper {
+            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::ZooKeeper); })+
+        }
     };
 }
 pub(crate) use on_every_store;
@@ -107,6 +115,8 @@ impl World {
             Backend::Postgres => Self::with_postgres(),
             #[cfg(feature = "etcd")]
             Backend::Etcd => Self::with_etcd(),
+            #[cfg(feature = "zookeeper")]
+            Backend::ZooKeeper => Self::with_zookeeper(),
         }
     }
 
@@ -159,6 +169,14 @@ impl World {
     pub fn with_etcd() -> Self {
         let mut world = Self::at(new_home());
         world.elsewhere = Some(Etcd::shared().new_url());
+        world
+    }
+
+    /// A world with a node of its own on the ZooKeeper server that all share.
+    #[cfg(feature = "zookeeper")]
+    pub fn with_zookeeper() -> Self {
+        let mut world = Self::at(new_home());
+        world.elsewhere = Some(ZooKeeper::shared().new_url());
         world
     }
 
@@ -268,6 +286,7 @@ impl World {
     pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
         let dlock = Dlock::new(self, args).env("DLOCK_STORE", self.url());
         let is_shared = self.url().starts_with("etcd");
+        let is_shared = is_shared || self.url().starts_with("zookeeper");
         #[cfg(feature = "sql")]
         let is_shared = is_shared || self.database.is_some();
         // The server is shared with other scenarios, which may have it serve hundreds at once.

@@ -90,6 +90,23 @@ fn databases() -> Result<(), String> {
 }
 
 #[test]
+fn ensembles() -> Result<(), String> {
+    let host = |name: &str, port| Host { name: name.into(), port };
+    let tls = || Some(Tls { ca: Some("/ca".into()), ..Tls::default() });
+    for (text, servers, chroot, tls, shown) in [
+        ("zookeeper://h", vec![host("h", 2181)], "", None, "zookeeper://h:2181"),
+        ("zk://h:1,i/", vec![host("h", 1), host("i", 2181)], "", None, "zookeeper://h:1,i:2181"),
+        ("zookeeper://u:p@h/a%20b/c", vec![host("h", 2181)], "/a b/c", None, "zookeeper://h:2181/a%20b/c"),
+        ("zookeepers://h/a?ca=/ca", vec![host("h", 2281)], "/a", tls(), "zookeepers://h:2281/a"),
+    ] {
+        let place = Location::ZooKeeper { servers, chroot: chroot.into(), tls };
+        assert_eq!(parse(text)?.place, place, "{text}");
+        assert_eq!(place.to_string(), shown);
+    }
+    Ok(())
+}
+
+#[test]
 fn credentials() -> Result<(), String> {
     for (text, user, password) in [
         ("redis://h", None, None),

@@ -1,0 +1,398 @@
+//! How does a lock lie in znodes? One node holds its record. Its children are those who wait, whose names say all that must be
+//! known of each, and the last ends, in a ring of nodes that are written over. Whoever changes a lock changes its node, so
+//! that node's version is that of all of it. Reading and checking them: whoever may write there may have put anything there.
+
+use super::jute::{Ask, Stat};
+use crate::law::{Due, HISTORY_KEPT, LOG_KEPT, Lock, LoggedEnd, Phase, Record, Time, millis};
+use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::store::Error;
+use crate::store::engine::bounds::{self, NUMBER_MOST, check_number};
+use crate::store::engine::queue::{Changes, Note, Place, Queue, Waiting};
+use crate::store::engine::{Entry, Tracked};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::{BTreeMap, BTreeSet};
+
+const FORMAT: u32 = 1;
+/// What stands for itself in the name of a node.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b':')
+    .remove(b'@')
+    .remove(b'+')
+    .remove(b'=')
+    .remove(b'~');
+
+/// What the node of a lock holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Body<R, T> {
+    format: u32,
+    /// How many ends there have been.
+    ends: u64,
+    /// Without those who wait, and without the log.
+    record: R,
+    tracked: T,
+}
+
+/// What can be read of any format.
+#[derive(Deserialize)]
+struct Any {
+    format: u32,
+}
+
+/// What the node of one who waits holds, besides what its name says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    since: u64,
+    silent: u64,
+    forget: u64,
+    note: Box<RawValue>,
+}
+
+/// A lock.
+#[derive(Debug)]
+pub struct LockNode {
+    /// The full name.
+    pub name: String,
+    pub path: String,
+    /// None if there is no node yet.
+    version: Option<i32>,
+    pub record: Record,
+    /// How many ends there have been.
+    ends: u64,
+    /// The nodes of ends that there are.
+    ring: BTreeSet<String>,
+    pub queue: Queue,
+    /// What the nodes of those who wait hold, as far as it was read.
+    pub notes: BTreeMap<Token, Vec<u8>>,
+    pub tracked: BTreeMap<Token, Tracked>,
+    log: Vec<LoggedEnd>,
+    /// It has changed since it was read.
+    is_stale: bool,
+}
+
+impl Entry for LockNode {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn record(&mut self) -> &mut Record {
+        &mut self.record
+    }
+
+    fn tracked(&self) -> &BTreeMap<Token, Tracked> {
+        &self.tracked
+    }
+
+    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked> {
+        &mut self.tracked
+    }
+
+    fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    fn version(&self) -> u64 {
+        self.version.map_or(0, |version| u64::from(version.cast_unsigned()) + 1)
+    }
+
+    fn log(&self) -> Vec<LoggedEnd> {
+        self.log.clone()
+    }
+}
+
+/// What is to be written of one lock, and where its asker waits then.
+pub struct Change {
+    pub asks: Vec<Ask>,
+    /// Whether the lock had no node.
+    pub is_new: bool,
+}
+
+impl LockNode {
+    /// A lock without a node.
+    pub fn absent(name: &str, path: String) -> Self {
+        Self {
+            name: name.into(),
+            path,
+            version: None,
+            record: Record::default(),
+            ends: 0,
+            ring: BTreeSet::new(),
+            queue: Queue::default(),
+            notes: BTreeMap::new(),
+            tracked: BTreeMap::new(),
+            log: Vec::new(),
+            is_stale: false,
+        }
+    }
+
+    /// Whether it is known to have changed since it was read.
+    pub const fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    /// One who waits there no more.
+    pub fn drop_waiter(&mut self, at: usize) {
+        self.queue.waiting.remove(at);
+        self.is_stale = true;
+    }
+
+    /// One as its node and the names below it tell it.
+    pub fn parse(
+        name: &str,
+        path: String,
+        body: &[u8],
+        stat: Stat,
+        children: Vec<String>,
+        now: Time,
+    ) -> Result<Self, String> {
+        let mut lock = Self { version: Some(stat.version), ..Self::absent(name, path) };
+        let parsed = serde_json::from_slice::<Body<Record, BTreeMap<Token, Tracked>>>(body);
+        let body = match (parsed, serde_json::from_slice::<Any>(body)) {
+            (Ok(body), _) if body.format == FORMAT => body,
+            (_, Ok(any)) if any.format != FORMAT => {
+                return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
+            }
+            (Err(error), _) => {
+                return Err(error.to_string().chars().filter(|c| !c.is_control()).take(120).collect());
+            }
+            (Ok(_), _) => return Err("its format is another".into()),
+        };
+        bounds::check(&body.record)?;
+        check_number(body.ends)?;
+        (lock.ends, lock.tracked) = (body.ends, body.tracked);
+        let is_idle = body.record.lock == Lock::Free && body.record.holds.is_empty();
+        if !is_idle || now.millis().saturating_sub(stat.mtime) <= millis(HISTORY_KEPT) {
+            lock.record = body.record;
+        }
+        for child in children {
+            match child.strip_prefix("w-") {
+                Some(rest) => lock.queue.waiting.push(parse_waiter(rest).ok_or("a waiter has no such name")?),
+                None => drop(lock.ring.insert(child)),
+            }
+        }
+        lock.queue.waiting.sort_by_key(Waiting::key);
+        Ok(lock)
+    }
+
+    /// The node of one who waits.
+    pub fn waiter_path(&self, waiting: &Waiting) -> String {
+        format!("{}/{}", self.path, waiter_name(waiting))
+    }
+
+    /// The nodes of its ends, the newest first.
+    pub fn end_paths(&self) -> Vec<String> {
+        let numbers = (self.ends.saturating_sub(LOG_KEPT as u64)..self.ends).rev();
+        let there = numbers.map(end_name).filter(|name| self.ring.contains(name));
+        there.map(|name| format!("{}/{name}", self.path)).collect()
+    }
+
+    /// Ends as they were read. One that cannot be read keeps nobody from the others.
+    pub fn set_log<'b>(&mut self, ends: impl Iterator<Item = &'b [u8]>) {
+        self.log = ends.filter_map(|end| serde_json::from_slice(end).ok()).collect();
+    }
+
+    /// Those whose nodes are worth reading before anybody asks for them: the first `front`, `me`, and the one before that; the
+    /// last, and the newest of those that replace others.
+    pub fn wanted(&self, front: usize, me: Option<&Token>) -> Vec<&Waiting> {
+        let queued: Vec<&Waiting> =
+            self.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued).collect();
+        let mut wanted: Vec<&Waiting> = queued.iter().take(front).chain(queued.last()).copied().collect();
+        if let Some(at) = me.and_then(|me| self.queue.find(me)) {
+            let mine = &self.queue.waiting[at];
+            wanted.push(mine);
+            wanted.extend(queued.iter().rev().find(|waiting| waiting.key() < mine.key()));
+        }
+        let newest = self.record.newest.as_ref().and_then(|newest| self.queue.find(&newest.token));
+        wanted.extend(newest.map(|at| &self.queue.waiting[at]));
+        wanted.sort_by_key(|waiting| waiting.key());
+        wanted.dedup_by_key(|waiting| waiting.key());
+        wanted
+    }
+
+    /// Shows the law a waiter, of whom it is known when it was last heard of, in milliseconds. Answers the locks that it waits
+    /// for.
+    pub fn show(
+        &mut self,
+        at: usize,
+        data: &[u8],
+        heard: Option<u64>,
+        record: &mut Record,
+    ) -> Result<Vec<String>, &'static str> {
+        let bad = "a waiter cannot be read";
+        let kept: Kept = serde_json::from_slice(data).map_err(|_| bad)?;
+        let note: Note = serde_json::from_str(kept.note.get()).map_err(|_| bad)?;
+        let Some(waiting) = self.queue.waiting.get_mut(at) else { return Ok(Vec::new()) };
+        for number in [kept.since, kept.silent, kept.forget] {
+            check_number(number)?;
+        }
+        (waiting.since, waiting.silent, waiting.forget) = (kept.since, kept.silent, kept.forget);
+        let holds = waiting.token().is_some_and(|token| record.holds.contains_key(&token));
+        self.queue.show(at, note, &self.name, record, &mut self.tracked, |_, waiter| {
+            let Some(heard) = heard.filter(|_| !holds) else { return };
+            let (silent, forget) = super::believed(heard);
+            waiter.silent = waiter.silent.max(silent);
+            waiter.forget = waiter.forget.max(forget);
+        })
+    }
+
+    /// What is to be written, if this is to be as the law left it.
+    pub fn change(mut self, now: Time) -> Result<Change, Error> {
+        if self.version.is_none() && self.record == Record::default() {
+            return Ok(Change { asks: Vec::new(), is_new: false });
+        }
+        let garbled = |error: serde_json::Error| Error::Garbled(error.to_string());
+        let (mut gone, mut come) = (BTreeSet::new(), Vec::new());
+        let Changes { news, gone: left } = self.queue.changes(&self.record, &self.tracked);
+        gone.extend(left.into_iter().map(waiter_name));
+        let forgotten = self.queue.waiting.iter().filter(|waiting| waiting.is_forgotten(now));
+        gone.extend(forgotten.map(waiter_name));
+        for (waiting, note) in news {
+            let old = waiting.token().and_then(|token| self.queue.find(&token));
+            let old_name = old.map(|at| waiter_name(&self.queue.waiting[at]));
+            let note = match note {
+                Some(note) => serde_json::value::to_raw_value(&note).map_err(garbled)?,
+                None => self.kept_note(&waiting)?,
+            };
+            let Waiting { since, silent, forget, .. } = waiting;
+            let data = serde_json::to_vec(&Kept { since, silent, forget, note }).map_err(garbled)?;
+            let name = waiter_name(&waiting);
+            let path = format!("{}/{name}", self.path);
+            if old_name.as_ref() == Some(&name) {
+                gone.remove(&name);
+                come.push(Ask::Set { path, data });
+            } else {
+                gone.extend(old_name);
+                come.push(Ask::Create { path, data });
+            }
+        }
+        (self.record.waiters, self.record.queue) = Default::default();
+        let mut ends = Vec::new();
+        for end in std::mem::take(&mut self.record.log).iter().rev() {
+            let name = end_name(self.ends);
+            let (path, data) = (format!("{}/{name}", self.path), serde_json::to_vec(end).map_err(garbled)?);
+            ends.push(if self.ring.insert(name) {
+                Ask::Create { path, data }
+            } else {
+                Ask::Set { path, data }
+            });
+            self.ends += 1;
+        }
+        let Record { holds, spent, .. } = &self.record;
+        self.tracked.retain(|token, _| {
+            spent.contains_key(token) || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
+        });
+        let body = Body { format: FORMAT, ends: self.ends, record: &self.record, tracked: &self.tracked };
+        let (path, data) = (self.path.clone(), serde_json::to_vec(&body).map_err(garbled)?);
+        let mut asks = vec![match self.version {
+            Some(version) => Ask::SetIf { path, data, version },
+            None => Ask::Create { path, data },
+        }];
+        asks.extend(gone.into_iter().map(|name| Ask::Delete { path: format!("{}/{name}", self.path) }));
+        asks.extend(come);
+        asks.extend(ends);
+        Ok(Change { asks, is_new: self.version.is_none() })
+    }
+
+    /// Where a token waits then, as the law left it.
+    pub fn place_of(&self, token: &Token) -> Option<String> {
+        let ticket = self
+            .record
+            .waiters
+            .get(token)
+            .filter(|waiter| self.record.queue.contains(&(waiter.ticket, token.clone())))?;
+        let bytes = token.secret().as_bytes().try_into().ok()?;
+        let waiting = Waiting::new(bytes, ticket.ticket, ticket.mode, Place::Queued);
+        Some(self.waiter_path(&waiting))
+    }
+
+    /// That it is as it was read.
+    pub fn check(&self) -> Option<Ask> {
+        let version = Some(self.version?);
+        Some(Ask::Check { path: self.path.clone(), version })
+    }
+
+    fn kept_note(&self, waiting: &Waiting) -> Result<Box<RawValue>, Error> {
+        let data = waiting.token().and_then(|token| self.notes.get(&token));
+        let kept = data.and_then(|data| serde_json::from_slice::<Kept>(data).ok());
+        kept.map(|kept| kept.note).ok_or_else(|| Error::Garbled("the note of a waiter is missing".into()))
+    }
+}
+
+/// The name of a node for a lock.
+pub fn lock_name(name: &str) -> String {
+    match utf8_percent_encode(name, PLAIN).to_string() {
+        name if name.bytes().all(|byte| byte == b'.') => name.replace('.', "%2E"),
+        name => name,
+    }
+}
+
+/// The lock of a node of that name.
+pub fn name_of(node: &str) -> Option<String> {
+    percent_decode_str(node).decode_utf8().ok().map(Into::into)
+}
+
+/// The name of the node of one who waits.
+fn waiter_name(waiting: &Waiting) -> String {
+    let token = String::from_utf8_lossy(&waiting.token);
+    let mode = match waiting.mode {
+        Mode::Exclusive => "x".into(),
+        Mode::Shared => "s".into(),
+        Mode::Slots(slots) => format!("n{slots}"),
+    };
+    let place = match waiting.place {
+        Place::Queued => "q".into(),
+        Place::Parked => format!("p{}", waiting.forget),
+    };
+    format!("w-{:016x}-{token}-{mode}-{place}", waiting.ticket)
+}
+
+fn parse_waiter(rest: &str) -> Option<Waiting> {
+    let mut parts = rest.split('-');
+    let (ticket, token, mode, place) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let number = |text: &str| text.parse().ok().filter(|number| *number <= NUMBER_MOST);
+    let ticket = u64::from_str_radix(ticket, 16).ok().filter(|ticket| *ticket <= NUMBER_MOST)?;
+    let token = Token::parse(token).ok()?;
+    let mode = match (mode.split_at_checked(1)?, mode) {
+        (_, "x") => Mode::Exclusive,
+        (_, "s") => Mode::Shared,
+        (("n", slots), _) => Mode::Slots(slots.parse().ok().filter(|slots| *slots <= SLOTS_MAX)?),
+        _ => return None,
+    };
+    let (place, forget) = match (place.split_at_checked(1)?, place) {
+        (_, "q") => (Place::Queued, 0),
+        (("p", forget), _) => (Place::Parked, number(forget)?),
+        _ => return None,
+    };
+    let mut waiting = Waiting::new(token.secret().as_bytes().try_into().ok()?, ticket, mode, place);
+    waiting.forget = forget;
+    parts.next().is_none().then_some(waiting)
+}
+
+/// The name of the node of the end with that number.
+fn end_name(number: u64) -> String {
+    format!("e{:02}", number % LOG_KEPT as u64)
+}
+
+/// The error for what is not understood.
+pub fn garbled(shown: &str, name: &str, path: &str, why: &str) -> Error {
+    Error::Garbled(format!(
+        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete the node \
+         {path} with all below it when nothing runs under its lock"
+    ))
+}
+
+/// Whether a hold's own end by the record lies behind.
+pub fn is_over(record: &Record, token: &Token, now: Time) -> bool {
+    let hold = record.holds.get(token).filter(|hold| hold.phase != Phase::Cooling);
+    hold.is_some_and(|hold| hold.confirmed && hold.until.passed(now))
+}
+
+/// Until when those who know that they hold the lock are to be believed by the record.
+pub fn believed(record: &Record) -> impl Iterator<Item = (&Token, Due)> {
+    let confirmed = record.holds.iter().filter(|(_, hold)| hold.confirmed && hold.phase != Phase::Cooling);
+    confirmed.map(|(token, hold)| (token, hold.until))
+}

@@ -1,0 +1,97 @@
+//! Can this ensemble hold locks? Asks each server what it is, and makes, reads and removes nodes as a lock would.
+
+use super::jute::{Answer, Ask, Code};
+use super::wire::say;
+use super::{Again, Stamp, Znodes, ZooKeeperStore};
+use crate::clock::Moment;
+use crate::law::millis;
+use crate::lock::Token;
+use crate::store::Error;
+use crate::store::engine::Adapter as _;
+use crate::store::probe::{Ensemble, Member, Offset};
+use std::time::{Duration, SystemTime};
+
+/// How often it is asked.
+const ASKED: usize = 50;
+/// Asking ends after this time, whatever it found.
+const WITHIN: Duration = Duration::from_secs(1);
+
+impl ZooKeeperStore {
+    /// Looks at the ensemble.
+    pub fn probe(mut self, by: Moment) -> Ensemble {
+        let members = self.adapter.members(by);
+        let refreshed = self.adapter.refresh(by);
+        let tried = refreshed.and_then(|()| self.adapter.tried());
+        let answers = self.adapter.round_trips();
+        Ensemble { members, answers, tried }
+    }
+}
+
+impl Znodes {
+    fn members(&self, by: Moment) -> Vec<(String, Result<Member, Error>)> {
+        let target = &*self.target;
+        let ask = |server: &crate::store::net::Address| {
+            let within = self.target.connect_timeout.min(by.left());
+            let said =
+                say(&server.to_string(), server, target.tls.as_ref(), "srvr", Moment::now().after(within))?;
+            let line = |begin: &str| {
+                let rest = said.lines().find_map(|line| line.strip_prefix(begin));
+                rest.map(|rest| rest.split(['-', ',']).next().unwrap_or(rest).trim().to_owned())
+            };
+            Ok(Member { version: line("Zookeeper version:"), mode: line("Mode:") })
+        };
+        target.servers.iter().map(|server| (server.to_string(), ask(server))).collect()
+    }
+
+    /// Fastest first, and the clock as the last write has told it.
+    fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+        let mut round_trips = Vec::new();
+        let end = Moment::now().after(WITHIN);
+        while round_trips.len() < ASKED && (round_trips.is_empty() || !end.passed()) {
+            let began = Moment::now();
+            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes)?);
+            round_trips.push(Moment::now().since(began));
+        }
+        round_trips.sort_unstable();
+        Ok((round_trips, self.stamp.get().and_then(offset)))
+    }
+
+    fn tried(&self) -> Result<Option<()>, Error> {
+        let token = Token::random()
+            .map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))?;
+        let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
+        let below = format!("{path}/e00");
+        let asks = [
+            Ask::Create { path: path.clone(), data: Vec::new() },
+            Ask::Create { path: below.clone(), data: Vec::new() },
+            Ask::List { path: path.clone() },
+            Ask::Get { path: path.clone() },
+            Ask::SetIf { path: path.clone(), data: Vec::new(), version: 0 },
+            Ask::All(vec![
+                Ask::Check { path: path.clone(), version: Some(1) },
+                Ask::Delete { path: below },
+                Ask::Delete { path },
+            ]),
+            Ask::CreateForSession { path: self.life_path(&token) },
+            Ask::Delete { path: self.life_path(&token) },
+            Ask::Set { path: self.clock(), data: Vec::new() },
+        ];
+        let answers = self.ask(&asks, Again::No)?;
+        if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
+            return Ok(None);
+        }
+        let refused = answers.iter().find_map(|answer: &Result<Answer, Code>| answer.as_ref().err());
+        refused.map_or(Ok(Some(())), |code| Err(self.refused(*code)))
+    }
+}
+
+/// The clock of the leader against this machine's.
+fn offset(stamp: Stamp) -> Option<Offset> {
+    let ago = Moment::now().since(stamp.sent);
+    let theirs = SystemTime::UNIX_EPOCH + Duration::from_millis(stamp.at) + ago;
+    Some(match theirs.duration_since(SystemTime::now()) {
+        Ok(ahead) => Offset::Ahead(ahead),
+        Err(behind) => Offset::Behind(behind.duration()),
+    })
+    .filter(|_| millis(ago) < 60_000)
+}

@@ -1,0 +1,317 @@
+//! How does one speak to a ZooKeeper server in bounded time? One connection: dialled, and used under deadlines that cover a
+//! whole exchange. Questions are sent together, and answered in order; what a watch tells comes in between, and is kept until
+//! somebody asks for it.
+//!
+//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+
+use super::jute::{self, Access, Answer, Ask, Code, Event, Head, Welcome};
+use crate::clock::Moment;
+use crate::store::Error;
+use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::net::tls::{Session as TlsSession, Tls};
+use crate::store::net::{Address, dial};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::time::Duration;
+
+/// No answer is longer: the names of a few hundred thousand locks.
+const ANSWER_MOST: usize = 64 << 20;
+/// What a watch has told and nobody has asked for is at most so much.
+const EVENTS_MOST: usize = 64 * 1024;
+const READ_SIZE: usize = 16 * 1024;
+/// What has begun to come is there within this time.
+const REST_WITHIN: Duration = Duration::from_secs(1);
+
+/// What went wrong in an exchange.
+#[derive(Debug)]
+pub enum Failure {
+    /// The connection is of no use any more. It may be worth trying another one at once.
+    Broken(Error),
+    /// There was no answer in time.
+    Silent(Error),
+    /// It would not do it.
+    Refused(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Broken(error) | Failure::Silent(error) | Failure::Refused(error) => error,
+        }
+    }
+}
+
+/// One connection.
+pub struct Connection {
+    store: String,
+    stream: Stream,
+    tls: Option<TlsSession>,
+    access: Access,
+    inbox: Vec<u8>,
+    taken: usize,
+    number: i32,
+    /// How far the server has come, as far as it said.
+    seen: i64,
+    /// What watches have told.
+    pub events: VecDeque<Event>,
+    /// When something was last sent.
+    sent: Moment,
+    /// Whether it was asked for a sign of life, and gave none yet.
+    is_pinged: bool,
+}
+
+/// What a server answers to one of its words for administrators, over a connection for that alone.
+pub fn say(
+    store: &str,
+    address: &Address,
+    tls: Option<&Tls>,
+    word: &str,
+    by: Moment,
+) -> Result<String, Error> {
+    let mut stream = dial::open(store, address, by)?;
+    let mut raw = Bounded { stream: &mut stream, by };
+    let mut session = match (tls, address) {
+        (Some(tls), Address::Tcp { host, .. }) => Some(TlsSession::begin(store, tls, host, &mut raw)?),
+        _ => None,
+    };
+    let mut channel = Channel { tls: session.as_mut(), raw };
+    let mut said = Vec::new();
+    channel
+        .write_all(word.as_bytes())
+        .and_then(|()| channel.flush())
+        .map_err(|error| unreachable(store, &error))?;
+    match channel.take(64 * 1024).read_to_end(&mut said) {
+        // Not all say goodbye in TLS before they hang up.
+        Err(error) if said.is_empty() => Err(unreachable(store, &error)),
+        _ => Ok(String::from_utf8_lossy(&said).into_owned()),
+    }
+}
+
+impl Connection {
+    /// Connects by `by`, and says the first words.
+    pub fn begin(
+        store: &str,
+        address: &Address,
+        tls: Option<&Tls>,
+        access: Access,
+        hello: &[u8],
+        by: Moment,
+    ) -> Result<(Self, Welcome), Failure> {
+        let mut stream = dial::open(store, address, by).map_err(Failure::Broken)?;
+        let tls = match (tls, address) {
+            (Some(tls), Address::Tcp { host, .. }) => {
+                let mut raw = Bounded { stream: &mut stream, by };
+                Some(TlsSession::begin(store, tls, host, &mut raw).map_err(Failure::Broken)?)
+            }
+            _ => None,
+        };
+        let mut connection = Self {
+            store: store.into(),
+            stream,
+            tls,
+            access,
+            inbox: Vec::new(),
+            taken: 0,
+            number: 0,
+            seen: 0,
+            events: VecDeque::new(),
+            sent: Moment::now(),
+            is_pinged: false,
+        };
+        connection.send(hello, by)?;
+        let frame = connection.frame(by)?;
+        let welcome = Welcome::parse(&frame).ok_or_else(|| connection.not_zookeeper())?;
+        Ok((connection, welcome))
+    }
+
+    /// Says who asks. It is not said whether the password is right: each has an identity of its own.
+    pub fn log_in(&mut self, secret: Vec<u8>, by: Moment) -> Result<(), Failure> {
+        let bytes = Ask::Login { secret }.framed(jute::LOGIN, self.access);
+        self.send(&bytes, by)?;
+        loop {
+            let frame = self.frame(by)?;
+            match self.sort(&frame)? {
+                Some((Head { number: jute::LOGIN, code: Code(0), .. }, _)) => return Ok(()),
+                Some((Head { number: jute::LOGIN, .. }, _)) => {
+                    return Err(Failure::Refused(Error::Denied(format!(
+                        "{} refused the user name or the password",
+                        self.store
+                    ))));
+                }
+                Some(_) => return Err(self.not_zookeeper()),
+                None => {}
+            }
+        }
+    }
+
+    /// Asks all of these together, and answers in order what became of each.
+    pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+        let first = self.number;
+        let mut bytes = Vec::new();
+        for ask in asks {
+            self.number = self.number.checked_add(1).unwrap_or(1);
+            bytes.extend(ask.framed(self.number, self.access));
+        }
+        self.send(&bytes, by)?;
+        let mut number = first;
+        let mut answers = Vec::with_capacity(asks.len());
+        for ask in asks {
+            number = number.checked_add(1).unwrap_or(1);
+            answers.push(self.answer(ask, number, by)?);
+        }
+        Ok(answers)
+    }
+
+    fn answer(&mut self, ask: &Ask, number: i32, by: Moment) -> Result<Result<Answer, Code>, Failure> {
+        loop {
+            let frame = self.frame(by)?;
+            let Some((head, rest)) = self.sort(&frame)? else { continue };
+            if head.number != number {
+                return Err(self.not_zookeeper());
+            }
+            return match head.code {
+                Code(0) => ask.answer(rest).ok_or_else(|| self.not_zookeeper()),
+                // The session is another server's now, or is no more: what is asked next is not answered here.
+                Code::SESSION_MOVED | Code::SESSION_EXPIRED | Code::CONNECTION_LOSS => {
+                    Err(Failure::Broken(unreachable(&self.store, &ErrorKind::ConnectionAborted.into())))
+                }
+                code => Ok(Err(code)),
+            };
+        }
+    }
+
+    /// Keeps what is no answer.
+    fn sort<'f>(&mut self, frame: &'f [u8]) -> Result<Option<(Head, &'f [u8])>, Failure> {
+        let (head, rest) = jute::head(frame).ok_or_else(|| self.not_zookeeper())?;
+        match head.number {
+            jute::EVENT => {
+                let event = jute::event(rest).ok_or_else(|| self.not_zookeeper())?;
+                if self.events.len() == EVENTS_MOST {
+                    self.events.pop_front();
+                }
+                self.events.extend(event);
+                Ok(None)
+            }
+            jute::PING => {
+                self.is_pinged = false;
+                Ok(None)
+            }
+            _ => {
+                self.seen = self.seen.max(head.seen);
+                Ok(Some((head, rest)))
+            }
+        }
+    }
+
+    /// How far the server has come, as far as it said.
+    pub const fn seen(&self) -> i64 {
+        self.seen
+    }
+
+    /// Ends the session, and waits for nothing.
+    pub fn close(mut self) {
+        let bytes = Ask::Close.framed(self.number.wrapping_add(1), self.access);
+        self.send(&bytes, Moment::now().after(Duration::from_millis(20))).ok();
+    }
+
+    /// Sleeps until a watch has told something (true), or until then. It says often enough that it lives: at least as often as
+    /// `each`.
+    pub fn listen(&mut self, each: Duration, until: Moment) -> Result<bool, Failure> {
+        loop {
+            if !self.events.is_empty() {
+                return Ok(true);
+            }
+            if let Some(frame) = self.take()? {
+                self.sort(&frame)?;
+                continue;
+            }
+            let next = self.sent.after(each);
+            if next.passed() {
+                if self.is_pinged {
+                    return Err(Failure::Silent(unreachable(&self.store, &ErrorKind::TimedOut.into())));
+                }
+                self.is_pinged = true;
+                let bytes = Ask::Ping.framed(jute::PING, self.access);
+                self.send(&bytes, Moment::now().after(each))?;
+                continue;
+            }
+            if until.passed() {
+                return Ok(false);
+            }
+            self.wait(next.min(until)).map_err(|error| self.failure(&error))?;
+        }
+    }
+
+    /// Waits until something has come, at the most until then, and takes it in.
+    fn wait(&mut self, until: Moment) -> io::Result<()> {
+        let is_there = match &mut self.tls {
+            Some(session) => session.has_more()?,
+            None => false,
+        };
+        if !is_there && !any_readable(&[&self.stream], until)? {
+            return Ok(());
+        }
+        let is_more = match &mut self.tls {
+            Some(session) if !is_there => session.take_in(&mut self.stream)?,
+            _ => true,
+        };
+        if is_more { self.fill(Moment::now().after(REST_WITHIN)) } else { Ok(()) }
+    }
+
+    fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let sent = channel.write_all(bytes).and_then(|()| channel.flush());
+        self.sent = Moment::now();
+        sent.map_err(|error| self.failure(&error))
+    }
+
+    /// Waits for the next frame.
+    fn frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+        loop {
+            if let Some(frame) = self.take()? {
+                return Ok(frame);
+            }
+            self.fill(by).map_err(|error| self.failure(&error))?;
+        }
+    }
+
+    /// The next frame, if it is there.
+    fn take(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let rest = &self.inbox[self.taken..];
+        let Some((length, behind)) = rest.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > ANSWER_MOST {
+            return Err(self.not_zookeeper());
+        }
+        let Some(frame) = behind.get(..length) else { return Ok(None) };
+        let frame = frame.to_vec();
+        self.taken += 4 + length;
+        Ok(Some(frame))
+    }
+
+    fn fill(&mut self, by: Moment) -> io::Result<()> {
+        self.inbox.drain(..self.taken);
+        self.taken = 0;
+        let length = self.inbox.len();
+        self.inbox.resize(length + READ_SIZE, 0);
+        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let read = channel.read(&mut self.inbox[length..]);
+        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            read => read.map(drop),
+        }
+    }
+
+    fn failure(&self, error: &io::Error) -> Failure {
+        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
+        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
+        if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+    }
+
+    fn not_zookeeper(&self) -> Failure {
+        let what = "what answers there does not speak the protocol of ZooKeeper";
+        Failure::Refused(Error::Garbled(format!("{}: {what}", self.store)))
+    }
+}

@@ -1,0 +1,253 @@
+//! Real ZooKeeper servers. One is shared by the scenarios, each of which has a node of its own there; a scenario that kills
+//! its server, or wants an ensemble, has them for itself.
+
+use super::redis::next_port;
+use super::wait::{wait_for, wait_until};
+use super::world::{World, suite_home};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar";
+/// Sessions may be as short and as long as leases are.
+const SETTINGS: [&str; 6] = [
+    "minSessionTimeout=400",
+    "maxSessionTimeout=90000000",
+    "maxClientCnxns=0",
+    "admin.enableServer=false",
+    "4lw.commands.whitelist=*",
+    "clientPortAddress=127.0.0.1",
+];
+
+/// A server. Dropping it kills it.
+pub struct ZooKeeper {
+    port: u16,
+    home: PathBuf,
+    child: Option<Child>,
+}
+
+impl ZooKeeper {
+    /// One that is alone, in a directory of its own below `home`, with further settings, `name=value`.
+    pub fn start(home: &Path, settings: &[&str]) -> Self {
+        let mut server = Self::prepare(home, "zookeeper", settings);
+        server.run();
+        server
+    }
+
+    /// That which all scenarios share.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let (tell, hear) = mpsc::channel();
+            // It is told to stop when the thread that started it ends.
+            thread::spawn(move || {
+                tell.send(Self::start(suite_home(), &[])).expect("somebody waits for it");
+                loop {
+                    thread::park();
+                }
+            });
+            hear.recv().expect("a server")
+        })
+    }
+
+    /// The URL of a node there that nobody else uses.
+    pub fn new_url(&self) -> String {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        self.url(&format!("/w{}", NUMBER.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// The URL of a node there.
+    pub fn url(&self, chroot: &str) -> String {
+        format!("zookeeper://127.0.0.1:{}{chroot}", self.port)
+    }
+
+    fn prepare(home: &Path, name: &str, settings: &[&str]) -> Self {
+        let home = home.join(name);
+        fs::create_dir(&home).expect("a directory");
+        let port = free_port();
+        let mut text = format!("dataDir={}\nclientPort={port}\n", home.join("data").display());
+        // What is given comes later, and counts.
+        for setting in ["tickTime=200"].iter().chain(&SETTINGS).chain(settings) {
+            let (key, _) = setting.split_once('=').expect("name=value");
+            let is_other = |line: &&str| !line.starts_with(&format!("{key}="));
+            text = text.lines().filter(is_other).map(|line| format!("{line}\n")).collect();
+            text += &format!("{setting}\n");
+        }
+        fs::create_dir(home.join("data")).expect("a directory");
+        fs::write(home.join("zoo.cfg"), text).expect("a file");
+        Self { port, home, child: None }
+    }
+
+    fn spawn(&mut self) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log"));
+        let log = log.expect("a log");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "java", "-Xmx128m", "-XX:+UseSerialGC"]);
+        command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
+        command.args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]);
+        command.args(["-Djava.awt.headless=true", "-cp"]);
+        command.arg(JARS);
+        command.args(["org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"]);
+        command.current_dir(&self.home).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        self.child = Some(command.spawn().expect("java; ./test --stores installs it"));
+    }
+
+    /// Starts it again.
+    pub fn run(&mut self) {
+        self.spawn();
+        wait_until("ZooKeeper serves", || self.serves());
+    }
+
+    /// Whether it takes clients.
+    pub fn serves(&self) -> bool {
+        self.say("srvr").is_some_and(|said| said.contains("Mode: "))
+    }
+
+    /// What it answers to a word for administrators.
+    pub fn say(&self, word: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        stream.write_all(word.as_bytes()).ok()?;
+        stream.shutdown(Shutdown::Write).ok()?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said).ok()?;
+        Some(said)
+    }
+
+    /// What ZooKeeper's own client answers to a command.
+    pub fn command(&self, arguments: &[&str]) -> String {
+        let output = Command::new("java")
+            .args(["-Xmx64m", "-XX:TieredStopAtLevel=1", "-cp"])
+            .arg(format!("{JARS}:/usr/share/java/commons-cli.jar"))
+            .args(["org.apache.zookeeper.ZooKeeperMain", "-server", &format!("127.0.0.1:{}", self.port)])
+            .args(arguments)
+            .env("LC_ALL", "C")
+            .output();
+        String::from_utf8_lossy(&output.expect("java").stdout).into_owned()
+    }
+
+    /// The nodes below that of a world, each with its path.
+    pub fn below(&self, world: &World) -> Vec<String> {
+        let said = self.command(&["ls", "-R", &chroot(world)]);
+        let path = |line: &&str| line.starts_with(&format!("{}/", chroot(world)));
+        said.lines().filter(path).map(str::to_owned).collect()
+    }
+
+    /// Removes the lock `k` of a world, of which nothing but its node is kept, at once.
+    pub fn forget_at_once(&self, world: &World) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
+        let mut ask = |body: &[u8]| {
+            let length = u32::try_from(body.len()).expect("a short one").to_be_bytes();
+            stream.write_all(&[&length, body].concat()).expect("it takes it");
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).expect("an answer");
+            let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+            stream.read_exact(&mut answer).expect("an answer");
+            answer
+        };
+        // No session yet, of 5 s, with 16 bytes of no password.
+        ask(&[&[0; 12], 5000u32.to_be_bytes().as_slice(), &[0; 8], &[0, 0, 0, 16], &[0; 17]].concat());
+        let path = format!("{}/dlock/locks/dlock:k", chroot(world));
+        let length = u32::try_from(path.len()).expect("a short one").to_be_bytes();
+        let delete = [&[0, 0, 0, 1, 0, 0, 0, 2], length.as_slice(), path.as_bytes(), &[255; 4]].concat();
+        assert_eq!(ask(&delete).get(12..16), Some([0; 4].as_slice()), "it is removed");
+    }
+
+    /// Removes all locks of a world.
+    pub fn forget(&self, world: &World) {
+        let said = self.command(&["deleteall", &format!("{}/dlock/locks", chroot(world))]);
+        assert!(!said.contains("Exception"), "{said}");
+    }
+
+    /// Whether it is the leader of others.
+    pub fn leads(&self) -> bool {
+        self.say("srvr").is_some_and(|said| said.contains("Mode: leader"))
+    }
+
+    /// The nodes that go with a session, and the sessions there are.
+    pub fn sessions(&self) -> String {
+        self.say("dump").expect("an answer")
+    }
+
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(|child| Pid::from_raw(child.id().cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("it runs");
+    }
+
+    /// Ends it as a loss of power would.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.child.take().expect("it runs").wait().expect("it ends");
+    }
+}
+
+impl Drop for ZooKeeper {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+fn chroot(world: &World) -> String {
+    format!("/{}", world.url().rsplit('/').next().expect("a node"))
+}
+
+/// Three servers.
+pub struct Ensemble {
+    pub servers: Vec<ZooKeeper>,
+}
+
+impl Ensemble {
+    pub fn start(home: &Path, settings: &[&str]) -> Self {
+        let places: Vec<String> =
+            (1..=3).map(|id| format!("server.{id}=127.0.0.1:{}:{}", free_port(), free_port())).collect();
+        let mut all: Vec<&str> = vec!["initLimit=50", "syncLimit=10"];
+        all.extend(places.iter().map(String::as_str));
+        all.extend(settings);
+        let servers = (1..=3).map(|id| {
+            let mut server = ZooKeeper::prepare(home, &format!("zookeeper{id}"), &all);
+            fs::write(server.home.join("data/myid"), id.to_string()).expect("a file");
+            server.spawn();
+            server
+        });
+        let ensemble = Self { servers: servers.collect() };
+        for server in &ensemble.servers {
+            wait_until("ZooKeeper serves", || server.serves());
+        }
+        ensemble
+    }
+
+    /// The URL of a node there.
+    pub fn url(&self, chroot: &str) -> String {
+        let servers: Vec<String> =
+            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+        format!("zookeeper://{}{chroot}", servers.join(","))
+    }
+
+    /// Which of them leads.
+    pub fn leader(&self) -> usize {
+        wait_for("a leader", || self.servers.iter().position(ZooKeeper::leads))
+    }
+}
+
+fn free_port() -> u16 {
+    wait_for("a free port for ZooKeeper", || {
+        let port = next_port();
+        TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+    })
+}
