@@ -65,6 +65,11 @@ impl Name {
         Ok(Self { full, prefix: prefix.len() })
     }
 
+    /// What the store calls the record of the patterns by which keys under a prefix are paused. No key has this name.
+    pub fn of_patterns(prefix: &str) -> Self {
+        Self { full: format!("dlock.patterns:{prefix}"), prefix: 0 }
+    }
+
     /// Prefix and key together.
     pub fn as_str(&self) -> &str {
         &self.full
@@ -83,6 +88,57 @@ impl Name {
     /// What the derived keys carry in braces: L's own hash tag, else all of L.
     pub fn tag(&self) -> &str {
         hash_tag(&self.full).unwrap_or(&self.full)
+    }
+}
+
+/// A key in which `*` stands for any text and `?` for one character.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Pattern(String);
+
+impl TryFrom<String> for Pattern {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::of(&Key::new(&text)?).ok_or_else(|| "a pattern has * or ? in it".into())
+    }
+}
+
+impl Pattern {
+    /// The pattern that a KEY is, if it is one.
+    pub fn of(key: &Key) -> Option<Self> {
+        key.as_str().contains(['*', '?']).then(|| Self(key.as_str().into()))
+    }
+
+    /// As it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether a key looks like that.
+    pub fn matches(&self, key: &str) -> bool {
+        let key: Vec<char> = key.chars().collect();
+        // Which beginnings of the key the pattern matches so far, by their lengths.
+        let mut matched = vec![false; key.len() + 1];
+        matched[0] = true;
+        for wanted in self.0.chars() {
+            if wanted == '*' {
+                let shortest = matched.iter().position(|is_match| *is_match).unwrap_or(matched.len());
+                matched[shortest..].fill(true);
+            } else {
+                for (at, found) in key.iter().enumerate().rev() {
+                    matched[at + 1] = matched[at] && (wanted == '?' || wanted == *found);
+                }
+                matched[0] = false;
+            }
+        }
+        matched[key.len()]
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -188,6 +244,8 @@ pub const SLOTS_MAX: u32 = 1000;
 /// The longest pause.
 pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
+/// How many patterns may pause keys at a time under one prefix.
+pub const PATTERNS_MOST: usize = 64;
 /// How long it is remembered that a run succeeded, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -395,5 +453,29 @@ mod tests {
         let mut text = "é".repeat(3);
         shorten(&mut text, 5);
         assert_eq!(text, "éé");
+    }
+
+    #[test]
+    fn a_pattern_matches_what_looks_like_it() -> Result<(), String> {
+        for (pattern, key, expected) in [
+            ("deploy-*", "deploy-web", true),
+            ("deploy-*", "deploy-", true),
+            ("deploy-*", "redeploy-web", false),
+            ("*-web", "deploy-web-web", true),
+            ("*-web", "deploy-webs", false),
+            ("a?c", "abc", true),
+            ("a?c", "aéc", true),
+            ("a?c", "ac", false),
+            ("*", "", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("*?", "x", true),
+            ("a*", "a*", true),
+        ] {
+            let pattern = Pattern::of(&Key::new(pattern)?).ok_or("no pattern")?;
+            assert_eq!(pattern.matches(key), expected, "{pattern:?} {key}");
+        }
+        assert_eq!(Pattern::of(&Key::new("a[1]")?), None);
+        Ok(())
     }
 }

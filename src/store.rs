@@ -7,7 +7,9 @@
 
 use crate::clock::Moment;
 use crate::exit::Exit;
-use crate::law::{Acquired, Ask, End, Left, Proof, Renewal, Requested, Revoke, Revoked};
+use crate::law::{
+    Acquired, Ask, End, Left, NewPattern, NewPause, Patterns, Proof, Renewal, Requested, Revoke, Revoked,
+};
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -117,7 +119,17 @@ pub trait Store: Send {
 
     /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
     /// holds it goes on.
-    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error>;
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error>;
+
+    /// Has a pattern pause the keys under a prefix that look like it, or does so no more, and answers which are in force
+    /// then. It is heeded where a lock is asked for that was never granted; each other one has to be [paused](Store::pause)
+    /// by itself, after this. Without a change it only looks.
+    fn patterns(
+        &mut self,
+        prefix: &str,
+        change: Option<&NewPattern<'_>>,
+        by: Moment,
+    ) -> Result<Patterns, Error>;
 
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;

@@ -14,6 +14,11 @@ on_every_store!(
     every_lock_that_looks_like_it_is_paused,
     one_paused_key_of_several_is_in_the_way,
     a_pause_in_the_middle_of_a_crowd,
+    what_is_used_later_is_paused_by_a_pattern,
+    a_pattern_ends_by_itself,
+    what_a_pattern_pauses_is_not_opened_by_its_name,
+    nothing_new_gets_past_a_pattern,
+    there_are_patterns_enough,
 );
 
 const REFUSED: &str = "dlock: k in .* is busy: paused by .*@.* \\(pid \\d+\\) \\(freeze\\), for 59m.* more; \
@@ -119,9 +124,202 @@ fn every_lock_that_looks_like_it_is_paused(backend: Backend) {
     }
     world.dlock(["resume", "deploy-*"]).run();
     assert_eq!(world.state("deploy-db"), "free");
-    let said = "dlock: .* knows no lock like nothing-\\*; a pattern means .*\n";
-    world.dlock(["pause", "nothing-*", "--reason", "r"]).stderr_like(said).status(75).run();
+    let said = "dlock: .* knows no lock like nothing-\\*, and nobody has paused that; .*\n";
     world.dlock(["resume", "nothing-*"]).stderr_like(said).run();
+}
+
+fn what_is_used_later_is_paused_by_a_pattern(backend: Backend) {
+    paused_before_it_was_used(&World::new(backend));
+}
+
+#[test]
+fn what_is_used_later_is_paused_by_a_pattern_on_a_quorum() {
+    let mut masters = Masters::aged(3);
+    masters.use_own_store();
+    paused_before_it_was_used(masters.world());
+}
+
+#[test]
+fn what_is_used_later_is_paused_by_a_pattern_on_a_cluster() {
+    let mut world = World::without_redis();
+    let cluster = Cluster::start(&world, 3);
+    world.use_store(cluster.url(&[0]));
+    paused_before_it_was_used(&world);
+}
+
+fn paused_before_it_was_used(world: &World) {
+    let said = "dlock: deploy-\\* in .* is paused for 1h: nobody is granted what looks like it\n\
+        dlock: .* knows no lock like deploy-\\* yet\n";
+    world.dlock(["pause", "-v", "deploy-*", "--reason", "freeze"]).stderr_like(said).run();
+    // Nobody has asked for it yet.
+    let status = world.status("deploy-0");
+    assert_eq!((&status["state"], &status["paused"]["pattern"]), (&"paused".into(), &"deploy-*".into()));
+    // Keys that lie in several slots of a cluster; each is asked for more than once.
+    for key in ["deploy-1", "deploy-2", "deploy-3", "deploy-4"] {
+        for _ in 0..2 {
+            let refused = format!(
+                "dlock: {key} in .* is busy: paused as one of deploy-\\* by .*@.* \\(pid \\d+\\) \\(freeze\\), for 59m.* more; \
+                 the command did not run; -w waits for it\n"
+            );
+            world.run(key, &[], "echo ran >> log").stderr_like(&refused).status(75).run();
+        }
+        assert_eq!(world.state(key), "paused");
+    }
+    world.run("other", &[], "echo other >> log").run();
+    let waiters: Vec<Running> = ["deploy-1", "deploy-new"]
+        .map(|key| world.run(key, &["-w"], "echo waited >> log").any_stderr().spawn())
+        .into();
+    if !world.url().contains("quorum") {
+        world.wait_for_waiters("deploy-new", 1);
+        world.wait_for_waiters("deploy-1", 1);
+    }
+    let all: serde_json::Value =
+        serde_json::from_str(&world.dlock(["status", "--json"]).any_stdout().run().stdout).unwrap();
+    let shown = all.as_array().unwrap().iter().filter(|lock| lock["key"] == "deploy-*").count();
+    assert_eq!(shown, 1, "{all}");
+    let table = world.dlock(["status", "dep*"]).any_stdout().run().stdout;
+    assert!(table.contains("every lock like it"), "{table}");
+    let metrics = world.dlock(["metrics"]).any_stdout().run().stdout;
+    assert!(metrics.contains("\ndlock_paused_patterns 1\n"), "{metrics}");
+    let offered = "deploy-\\*\n";
+    world.dlock(["complete-keys", "bash", "dlock resume deploy-\\*", "deploy-\\*"]).stdout(offered).run();
+    assert_eq!(world.log(), ["other"]);
+    world.dlock(["resume", "deploy-*"]).run();
+    finish_all(waiters);
+    world.run("deploy-0", &[], "echo free >> log").run();
+    assert_eq!((world.lines("waited"), world.lines("free")), (2, 1));
+    assert_eq!(world.dlock(["status", "--json"]).any_stdout().run().stdout, "[]\n");
+}
+
+fn a_pattern_ends_by_itself(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["pause", "-q", "k*", "--for", "2s", "--reason", "r"]).run();
+    world.run("k", &[], "echo early >> log").any_stderr().status(75).run();
+    world.run("k", &["-w"], "echo ran >> log").any_stderr().run();
+    world.run("k2", &[], "echo ran >> log").run();
+    assert_eq!(world.log(), ["ran", "ran"]);
+}
+
+fn what_a_pattern_pauses_is_not_opened_by_its_name(backend: Backend) {
+    let world = World::new(backend);
+    world.run("deploy-a", &[], "true").run();
+    world.dlock(["pause", "-q", "deploy-*", "--reason", "freeze", "--for", "2h"]).run();
+    let stays = "dlock: deploy-. in .* stays paused for 1h.*: .*@.* \\(pid \\d+\\) has paused deploy-\\* \\(freeze\\); \
+        'dlock resume 'deploy-\\*'' ends that\n";
+    for key in ["deploy-a", "deploy-b"] {
+        world.dlock(["resume", key]).stderr_like(stays).status(75).run();
+        assert_eq!(world.state(key), "paused");
+        // One that ends sooner does not take its place.
+        let said = "dlock: deploy-. in .* is paused for 1h.* by deploy-\\*: nobody is granted it\n";
+        world.dlock(["pause", "-v", key, "--for", "1m", "--reason", "r"]).stderr_like(said).run();
+        assert_eq!(world.status(key)["paused"]["reason"], "freeze");
+    }
+    world.dlock(["pause", "-q", "dep*", "--reason", "incident", "--for", "1h"]).run();
+    assert_eq!(world.status("deploy-a")["paused"]["reason"], "freeze");
+    world.dlock(["resume", "deploy-*"]).any_stderr().status(75).run();
+    assert_eq!(world.status("deploy-a")["paused"]["reason"], "incident");
+    assert_eq!(world.status("deploy-c")["paused"]["reason"], "incident");
+    world.dlock(["resume", "dep*"]).run();
+    for key in ["deploy-a", "deploy-b", "deploy-c"] {
+        world.run(key, &[], "echo ran >> log").run();
+    }
+    assert_eq!(world.lines("ran"), 3);
+}
+
+/// Many take locks that nobody has taken before. From the moment when `pause` has returned nobody is granted one: what is
+/// granted has a smaller number than a lock that was taken after that.
+fn nothing_new_gets_past_a_pattern(backend: Backend) {
+    new_ones_and_a_pattern(&World::new(backend));
+}
+
+#[test]
+fn nothing_new_gets_past_a_pattern_on_a_quorum() {
+    let mut masters = Masters::aged(3);
+    masters.use_own_store();
+    new_ones_and_a_pattern(masters.world());
+}
+
+#[test]
+fn nothing_new_gets_past_a_pattern_on_a_cluster() {
+    let mut world = World::without_redis();
+    let cluster = Cluster::start(&world, 3);
+    world.use_store(cluster.url(&[0]));
+    new_ones_and_a_pattern(&world);
+}
+
+fn new_ones_and_a_pattern(world: &World) {
+    let worker = |at: usize| {
+        format!(
+            "i=0; until [ -e end ]; do i=$((i+1)); {BINARY} run -q -k new-{at}-$i -- sh -c 'echo $DLOCK_FENCE >> fences'; echo tried >> log; sleep 0.1; done"
+        )
+    };
+    let workers: Vec<Running> = (0..3)
+        .map(|at| world.dlock([""; 0]).after_shell(&worker(at)).any_stderr().any_stdout().status(64).spawn())
+        .collect();
+    let granted = || world.read("fences").lines().count();
+    world.write("fences", "");
+    for round in 1..=3 {
+        let before = granted();
+        wait_until("they work", || granted() > before + 3);
+        world.dlock(["pause", "-q", "new-*", "--reason", "r"]).run();
+        let paused =
+            world.dlock(["run", "-k", "marker", "--", "sh", "-c", "echo $DLOCK_FENCE"]).any_stdout().run();
+        let paused: u64 = paused.stdout.trim().parse().unwrap();
+        let tried = world.lines("tried");
+        wait_until("all have tried", || world.lines("tried") > tried + 6);
+        let late =
+            world.read("fences").lines().filter(|fence| fence.parse::<u64>().unwrap() > paused).count();
+        assert_eq!(late, 0, "granted in a pause, in round {round}");
+        world.dlock(["resume", "-q", "new-*"]).run();
+    }
+    world.write("end", "");
+    finish_all(workers);
+}
+
+fn there_are_patterns_enough(backend: Backend) {
+    let world = World::new(backend);
+    let pause = |patterns: &[String]| {
+        world.dlock(["pause", "--reason", "r"].into_iter().chain(patterns.iter().map(String::as_str)))
+    };
+    let patterns: Vec<String> = (0..64).map(|at| format!("p{at}-*")).collect();
+    pause(&patterns).any_stderr().run();
+    let full = "dlock: q\\* in .* is not paused: 64 patterns are in force there already, .*\n";
+    pause(&["q*".into()]).stderr_like(full).status(75).run();
+    // Each may be said anew.
+    pause(&patterns[63..]).any_stderr().run();
+    world.run("p63-x", &[], "true").any_stderr().status(75).run();
+    world.run("q", &[], "true").run();
+    world.dlock(["resume", "-q", "p3-*"]).run();
+    pause(&["q*".into()]).any_stderr().run();
+    assert_eq!(world.state("q"), "paused");
+}
+
+/// Who may write to the store may write there what is no pattern.
+#[test]
+fn what_is_no_pattern_stops_nobody() {
+    let world = World::new(Backend::Redis);
+    let soon = world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000 + 60_000;
+    let by = "{\\\"host\\\":\\\"h\\\"}";
+    let forged = [
+        "no json".to_owned(),
+        "7".into(),
+        "{}".into(),
+        "[7,{},[],[\"x\"]]".into(),
+        format!("[[\"{by}\",\"1\",\"99999999999999\",\"*\"]]"),
+        format!("[[\"{by}\",\"1\",\"{soon}\"]]"),
+        format!("[[\"{by}\",\"1\",\"{soon}\",7]]"),
+        format!("[[\"{by}\",\"1\",\"{soon}\",\"other*\"]]"),
+    ];
+    for (at, text) in forged.iter().enumerate() {
+        world.redis().ask::<()>(&["SET", "dlock.patterns:dlock:", text]);
+        world.run(&format!("k{at}"), &[], "true").run();
+        world.dlock(["status"]).any_stdout().run();
+    }
+    world.redis().ask::<()>(&["DEL", "dlock.patterns:dlock:"]);
+    world.redis().ask::<()>(&["LPUSH", "dlock.patterns:dlock:", "x"]);
+    world.run("k", &[], "true").run();
+    world.dlock(["pause", "-q", "new*", "--reason", "r"]).run();
+    world.run("new", &[], "true").any_stderr().status(75).run();
 }
 
 /// Who may write to the store may pause a lock: for as long as anybody may, and in words that can be read.

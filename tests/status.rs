@@ -370,8 +370,8 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
     let before = looks();
     let listed = dlock(&["status", "--json"]).any_stdout().run().stdout;
     assert!(listed.contains("busy") && listed.contains("kept") && !listed.contains("idle"), "{listed}");
-    // One of them may be the holder's, and one that the server did not know by its hash.
-    assert!(looks() - before <= 4, "{} looks at {store} {prefix:?}", looks() - before);
+    // One of them may be the holder's, one is for the patterns, and two may be of scripts that the server did not know.
+    assert!(looks() - before <= 6, "{} looks at {store} {prefix:?}", looks() - before);
     world.write("go", "");
     holder.finish();
     for name in ["go", "up"] {

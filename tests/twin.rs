@@ -9,8 +9,10 @@ use crate::support::postgres::Postgres;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{ABSENCE, Lock, LockTable, Time};
-use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Renewal, Revoke, Terms, When};
-use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use dlock::law::{
+    Acquired, Ask, End, NewPattern, NewPause, Outcome, Patience, Ran, Renewal, Revoke, Terms, When,
+};
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Pattern, Token};
 use dlock::store::Store;
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
@@ -32,6 +34,9 @@ use std::time::Duration;
 const BEGIN: Time = Time(4_000_000_000_000_000);
 const PEOPLE: usize = 6;
 const LOCKS: usize = 3;
+/// What keys are called, and what may pause them. Characters of two bytes, and stars that have to be gone back to.
+const KEYS: [&str; LOCKS] = ["é-0", "é-é1", "-éé-é-2"];
+const PATTERNS: [&str; 6] = ["*", "?-?", "*-é?", "é*é*", "*-?-*?", "??"];
 
 /// What a person wants, for as long as it has one token.
 #[derive(Debug, Clone)]
@@ -56,7 +61,8 @@ enum Step {
     Intrude { lock: usize, ttl: Option<u64> },
     Request { lock: usize },
     Forget { lock: usize },
-    Pause { lock: usize, lasts: Option<u64> },
+    Pause { lock: usize, lasts: Option<u64>, pattern: Option<usize> },
+    Pattern { pattern: usize, lasts: Option<u64> },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -105,6 +111,7 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
         1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001]),
     ];
     let once_per = prop_oneof![3 => Just(None), 1 => (50..9000u64).prop_map(Some), 1 => Just(Some(60_000))];
+    let lasts = prop_oneof![Just(None), (1..8000u64).prop_map(Some)];
     let waited = prop_oneof![6 => Just(0u64), 1 => 1..100_000u64];
     let job = prop_oneof![
         Just(None),
@@ -130,8 +137,9 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
             lock.clone().prop_map(|lock| Step::Vanish { lock }),
             lock.clone().prop_map(|lock| Step::Request { lock }),
             lock.clone().prop_map(|lock| Step::Forget { lock }),
-            (lock.clone(), prop_oneof![Just(None), (1..8000u64).prop_map(Some)])
-                .prop_map(|(lock, lasts)| Step::Pause { lock, lasts }),
+            (lock.clone(), lasts.clone(), prop::option::of(0..PATTERNS.len()))
+                .prop_map(|(lock, lasts, pattern)| Step::Pause { lock, lasts, pattern }),
+            (0..PATTERNS.len(), lasts).prop_map(|(pattern, lasts)| Step::Pattern { pattern, lasts }),
             (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
                 .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
         ],
@@ -287,6 +295,10 @@ fn owner(who: usize) -> Owner {
     }
 }
 
+fn pattern_of(at: usize) -> Pattern {
+    Pattern::of(&Key::new(PATTERNS[at]).unwrap()).unwrap()
+}
+
 fn by() -> Moment {
     Moment::now().after(Duration::from_secs(20))
 }
@@ -387,9 +399,17 @@ impl Twins<'_> {
                 let lua = self.store.forget(&name, by()).unwrap();
                 assert_eq!(self.law.forget_success(self.now, &name), lua, "{step:?}");
             }
-            Step::Pause { lock, lasts } => {
-                let (name, who) = (self.names[lock].clone(), owner(96));
-                let pause = lasts.map(|lasts| (&who, ms(lasts)));
+            Step::Pattern { pattern, lasts } => {
+                let (pattern, who) = (pattern_of(pattern), owner(95));
+                let change = NewPattern { pattern: &pattern, pause: lasts.map(|lasts| (&who, ms(lasts))) };
+                let prefix = self.names[0].prefix();
+                let lua = self.store.patterns(prefix, Some(&change), by()).unwrap();
+                assert_eq!(self.law.change_pattern(self.now, prefix, &change), lua, "{step:?}");
+            }
+            Step::Pause { lock, lasts, pattern } => {
+                let (name, who, pattern) = (self.names[lock].clone(), owner(96), pattern.map(pattern_of));
+                let pattern = pattern.as_ref();
+                let pause = lasts.map(|lasts| NewPause { by: &who, lasts: ms(lasts), pattern });
                 let lua = self.store.pause(&name, pause, by()).unwrap();
                 assert_eq!(self.law.pause(self.now, &name, pause), lua, "{step:?}");
             }
@@ -430,7 +450,13 @@ impl Twins<'_> {
         for name in self.names.clone() {
             let lua = self.store.inspect(&name, by()).unwrap();
             let record = self.law.records.get(name.as_str()).cloned().unwrap_or_default();
-            assert_eq!(record.inspect(&name, self.now), lua, "{} after {step:?}", name.as_str());
+            let mut view = record.inspect(&name, self.now);
+            if view.may_be_new() {
+                let of_patterns = Name::of_patterns(name.prefix());
+                let record = self.law.records.get(of_patterns.as_str()).cloned();
+                view.heed(&record.unwrap_or_default().patterns(self.now));
+            }
+            assert_eq!(view, lua, "{} after {step:?}", name.as_str());
         }
         self.looked = (self.looked + 1) % PEOPLE;
         let (token, _, names) = self.person(self.looked);
@@ -539,9 +565,9 @@ fn answer_alike(servers: &Servers, cases: u32, histories: &impl Strategy<Value =
                 servers,
                 raw: &mut raw,
                 store: servers.store(),
-                names: (0..LOCKS)
-                    .map(|lock| Name::new("t:", &Key::new(&format!("k{number}-{lock}")).unwrap()).unwrap())
-                    .collect(),
+                names: KEYS
+                    .map(|key| Name::new(&format!("t{number}:"), &Key::new(key).unwrap()).unwrap())
+                    .into(),
                 law: LockTable::default(),
                 now: *now.borrow(),
                 people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),

@@ -12,23 +12,24 @@ Examples:
   # A deploy freeze of two hours:
   dlock pause deploy --for 2h --reason 'release 4.2 is being tested'
 
-  # Of every deploy that the store knows, and those that run are to end:
+  # Of every deploy, and those that run are to end:
   dlock pause 'deploy-*' --for 2h --reason 'incident 311' --stop
 
 A pause always has an end, so one that is forgotten does not stop the nightly
 job for good. A second pause of a lock takes the place of the first. A job that
 runs under the lock may still run 'dlock run' of the same key inside.
 
-A KEY with * or ? means every lock that the store knows now: those that were
-used within the last 40 days. A key that is used for the first time later is
-not paused.
+A KEY with * or ? means every lock whose key looks like that, also one that is
+used for the first time later. Of several patterns that a key looks like the
+one that ends last counts. Up to 64 may be in force under one prefix; 'dlock
+status' shows them.
 
 EXIT STATUS
     0  nobody is granted the locks from now on
    64  the command line makes no sense
    69  the store cannot be reached, or refused
    74  output could not be written
-   75  the store knows no lock like that: nothing is paused
+   75  64 patterns are in force already: this one is not
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid";
 
@@ -37,11 +38,16 @@ Examples:
   dlock resume deploy
   dlock resume 'deploy-*'
 
+A KEY with * or ? ends the pause of that pattern, and of every lock whose key
+looks like it. A lock that another pattern pauses as well stays paused: resume
+that pattern.
+
 EXIT STATUS
     0  the locks are not paused, whether they were or not
    64  the command line makes no sense
    69  the store cannot be reached, or refused
    74  output could not be written
+   75  a lock stays paused, by a pattern that was not named
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid";
 
@@ -49,7 +55,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = PAUSE_AFTER)]
 pub struct Pause {
-    /// The locks; with * or ?, every one that the store knows and that looks like that
+    /// The locks; with * or ?, every one that looks like that, now or later
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
@@ -76,7 +82,7 @@ pub struct Pause {
 #[derive(Debug, Args)]
 #[command(after_long_help = RESUME_AFTER)]
 pub struct Resume {
-    /// The locks; with * or ?, every one that the store knows and that looks like that
+    /// The locks; with * or ?, that pattern and every lock that looks like it
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

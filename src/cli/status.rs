@@ -25,7 +25,9 @@ Examples:
   dlock status --watch 5s
 
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
-or revoked (taken away by an operator while the old job may still run).
+revoked (taken away by an operator while the old job may still run) or paused
+(free, and granted to nobody). A pattern that 'dlock pause' was given is shown
+like a lock.
 
 EXIT STATUS
     0  the store answered, whatever it said
@@ -42,7 +44,7 @@ pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character
     ///
     /// One KEY is shown as a record, several as a table. Of the locks that a pattern finds, and without KEY, those are
-    /// shown that are held, cooling or waited for.
+    /// shown that are held, cooling, paused or waited for.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

@@ -24,8 +24,10 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
             exit = Exit::Unavailable;
         }
     };
-    let looked = wanted.look(&mut *context.open()?, Which::Known, "counted", seen, lacks);
-    looked.map_err(|error| context.with_origin(error))?;
+    let mut store = context.open()?;
+    let looked = wanted.look(&mut *store, Which::Known, "counted", seen, lacks);
+    let patterns = looked.and_then(|()| wanted.paused(&mut *store));
+    page.patterns = patterns.map_err(|error| context.with_origin(error))?.len() as u64;
     output::print(&page.text())?;
     Ok(exit)
 }

@@ -63,5 +63,8 @@ fn look(wanted: &Wanted, store: &mut dyn Store) -> Result<Overview, store::Error
         }
     };
     wanted.look(store, Which::Live, "shown", seen, |lack| damaged.push(lack))?;
+    if wanted.searches() {
+        views.extend(wanted.paused(store)?);
+    }
     Ok(Overview { views, damaged })
 }

@@ -5,7 +5,8 @@ use super::context::Context;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::lock::{Key, Name};
+use crate::law::{Patterns, Pause};
+use crate::lock::{Key, Name, Pattern};
 use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +17,7 @@ pub struct Wanted {
     /// Those named, in the order given.
     pub named: Vec<Name>,
     /// Those whose keys look like one of these.
-    patterns: Vec<Pattern>,
+    pub patterns: Vec<Pattern>,
     prefix: String,
     /// How long one lock may take.
     within: Duration,
@@ -42,7 +43,7 @@ impl Wanted {
 
     /// The patterns, as they were given.
     pub fn patterns(&self) -> Vec<&str> {
-        self.patterns.iter().map(|pattern| pattern.0.as_str()).collect()
+        self.patterns.iter().map(Pattern::as_str).collect()
     }
 
     /// Whether there are locks to be looked for.
@@ -63,6 +64,20 @@ impl Wanted {
         let mut found = store.find(&self.prefix, which)?;
         found.names.retain(is_meant);
         Ok(found)
+    }
+
+    /// The patterns by which keys are paused, as far as they are meant, in the order in which they were said.
+    pub fn paused(&self, store: &mut dyn Store) -> Result<Vec<View>, store::Error> {
+        let Patterns { now, pauses, .. } =
+            store.patterns(&self.prefix, None, Moment::now().after(self.within))?;
+        let shown = |pause: &Pause| {
+            let key = Key::new(pause.pattern.as_ref()?.as_str()).ok()?;
+            let any = self.patterns.is_empty();
+            let is_meant = any || self.patterns.iter().any(|pattern| pattern.matches(key.as_str()));
+            let name = Name::new(&self.prefix, &key).ok().filter(|_| is_meant)?;
+            Some(View::of_pattern(name, now, pause))
+        };
+        Ok(pauses.iter().filter_map(shown).collect())
     }
 
     /// Looks at each of the locks, those named first, and says whether it was named. `done` is what is to be done with it
@@ -112,64 +127,4 @@ fn is_damaged(missing: &store::Error) -> bool {
 /// What is missing with it, to be followed by what cannot be done.
 pub fn its_locks(missing: &store::Error) -> &'static str {
     if is_damaged(missing) { "its lock is" } else { "its locks are" }
-}
-
-/// A key in which `*` stands for any text and `?` for one character.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Pattern(String);
-
-impl Pattern {
-    /// The pattern that a KEY is, if it is one.
-    fn of(key: &Key) -> Option<Self> {
-        key.as_str().contains(['*', '?']).then(|| Self(key.as_str().into()))
-    }
-
-    /// Whether a key looks like that.
-    fn matches(&self, key: &str) -> bool {
-        let key: Vec<char> = key.chars().collect();
-        // Which beginnings of the key the pattern matches so far, by their lengths.
-        let mut matched = vec![false; key.len() + 1];
-        matched[0] = true;
-        for wanted in self.0.chars() {
-            if wanted == '*' {
-                let shortest = matched.iter().position(|is_match| *is_match).unwrap_or(matched.len());
-                matched[shortest..].fill(true);
-            } else {
-                for (at, found) in key.iter().enumerate().rev() {
-                    matched[at + 1] = matched[at] && (wanted == '?' || wanted == *found);
-                }
-                matched[0] = false;
-            }
-        }
-        matched[key.len()]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pattern_matches_what_looks_like_it() -> Result<(), String> {
-        for (pattern, key, expected) in [
-            ("deploy-*", "deploy-web", true),
-            ("deploy-*", "deploy-", true),
-            ("deploy-*", "redeploy-web", false),
-            ("*-web", "deploy-web-web", true),
-            ("*-web", "deploy-webs", false),
-            ("a?c", "abc", true),
-            ("a?c", "aéc", true),
-            ("a?c", "ac", false),
-            ("*", "", true),
-            ("a*b*c", "a-b-b-c", true),
-            ("a*b*c", "a-c-b", false),
-            ("*?", "x", true),
-            ("a*", "a*", true),
-        ] {
-            let pattern = Pattern::of(&Key::new(pattern)?).ok_or("no pattern")?;
-            assert_eq!(pattern.matches(key), expected, "{pattern:?} {key}");
-        }
-        assert_eq!(Pattern::of(&Key::new("a[1]")?), None);
-        Ok(())
-    }
 }

@@ -2,7 +2,7 @@
 //! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
 
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, Owner};
+use crate::lock::{Fence, Mode, Owner, Pattern};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -207,6 +207,49 @@ pub struct Pause {
     pub since: u64,
     /// When it ends by itself.
     pub until: u64,
+    /// The pattern that it comes from, where the key was not paused by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<Pattern>,
+}
+
+impl Pause {
+    /// Of several pauses the one that ends last.
+    pub fn longest<'p>(pauses: impl IntoIterator<Item = &'p Self>) -> Option<&'p Self> {
+        pauses.into_iter().max_by_key(|pause| pause.until)
+    }
+
+    /// Whether it is one of all keys that look like this one.
+    pub fn means(&self, key: &str) -> bool {
+        self.pattern.as_ref().is_some_and(|pattern| pattern.matches(key))
+    }
+}
+
+/// The patterns by which keys under one prefix are paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patterns {
+    pub now: u64,
+    /// Those in force, each with its pattern, in the order in which they were said.
+    pub pauses: Vec<Pause>,
+    /// What became of the one that was to be changed.
+    pub became: Became,
+}
+
+impl Patterns {
+    /// The pause that a key has by them.
+    pub fn of(&self, key: &str) -> Option<&Pause> {
+        Pause::longest(self.pauses.iter().filter(|pause| pause.means(key)))
+    }
+}
+
+/// What became of the pause by a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Became {
+    /// It is as was asked, and there was one before.
+    Was,
+    /// It is as was asked, and there was none.
+    WasNot,
+    /// There are as many as there may be already: nothing was changed.
+    Full,
 }
 
 /// A value under the lock's name that dlock did not write.

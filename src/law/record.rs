@@ -48,6 +48,9 @@ pub struct Record {
     /// Who has paused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<Pause>,
+    /// In the record of the patterns: those by which keys are paused.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub patterns: Vec<Pause>,
     /// Who came last of those that replace others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest: Option<Newest>,
@@ -356,8 +359,10 @@ impl Record {
             self.lock = Lock::Free;
         }
         // One that ends later than any may was made by a clock that was wrong: it would never end.
-        self.paused
-            .take_if(|pause| !(1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis())));
+        let is_in_force =
+            |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
+        self.paused.take_if(|pause| !is_in_force(pause));
+        self.patterns.retain(is_in_force);
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()

@@ -1,7 +1,7 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Patterns, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
@@ -82,6 +82,46 @@ pub struct Waiter {
 }
 
 impl View {
+    /// A pattern by which keys are paused, shown as if it were one of them.
+    pub fn of_pattern(name: Name, now: u64, pause: &Pause) -> Self {
+        Self {
+            name,
+            now,
+            state: State::Paused,
+            mode: None,
+            holders: Vec::new(),
+            left: Some(Duration::from_millis(pause.until.saturating_sub(now))),
+            foreign: None,
+            fence: None,
+            waiters: Vec::new(),
+            log: Vec::new(),
+            stat: Stat::default(),
+            paused: Some(pause.clone()),
+            success: None,
+        }
+    }
+
+    /// The pause, if this is a pattern by which keys are paused.
+    pub fn pattern(&self) -> Option<&Pause> {
+        self.paused
+            .as_ref()
+            .filter(|pause| pause.pattern.as_ref().is_some_and(|pattern| pattern.as_str() == self.name.key()))
+    }
+
+    /// What is shown of a lock that was never granted: it is paused by those patterns, too.
+    pub fn heed(&mut self, patterns: &Patterns) {
+        self.paused = patterns.of(self.name.key()).cloned();
+        if let (State::Free, Some(pause)) = (self.state, &self.paused) {
+            self.state = State::Paused;
+            self.left = Some(Duration::from_millis(pause.until.saturating_sub(self.now)));
+        }
+    }
+
+    /// Whether the patterns have to be asked what they say of it: it was never granted, and nobody has paused it.
+    pub fn may_be_new(&self) -> bool {
+        self.fence.is_none() && self.paused.is_none()
+    }
+
     /// Whether there is anything to tell of the lock: if not, nobody has used it in the last 40 days.
     pub fn is_used(&self) -> bool {
         let is_known = self.fence.is_some() || self.state != State::Free;

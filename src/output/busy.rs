@@ -2,7 +2,7 @@
 //! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
 
 use super::columns::{Width, width};
-use super::owner::{because, who};
+use super::owner::{as_one_of, because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::law::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
@@ -175,9 +175,9 @@ fn joined(keys: &[Key]) -> String {
 /// What stands in the way of one who asked for this mode, as a clause.
 fn reason(blocker: &Blocker, asked: Mode) -> String {
     match &blocker.paused {
-        Some(Pause { by, .. }) if blocker.state == State::Paused => {
+        Some(Pause { by, pattern, .. }) if blocker.state == State::Paused => {
             let left = blocker.left.map(span).unwrap_or_default();
-            format!("paused by {}{}, for {left} more", who(by), because(by))
+            format!("paused{} by {}{}, for {left} more", as_one_of(pattern.as_ref()), who(by), because(by))
         }
         Some(Pause { by, .. }) => {
             format!("{}; besides, {} has paused it{}", in_the_way(blocker, asked), who(by), because(by))

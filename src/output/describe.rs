@@ -3,7 +3,7 @@
 
 use super::busy::and_others;
 use super::columns::{Width, width};
-use super::owner::{because, who};
+use super::owner::{as_one_of, because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::exit::Ended;
@@ -19,7 +19,10 @@ pub fn state(view: &View) -> String {
         (State::Free, _) if view.waiters.is_empty() => "is free".into(),
         (State::Free, _) => format!("is free, and {} for it", queued(view.waiters.len())),
         (State::Paused, _) => match &view.paused {
-            Some(pause) => format!("is paused by {}{},{left}", who(&pause.by), because(&pause.by)),
+            Some(pause) => {
+                let of = as_one_of(pause.pattern.as_ref());
+                format!("is paused{of} by {}{},{left}", who(&pause.by), because(&pause.by))
+            }
             None => "is paused".into(),
         },
         (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),

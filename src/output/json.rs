@@ -8,7 +8,7 @@ use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
 use crate::law::{Holder, LoggedEnd, Outcome, Pause, State, Success};
-use crate::lock::{Fence, Mode, Owner};
+use crate::lock::{Fence, Mode, Owner, Pattern};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -171,6 +171,7 @@ struct Paused<'a> {
     reason: Option<&'a str>,
     since: String,
     until: String,
+    pattern: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -237,8 +238,15 @@ impl<'a> Waits<'a> {
 }
 
 impl<'a> Paused<'a> {
-    fn of(Pause { by, since, until }: &'a Pause) -> Self {
-        Self { by: by.into(), reason: by.reason.as_deref(), since: utc(*since), until: utc(*until) }
+    fn of(Pause { by, since, until, pattern }: &'a Pause) -> Self {
+        let (since, until) = (utc(*since), utc(*until));
+        Self {
+            by: by.into(),
+            reason: by.reason.as_deref(),
+            since,
+            until,
+            pattern: pattern.as_ref().map(Pattern::as_str),
+        }
     }
 }
 

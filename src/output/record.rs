@@ -2,7 +2,7 @@
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
 use super::columns::{Width, broken, padded};
-use super::owner::{because, cell};
+use super::owner::{as_one_of, because, cell};
 use super::table::{colour, last};
 use super::time::{about, local, span};
 use super::{Coloured, escaped};
@@ -74,7 +74,8 @@ pub fn record(view: &View, place: &Namespace, width: Width, coloured: Coloured) 
     }
     if let Some(pause) = &view.paused {
         let (by, until) = (cell(&pause.by), local(pause.until, view.now));
-        lines.add(0, "paused", &format!("until {until} by {by}{}", because(&pause.by)));
+        let of = as_one_of(pause.pattern.as_ref());
+        lines.add(0, "paused", &format!("until {until}{of} by {by}{}", because(&pause.by)));
     }
     if !view.waiters.is_empty() {
         lines.add(0, "waiting", &view.waiters.len().to_string());

@@ -9,7 +9,7 @@ use super::locale::Charset;
 use super::owner::{self, because};
 use super::time::{local, span};
 use super::{Coloured, escaped};
-use crate::law::{Holder, LoggedEnd, State};
+use crate::law::{Holder, LoggedEnd, Pause, State};
 use crate::lock::Mode;
 use crate::store::{View, Waiter};
 
@@ -234,6 +234,7 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
     let who = match (holder, &view.foreign) {
         (Some(holder), _) => owner::cell(&holder.owner),
         (None, Some(foreign)) => escaped(&format!("not dlock ({})", foreign.kind)).into_owned(),
+        (None, None) if view.pattern().is_some() => "every lock like it".into(),
         (None, None) if !view.is_used() => "never used".into(),
         (None, None) => dash(),
     };
@@ -249,8 +250,11 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command =
-        holder.map_or_else(dash, |Holder { owner, .. }| format!("{}{}", owner.command, because(owner)));
+    let command = match (holder, view.pattern()) {
+        (Some(Holder { owner, .. }), _) => format!("{}{}", owner.command, because(owner)),
+        (None, Some(Pause { by, .. })) => format!("paused by {}{}", owner::who(by), because(by)),
+        (None, None) => dash(),
+    };
     let cells = [
         escaped(view.name.key()).into_owned(),
         view.state.word().into(),

@@ -20,7 +20,8 @@ mod transaction;
 
 use crate::clock::Moment;
 use crate::law::{ABSENCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
-use crate::law::{Acquired, Ask, End, Left, LoggedEnd, Patience, Proof, Renewal, Requested, Revoke, Revoked};
+use crate::law::{Acquired, Ask, End, Left, LoggedEnd, NewPattern, NewPause, Patience, Patterns};
+use crate::law::{Proof, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use queue::Queue;
@@ -754,16 +755,28 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
-    fn pause(
-        &mut self,
-        name: &Name,
-        pause: Option<(&Owner, Duration)>,
-        deadline: Moment,
-    ) -> Result<bool, Error> {
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
         self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Heads, deadline, |transaction| {
             transaction.table.pause(transaction.now, name, pause)
         })
+    }
+
+    fn patterns(
+        &mut self,
+        prefix: &str,
+        change: Option<&NewPattern<'_>>,
+        deadline: Moment,
+    ) -> Result<Patterns, Error> {
+        self.adapter.refresh(deadline)?;
+        let names = Names::from(Name::of_patterns(prefix));
+        if let Some(change) = change {
+            return self.transact(&names, None, Look::Heads, deadline, |transaction| {
+                transaction.table.change_pattern(transaction.now, prefix, change)
+            });
+        }
+        let (mut entries, now) = self.read(&names, None, deadline)?;
+        Ok(entries[0].record().patterns(now))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
@@ -776,7 +789,11 @@ impl<A: Adapter> Store for Engine<A> {
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
         self.adapter.refresh(deadline)?;
         let (mut entries, now) = self.read(&name.clone().into(), None, deadline)?;
-        Ok(view(name, now, &mut entries[0]))
+        let mut view = view(name, now, &mut entries[0]);
+        if view.may_be_new() {
+            view.heed(&self.patterns(name.prefix(), None, deadline)?);
+        }
+        Ok(view)
     }
 
     fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {

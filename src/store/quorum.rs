@@ -17,12 +17,13 @@
 //! majorities would not add up to one decision.
 
 use super::redis::script::Code;
-use super::redis::{RedisStore, Target};
+use super::redis::{RedisStore, Target, pattern_to, pause_to};
 use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::law::schedule::deadline;
 use crate::law::{
-    self, Acquired, Ask, End, Left, Outcome, Proof, Renewal, Requested, Revoke, Revoked, State, When,
+    self, Acquired, Ask, Became, End, Left, NewPattern, NewPause, Outcome, Patterns, Pause, Proof, Renewal,
+    Requested, Revoke, Revoked, State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use masters::{Answers, Call, Master, Masters, Order};
@@ -367,15 +368,56 @@ impl Store for QuorumStore {
     }
 
     /// A majority is enough: whoever is granted the lock has one of these.
-    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error> {
-        let who = pause.map(|(who, _)| json(who)).transpose()?.unwrap_or_default();
-        let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts)).to_string();
-        let answers = self.look(&call(&scripts::PAUSE, name, &[&who, &lasts]), by);
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
+        let args = pause_to(pause)?;
+        let answers = self.look(&call(&scripts::PAUSE, name, &args.each_ref().map(String::as_str)), by);
         let (paused, majority) = (answers.count("paused"), self.masters.majority());
         if paused + answers.count("open") < majority {
             return Err(self.short(&answers));
         }
         Ok(paused >= majority)
+    }
+
+    /// Each master heeds those that it knows: of a majority that knows one, one is in every majority that would grant a lock.
+    fn patterns(
+        &mut self,
+        prefix: &str,
+        change: Option<&NewPattern<'_>>,
+        by: Moment,
+    ) -> Result<Patterns, Error> {
+        let (args, name) = (pattern_to(change)?, Name::of_patterns(prefix));
+        let mut answers =
+            self.look(&call(&scripts::PATTERNS, &name, &args.each_ref().map(String::as_str)), by);
+        let (was, majority) = (answers.count("was"), self.masters.majority());
+        let done = was + answers.count("was-not");
+        let became = match answers.count("full") {
+            full if done < majority && done + full >= majority => Became::Full,
+            _ if done < majority => return Err(self.short(&answers)),
+            _ if was >= majority => Became::Was,
+            _ => Became::WasNot,
+        };
+        let now = answers.now();
+        let mut known: Vec<(usize, Pause)> = Vec::new();
+        for word in ["was", "was-not", "full"] {
+            for reply in answers.replies(word) {
+                let clock = Clock::of(reply.now, now);
+                for pause in reply.pauses()?.into_iter().map(|pause| clock.of_pause(pause)) {
+                    match known.iter_mut().find(|(_, other)| other.pattern == pause.pattern) {
+                        Some((masters, other)) => {
+                            *masters += 1;
+                            if pause.until > other.until {
+                                *other = pause;
+                            }
+                        }
+                        None => known.push((1, pause)),
+                    }
+                }
+            }
+        }
+        // A master that does not answer may know it, too.
+        let silent = self.masters.len() - answers.0.iter().flatten().flatten().count();
+        known.retain(|(masters, _)| masters + silent >= majority);
+        Ok(Patterns { now, pauses: known.into_iter().map(|(_, pause)| pause).collect(), became })
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -460,7 +502,7 @@ impl Store for QuorumStore {
         }
         let is_kept = !matches!(state, State::Free | State::Paused);
         let mode = (is_kept && foreign.is_none()).then_some(Mode::Exclusive);
-        Ok(View {
+        let mut view = View {
             name: name.clone(),
             now,
             state,
@@ -474,7 +516,11 @@ impl Store for QuorumStore {
             stat: view::join_stats(stats),
             paused,
             success: successes.into_iter().max_by_key(|success| success.fence),
-        })
+        };
+        if view.may_be_new() {
+            view.heed(&self.patterns(name.prefix(), None, by)?);
+        }
+        Ok(view)
     }
 
     /// What a majority does not have is nobody's, so nothing is missing where a majority answers.

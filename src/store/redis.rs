@@ -19,10 +19,10 @@ use super::{Error, Found, Listener, Slept, Store, View, Waiter, Which, json};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Grant, Left, Outcome, Patience, Proof, Renewal, Requested, Revoke, Revoked,
-    Superseded, Terms, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, NewPattern, NewPause, Outcome, Patience, Patterns, Pause,
+    Proof, Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Pattern, Replicas, Token};
 use crate::store;
 use call::Caller;
 use cluster::Nodes;
@@ -142,7 +142,8 @@ impl RedisStore {
     fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
         let escaped = escape_glob(prefix);
         let kinds = match (which, prefix) {
-            (Which::Known, _) => "fence",
+            // Of fence, queue, quorum and pause: a lock that was never granted may be waited for, or be paused.
+            (Which::Known, _) => "[fqp][eua]*",
             // Of hold, queue, quorum and pause; of these and spent; and of fence.
             (Which::Live, "") => "[hqpf][ouae]*",
             (Which::Live, _) => "[hqp][oua]*",
@@ -245,23 +246,32 @@ impl Store for RedisStore {
         let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
         let waited = law::millis(ask.waited).to_string();
         let terms = terms_to(&ask.terms);
-        let args = [
-            ask.token.secret(),
-            &ttl,
-            &min_hold,
-            patience,
-            &number,
-            turn,
-            &mode,
-            &owner,
-            &once_per,
-            terms,
-            &waited,
-        ];
-        let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
-        // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
-        self.asked |= !matches!(said, Err(Error::Unavailable(_)));
-        let (what, mut reply, _) = said?;
+        let ask_with = |store: &mut Self, patterns: &str| {
+            let args = [
+                ask.token.secret(),
+                &ttl,
+                &min_hold,
+                patience,
+                &number,
+                turn,
+                &mode,
+                &owner,
+                &once_per,
+                terms,
+                &waited,
+                patterns,
+            ];
+            let said = store.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
+            // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
+            store.asked |= !matches!(said, Err(Error::Unavailable(_)));
+            said
+        };
+        let (mut what, mut reply, _) = ask_with(self, "")?;
+        if what == "heed" {
+            let patterns = self.patterns(names.first().prefix(), None, by)?;
+            (what, reply, _) = ask_with(self, &patterns_to(&patterns)?)?;
+            self.heed_again(names, &patterns, by)?;
+        }
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -412,16 +422,27 @@ impl Store for RedisStore {
         }
     }
 
-    fn pause(&mut self, name: &Name, pause: Option<(&Owner, Duration)>, by: Moment) -> Result<bool, Error> {
-        let who = pause.map(|(who, _)| json(who)).transpose()?.unwrap_or_default();
-        let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts)).to_string();
-        let (what, reply) =
-            self.caller.run(&script::PAUSE, std::slice::from_ref(name), &[&who, &lasts], by)?;
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
+        let args = pause_to(pause)?;
+        let args = args.each_ref().map(String::as_str);
+        let (what, reply) = self.caller.run(&script::PAUSE, std::slice::from_ref(name), &args, by)?;
         match what.as_str() {
             "paused" => Ok(true),
             "open" => Ok(false),
             _ => Err(reply.unknown()),
         }
+    }
+
+    fn patterns(
+        &mut self,
+        prefix: &str,
+        change: Option<&NewPattern<'_>>,
+        by: Moment,
+    ) -> Result<Patterns, Error> {
+        let (args, name) = (pattern_to(change)?, Name::of_patterns(prefix));
+        let args = args.each_ref().map(String::as_str);
+        let (what, reply) = self.caller.run(&script::PATTERNS, &[name], &args, by)?;
+        reply.patterns(&what)
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
@@ -466,7 +487,7 @@ impl Store for RedisStore {
         }
         log.truncate(law::LOG_KEPT);
         let (stat, success, paused) = (reply.stat()?, reply.last_success()?, reply.pause()?);
-        Ok(View {
+        let mut view = View {
             name: name.clone(),
             now,
             state,
@@ -480,7 +501,11 @@ impl Store for RedisStore {
             stat,
             success,
             paused,
-        })
+        };
+        if view.may_be_new() {
+            view.heed(&self.patterns(name.prefix(), None, by)?);
+        }
+        Ok(view)
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
@@ -530,6 +555,19 @@ impl RedisStore {
             self.reset();
         }
         said
+    }
+
+    /// What was just asked with patterns that this process had read. One of them may have been ended before the lock was
+    /// paused by it: then whoever ended it may not have found that.
+    fn heed_again(&mut self, names: &Names, patterns: &Patterns, by: Moment) -> Result<(), Error> {
+        if names.iter().all(|name| patterns.of(name.key()).is_none()) {
+            return Ok(());
+        }
+        let now = self.patterns(names.first().prefix(), None, by)?;
+        for name in names.iter().filter(|name| patterns.of(name.key()) != now.of(name.key())) {
+            self.pause(name, now.of(name.key()).map(|pause| NewPause::rest_of(pause, now.now)), by)?;
+        }
+        Ok(())
     }
 
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
@@ -595,6 +633,34 @@ impl RedisStore {
         self.wake = None;
         self.wake_number += 1;
     }
+}
+
+/// A pause as the scripts read it: who, for how long, by which pattern.
+pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 3], Error> {
+    let Some(NewPause { by, lasts, pattern }) = pause else {
+        return Ok([String::new(), "0".into(), String::new()]);
+    };
+    let pattern = pattern.map(|pattern| pattern.as_str().to_owned());
+    Ok([json(by)?, law::millis(lasts).to_string(), pattern.unwrap_or_default()])
+}
+
+/// What is to become of a pattern, as the scripts read it: the pattern, who, for how long.
+pub(super) fn pattern_to(change: Option<&NewPattern<'_>>) -> Result<[String; 3], Error> {
+    let Some(NewPattern { pattern, pause }) = change else {
+        return Ok([String::new(), String::new(), "0".into()]);
+    };
+    let by = pause.map(|(by, _)| json(by)).transpose()?.unwrap_or_default();
+    let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts));
+    Ok([(*pattern).as_str().to_owned(), by, lasts.to_string()])
+}
+
+/// Patterns in force as they lie in the store.
+fn patterns_to(patterns: &Patterns) -> Result<String, Error> {
+    let one = |pause: &Pause| {
+        let pattern = pause.pattern.as_ref().map_or("", Pattern::as_str).to_owned();
+        Ok([json(&pause.by)?, pause.since.to_string(), pause.until.to_string(), pattern])
+    };
+    json(&patterns.pauses.iter().map(one).collect::<Result<Vec<_>, Error>>()?)
 }
 
 /// The terms of one who asks, but for once in a while, as the scripts read them.

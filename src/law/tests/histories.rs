@@ -257,7 +257,10 @@ impl World {
             }
             Step::Pause { lock, lasts } => {
                 let (lock, by) = (name(LOCKS[lock]), Owner::default());
-                let pause = lasts.map(|lasts| (&by, Duration::from_millis(lasts)));
+                let pause = lasts.map(|lasts| {
+                    let lasts = Duration::from_millis(lasts);
+                    NewPause { by: &by, lasts, pattern: None }
+                });
                 let (was, _) = self.run(&lock.clone().into(), |table| table.pause(now, &lock, pause))?;
                 self.observer.paused(now, lock.as_str(), lasts, was)?;
             }

@@ -438,8 +438,10 @@ impl Observer {
     pub(super) fn look(&mut self, now: Time, table: &LockTable) -> Check {
         self.beliefs
             .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
+        // Patterns are no lock.
+        let locks = table.records.iter().filter(|(lock, _)| !lock.starts_with("dlock."));
         let seen: BTreeMap<&String, View> =
-            table.records.iter().map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
+            locks.map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
         let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
         let mut shown = BTreeSet::new();
         for (lock, seen) in &seen {

@@ -6,7 +6,8 @@ use super::judge::Judge;
 use super::time::{Dice, MS, MachineId, Nanos, SECOND, Sim, TaskId};
 use crate::clock::{self, Moment};
 use crate::law::{
-    Acquired, Ask, Due, End, Grant, Left, LockTable, Proof, Renewal, Requested, Revoke, Revoked, Time,
+    Acquired, Ask, Became, Due, End, Grant, Left, LockTable, NewPattern, NewPause, Patterns, Proof, Renewal,
+    Requested, Revoke, Revoked, Time,
 };
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
@@ -383,8 +384,12 @@ impl Store for SimStore {
         Ok(false)
     }
 
-    fn pause(&mut self, _: &Name, _: Option<(&Owner, Duration)>, _: Moment) -> Result<bool, Error> {
+    fn pause(&mut self, _: &Name, _: Option<NewPause<'_>>, _: Moment) -> Result<bool, Error> {
         Ok(false)
+    }
+
+    fn patterns(&mut self, _: &str, _: Option<&NewPattern<'_>>, _: Moment) -> Result<Patterns, Error> {
+        Ok(Patterns { now: 0, pauses: Vec::new(), became: Became::WasNot })
     }
 
     fn revoke(&mut self, _: &Name, _: &Revoke, _: Moment) -> Result<Revoked, Error> {

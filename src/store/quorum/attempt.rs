@@ -97,7 +97,7 @@ impl QuorumStore {
         let first = call(
             &scripts::ACQUIRE,
             name,
-            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms],
+            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms, name.prefix()],
         );
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));

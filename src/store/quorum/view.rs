@@ -45,10 +45,7 @@ impl MasterView {
         let (owner, fence) = (reply.text()?, reply.text()?);
         let mut holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
         holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
-        if let Some(pause) = &mut paused {
-            clock.set(&mut pause.since);
-            clock.set(&mut pause.until);
-        }
+        paused = paused.map(|pause| clock.of_pause(pause));
         let foreign = is_foreign.then_some(Foreign { kind: owner, left });
         Ok(Self { state, left, token, holder, foreign, paused })
     }
@@ -73,6 +70,12 @@ impl Clock {
     pub fn of(own: u64, common: u64) -> Self {
         let behind = i64::try_from(common).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
         Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
+    }
+
+    pub fn of_pause(self, mut pause: Pause) -> Pause {
+        self.set(&mut pause.since);
+        self.set(&mut pause.until);
+        pause
     }
 
     /// Sets a time of this clock to that of all.

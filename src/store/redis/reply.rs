@@ -4,8 +4,8 @@
 
 use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Done, Holder, LoggedEnd, Outcome, Pause, State, Success};
-use crate::lock::{Fence, Mode, Owner, SLOTS_MAX};
+use crate::law::{Became, Blocker, Done, Holder, LoggedEnd, Outcome, Patterns, Pause, State, Success};
+use crate::lock::{Fence, Mode, Owner, Pattern, SLOTS_MAX};
 use crate::store::Error;
 use redis::Value;
 use std::time::Duration;
@@ -82,7 +82,7 @@ impl Reply {
 
     /// The next field as a fence, if there is one. What is greater than any that dlock gives out is none.
     pub fn fence(&mut self) -> Result<Option<Fence>, Error> {
-        Ok(self.text()?.parse().ok().filter(|fence| *fence < NUMBERS_END).map(Fence))
+        Ok(self.text()?.parse().ok().filter(|fence| (1..NUMBERS_END).contains(fence)).map(Fence))
     }
 
     /// The next field as a span, sent in milliseconds.
@@ -211,9 +211,35 @@ impl Reply {
     pub fn pause(&mut self) -> Result<Option<Pause>, Error> {
         let json = self.text()?;
         // What is none, the scripts take for none.
-        let Ok([by, since, until]) = serde_json::from_str::<[String; 3]>(&json) else { return Ok(None) };
-        let (since, until) = (self.number_in(&since)?, self.number_in(&until)?);
-        Ok(Some(Pause { by: self.owner_or_unknown(&by), since, until }))
+        let Ok(fields) = serde_json::from_str::<Vec<String>>(&json) else { return Ok(None) };
+        let (by, since, until, pattern) = match fields.as_slice() {
+            [by, since, until] => (by, since, until, None),
+            [by, since, until, pattern] => (by, since, until, Some(pattern)),
+            _ => return Ok(None),
+        };
+        let pattern = pattern.and_then(|text| Pattern::try_from(text.clone()).ok());
+        let (since, until) = (self.number_in(since)?, self.number_in(until)?);
+        Ok(Some(Pause { by: self.owner_or_unknown(by), since, until, pattern }))
+    }
+
+    /// The rest of an answer about patterns: what became of one, and those in force.
+    pub fn patterns(mut self, what: &str) -> Result<Patterns, Error> {
+        let became = match what {
+            "was" => Became::Was,
+            "was-not" => Became::WasNot,
+            "full" => Became::Full,
+            _ => return Err(self.unknown()),
+        };
+        Ok(Patterns { now: self.now, pauses: self.pauses()?, became })
+    }
+
+    /// The next field as pauses that come from patterns.
+    pub fn pauses(&mut self) -> Result<Vec<Pause>, Error> {
+        let (mut nested, mut pauses) = (self.nested()?, Vec::new());
+        while !nested.is_empty() {
+            pauses.extend(nested.pause()?.filter(|pause| pause.pattern.is_some()));
+        }
+        Ok(pauses)
     }
 
     /// The next four fields: a hold that succeeded.

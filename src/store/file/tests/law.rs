@@ -3,7 +3,7 @@
 //! of those who wait.
 
 use super::*;
-use crate::law::{ABSENCE, Due, LockTable, Requested, Waiting};
+use crate::law::{ABSENCE, Due, LockTable, NewPause, Requested, Waiting};
 use proptest::sample::subsequence;
 use std::mem::discriminant;
 
@@ -184,7 +184,7 @@ impl<'a> Sides<'a> {
             }
             Event::Pause { key, lasts } => {
                 let (name, by_whom) = (named(KEYS[key])?, Owner::default());
-                let pause = lasts.map(|lasts| (&by_whom, ms(lasts)));
+                let pause = lasts.map(|lasts| NewPause { by: &by_whom, lasts: ms(lasts), pattern: None });
                 let (answer, law) =
                     (self.store()?.pause(&name, pause, by())?, self.law.pause(now, &name, pause));
                 ensure!(answer == law, "{answer:?}, {law:?}");

@@ -27,7 +27,7 @@ end
 
 -- FENCE has what a quorum has agreed on, as far as this master knows.
 local function remember_fence(lock, fence)
-  redis.call('SET', lock.FENCE, int(math.max(last_fence(lock), tonumber(fence))), 'PX', HISTORY_KEPT)
+  write_fence(lock, math.max(last_fence(lock), tonumber(fence)))
 end
 
 -- The fence that the quorum has agreed on for this hold, if this master was told.

@@ -51,7 +51,7 @@ local function grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
   hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
   for _, lock in ipairs(locks) do
-    redis.call('SET', lock.FENCE, hold.fence, 'PX', HISTORY_KEPT)
+    write_fence(lock, fence)
     if lock.kind == 'free' then
       -- What an eviction has left of earlier holds must not count.
       if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end

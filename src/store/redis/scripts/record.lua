@@ -3,7 +3,7 @@
 -- Who waits is told in queue.lua.
 --
 -- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
--- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
+-- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, PATTERNS_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
 -- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
 -- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
 --
@@ -23,7 +23,7 @@
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
 -- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
--- STRING (who has paused it: JSON [owner, since ms, until ms]), dlock.newest:{tag}:L STRING (who came last of those that
+-- STRING (who has paused it: JSON [owner, since ms, until ms, the pattern that it comes from if it does]), dlock.newest:{tag}:L STRING (who came last of those that
 -- replace others: JSON [owner, came us, token]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
 -- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
@@ -451,9 +451,16 @@ end
 
 -- From 2^53 on there is no next number here, so such a fence is none of ours.
 local function last_fence(lock)
-  local last = tonumber(redis.call('GET', lock.FENCE) or 0)
-  if not last or last >= 9007199254740991 then return 0 end
-  return last
+  if not lock.last then
+    local last = tonumber(redis.call('GET', lock.FENCE) or 0)
+    lock.last = last and last < 9007199254740991 and last or 0
+  end
+  return lock.last
+end
+
+local function write_fence(lock, fence)
+  redis.call('SET', lock.FENCE, int(fence), 'PX', HISTORY_KEPT)
+  lock.last = fence
 end
 
 local function extreme(set, rank)
@@ -471,25 +478,46 @@ local function revoked_of(lock)
   return revoked
 end
 
--- Who has paused the lock, so that nobody is granted it; nothing where it is over. One that ends later than any may was
--- made by a clock that was wrong, or by nobody: it would never end.
+-- Until when a pause lasts; nothing where it is over. One that ends later than any may was made by a clock that was
+-- wrong, or by nobody: it would never end.
+local function pause_ends(p)
+  local due = p and number_in(p[2]) and number_in(p[3])
+  return due and due > ms and due <= ms + PAUSE_MOST and due or nil
+end
+
+-- Who has paused the lock, so that nobody is granted it.
 local function pause_of(lock)
   if lock.paused == nil then
     local p, json = kept_in(key_of('pause', lock))
-    local due = p and number_in(p[2]) and number_in(p[3])
-    lock.paused = due and due > ms and due <= ms + PAUSE_MOST and { json = json, ['until'] = due }
+    local due = pause_ends(p)
+    lock.paused = due and { json = json, ['until'] = due }
   end
   return lock.paused
 end
 
-local function set_pause(lock, by, lasts)
+local function write_pause(lock, p, due)
+  redis.call('SET', key_of('pause', lock), cjson.encode(p), 'PXAT', int(due))
+  lock.paused, lock.changed = nil, true
+end
+
+-- `pattern` is '' where the key was paused by its name.
+local function set_pause(lock, by, lasts, pattern)
   if by == '' then
     redis.call('DEL', key_of('pause', lock))
+    lock.paused, lock.changed = nil, true
   else
-    local json = cjson.encode({ by, int(ms), int(ms + lasts) })
-    redis.call('SET', key_of('pause', lock), json, 'PXAT', int(ms + lasts))
+    write_pause(lock, { by, int(ms), int(ms + lasts), pattern ~= '' and pattern or nil }, ms + lasts)
   end
-  lock.paused, lock.changed = nil, true
+end
+
+-- The patterns in force, each a list of owner, since, until, pattern; kept in one place for all keys under a prefix, as JSON.
+local function patterns_in(json)
+  local ok, all = pcall(cjson.decode, type(json) == 'string' and json or '')
+  local list = {}
+  for _, p in ipairs(ok and type(all) == 'table' and all or {}) do
+    if type(p) == 'table' and type(p[1]) == 'string' and type(p[4]) == 'string' and pause_ends(p) then list[#list + 1] = p end
+  end
+  return list
 end
 
 -- Who came last of those that replace others.
