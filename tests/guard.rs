@@ -23,6 +23,7 @@ on_every_store!(
     guard_stopped_keeps_no_ended_job,
     waiter_killed,
     stopped_waiter_does_not_run_late,
+    a_waiter_whose_guard_was_stopped_goes_on,
     on_lost_warn_ends_with_dlock,
     crashed_waiters_delay_the_queue_once,
     newcomer_does_not_overtake_after_a_crash,
@@ -281,6 +282,26 @@ fn stopped_waiter_does_not_run_late(backend: Backend) {
     next.finish();
     sleeper.finish();
     assert_eq!(world.log(), ["up", "next", "sleeper"]);
+}
+
+fn a_waiter_whose_guard_was_stopped_goes_on(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    proc::signal(waiter.guard(), Signal::STOP);
+    let waiting = || world.status("k")["waiters"][0]["waiting_ms"].as_u64();
+    let stopped = waiting().expect("it waits");
+    wait_until("it has waited for long without its guard", || {
+        waiting().is_none_or(|waiting| waiting > stopped + 2500)
+    });
+    assert_eq!(world.waiters("k"), 1);
+    proc::signal(waiter.guard(), Signal::CONT);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
 }
 
 /// A machine with many waiters dies: nothing of them can leave the queue. They do not delay it one by one.

@@ -8,6 +8,7 @@ use super::{Guard, STALLED, WatchedBy, procfs};
 use crate::clock::Moment;
 use crate::sys;
 use std::io;
+use std::time::Duration;
 
 impl Guard {
     /// A child of this process has changed (SIGCHLD): reaps strangers, and looks after a guard that somebody has stopped.
@@ -21,7 +22,9 @@ impl Guard {
         strangers.retain(|&pid| pid != self.pid && Some(pid) != cmd && !sys::reap(pid));
         let Some(guard) = procfs::read_entry(self.pid).filter(|guard| !guard.ended) else { return Ok(()) };
         self.apart = strangers;
-        if guard.stopped && matches!(self.watch, WatchedBy::Guard) {
+        // Before there is a job nothing can be late: no limits are set yet, and they would count as passed.
+        let has_begun = self.limits.get().kill_at > Moment::from_boot(Duration::ZERO);
+        if guard.stopped && has_begun && matches!(self.watch, WatchedBy::Guard) {
             self.arm(self.armed.min(Moment::now().after(STALLED)))?;
         }
         Ok(())
