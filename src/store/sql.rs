@@ -331,7 +331,8 @@ impl Tables {
     fn ask_latched(&self, statement: String, is_wanted: bool, again: Again) -> Result<Vec<Answer>, Failure> {
         let Some(latch) = self.latch(is_wanted) else { return self.ask(&[statement], again) };
         match self.ask(&[latch + &statement], again) {
-            Err(Failure::Refused(_)) => {
+            // What others are the cause of would only take its time once more.
+            Err(Failure::Refused(Error::Garbled(_) | Error::Denied(_))) => {
                 self.has_latches.set(false);
                 self.ask(&[statement], again)
             }

@@ -316,7 +316,7 @@ impl Server {
         let count = match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(server) => {
-                let write = "\tINSERT INTO dlock_locks (kind, name, id, version, used, kept, ticket";
+                let write = "INSERT INTO dlock_locks (kind, name, id, version, used, kept, ticket";
                 server.log().lines().filter(|line| line.contains(write)).count()
             }
             #[cfg(feature = "postgres")]
