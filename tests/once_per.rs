@@ -28,7 +28,7 @@ on_every_store!(
 );
 
 const DONE: &str = "dlock: k in .* is done: .*@.* \\(pid \\d+\\) ran 'sh -c .*' from .* to .*, with status 0; \
-    the command did not run; it is due again in 59m.* \\(--once-per\\)\n";
+    the command did not run; it is due again in 59m.* \\(--once-per\\), or after 'dlock forget k'\n";
 
 fn what_is_done_is_not_done_again(backend: Backend) {
     done_once(&World::new(backend));
