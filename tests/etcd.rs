@@ -457,3 +457,17 @@ fn a_storm_through_outages_of_members_lets_nobody_meet() {
         etcd.wait_until_it_serves();
     });
 }
+
+/// etcd bounds how much one transaction may have.
+#[test]
+fn many_locks_of_one_run_are_given_back() {
+    let (world, _etcd) = own_cluster(1, &[]);
+    for count in [34, 64] {
+        let keys: Vec<String> =
+            (1..=count).flat_map(|number| ["-k".to_owned(), format!("m{number}")]).collect();
+        let arguments = ["run".to_owned(), "--ttl".to_owned(), "5m".to_owned()].into_iter().chain(keys);
+        world.dlock(arguments.chain(["--".to_owned(), "true".to_owned()])).run();
+        world.wait_for_state("m1", "free");
+        world.wait_for_state(&format!("m{count}"), "free");
+    }
+}

@@ -51,8 +51,11 @@ pub use client::Target;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
-/// So many parts has a transaction, by etcd's own limit (--max-txn-ops); more of them stand in transactions within it.
-const ACTS_MOST: usize = 100;
+/// So many parts has a transaction at most, by etcd's own limit (--max-txn-ops); more of them stand in transactions within
+/// it. Those may have only so many as the outer one leaves of it, by its conditions or by its parts.
+const PARTS_MOST: usize = 128;
+/// How many there are in one of those at most.
+const WITHIN_MOST: usize = 64;
 /// Of so many holders at most it is asked how long their leases last.
 const LEASES_ASKED: usize = 16;
 /// How long one does who listens and whose watch ended.
@@ -219,7 +222,7 @@ impl Keys {
                 ask(Range { limit: Some(Number(2)), sort_order: Some("DESCEND"), ..span.whole() });
             }
         }
-        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts) })?;
+        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
         self.check_kept(&answer.header)?;
         self.seen.set(answer.header.revision.0);
         let mut ranges = answer.ranges();
@@ -319,13 +322,14 @@ fn is_same_term(one: &Header, other: &Header) -> bool {
     (one.member_id, one.raft_term) == (other.member_id, other.raft_term)
 }
 
-/// Parts of a transaction, in as many as etcd takes.
-fn bundled(acts: Vec<Act>) -> Vec<Act> {
-    if acts.len() <= ACTS_MOST {
+/// Parts of a transaction with so many conditions, as etcd takes them.
+fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
+    if acts.len() <= PARTS_MOST {
         return acts;
     }
     let txn = |acts: &[Act]| Act::Txn(Txn { compare: Vec::new(), success: acts.to_vec() });
-    acts.chunks(ACTS_MOST).map(txn).collect()
+    let most = PARTS_MOST.saturating_sub(conditions).clamp(1, WITHIN_MOST);
+    acts.chunks(most).map(txn).collect()
 }
 
 fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
@@ -474,10 +478,9 @@ impl Draft<'_> {
             let touch = Txn { compare: vec![Compare::exists(key)], success: vec![Act::Put(touch)] };
             self.acts.push(Act::Txn(touch));
         }
-        let txn = Txn {
-            compare: std::mem::take(&mut self.compare),
-            success: bundled(std::mem::take(&mut self.acts)),
-        };
+        let (compare, acts) = (std::mem::take(&mut self.compare), std::mem::take(&mut self.acts));
+        let success = bundled(acts, compare.len());
+        let txn = Txn { compare, success };
         let mut requests = Vec::with_capacity(2);
         if let (Some(me), Some((of, has))) = (&self.me, self.need) {
             requests.push(match has {
@@ -594,20 +597,22 @@ impl Keys {
             Act::Range(Range { span: Span { key: key.clone(), range_end: None }, ..Range::default() })
         };
         let acts = keys.iter().map(range).collect();
-        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts) })?;
+        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
         let found: Vec<Pair> = answer.ranges().flat_map(|range| range.kvs).collect();
         if found.len() < keys.len() {
             return Ok(false);
         }
         let old: Vec<u64> =
             found.iter().map(|pair| pair.lease.0).filter(|lease| *lease != of.id(token)).collect();
-        let (compare, mut acts) = (keys.iter().cloned().map(Compare::exists).collect(), Vec::new());
+        let compare: Vec<_> = keys.iter().cloned().map(Compare::exists).collect();
+        let mut acts = Vec::new();
         for key in keys.into_iter().chain([layout.life(token)]) {
             let value = if key == layout.life(token) { Vec::new() } else { millis(ttl).to_string().into() };
             let (value, lease) = (Some(Bytes(value)), Some(Number(of.id(token))));
             acts.push(Act::Put(Put { key, value, lease, ..Put::default() }));
         }
-        let txn = Txn { compare, success: bundled(acts) };
+        let success = bundled(acts, compare.len());
+        let txn = Txn { compare, success };
         let mut replies =
             self.client.ask(&[grant(of.id(token), of.seconds()), txn.request(&self.client)?])?;
         let (answer, _) = self.client.txn_answer(replies.pop())?;
@@ -645,7 +650,7 @@ impl Keys {
         let all = Txn { compare: Vec::new(), success: vec![Act::Range(layout.locks().whole())] };
         let (answer, now) = self.client.txn(&all)?;
         for pair in answer.ranges().flat_map(|range| range.kvs) {
-            let used = entry::used(&pair.value.0).unwrap_or(u64::MAX);
+            let used = entry::free_since(&pair.value.0).unwrap_or(u64::MAX);
             let Some(name) = layout.name_of(&pair.key) else { continue };
             if now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
                 let compare = vec![Compare::unchanged(pair.key.clone(), pair.mod_revision.0)];

@@ -2,14 +2,14 @@
 //! next one, within the time that an operation has. Logging in, and what each error means to a lock.
 
 use super::http::{Answer, Connection, Failure, Request};
-use super::words::{Header, LeaseAnswer, Login, Number, Said, Txn, TxnAnswer};
+use super::words::{Header, LeaseAnswer, Login, Number, Said, Streamed, Txn, TxnAnswer};
 use crate::clock::Moment;
 use crate::law::Time;
 use crate::store::Error;
 use crate::store::net::failure::plain;
 use crate::store::net::tls::Tls;
 use crate::store::net::{Address, alarm};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -221,7 +221,8 @@ impl Client {
         if status == 200 {
             return Ok(Good { body, now: time(date) });
         }
-        let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0);
+        let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
+        let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
         Err(said.unwrap_or_else(|| Said { code: 0, message: format!("HTTP {status}") }))
     }
 
@@ -247,6 +248,9 @@ impl Client {
     pub fn meaning(&self, said: &Said) -> Error {
         let (shown, why) = (self.shown(), plain(&said.message));
         match said.code {
+            _ if why.contains("too many operations") => {
+                Error::Unfit(format!("{shown} takes no run of so many locks at once; 64 of them it does"))
+            }
             _ if why.contains("invalid user ID or password") => {
                 Error::Denied(format!("{shown} refused the user name or the password"))
             }
@@ -312,17 +316,15 @@ impl Client {
     /// Who has kept a lease, and for how many seconds; none if it is no more.
     pub fn kept(&self, reply: Option<Reply>) -> Result<Option<(Header, u64)>, Failure> {
         let good = self.good(reply)?;
-        let streamed: super::words::Streamed<LeaseAnswer> = self.parse(&good.body)?;
+        let streamed: Streamed<LeaseAnswer> = self.parse(&good.body)?;
         match streamed {
-            super::words::Streamed { error: Some(said), .. } => {
+            Streamed { error: Some(said), .. } => {
                 Err(self.unable(&said).unwrap_or_else(|| Failure::Refused(self.meaning(&said))))
             }
-            super::words::Streamed { result: Some(kept), .. } => {
+            Streamed { result: Some(kept), .. } => {
                 Ok(Some((kept.header, kept.ttl.0)).filter(|(_, ttl)| *ttl > 0))
             }
-            super::words::Streamed { .. } => {
-                Err(Failure::Refused(self.garbled("nothing is said of a lease")))
-            }
+            Streamed { .. } => Err(Failure::Refused(self.garbled("nothing is said of a lease"))),
         }
     }
 

@@ -276,10 +276,15 @@ pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json
     serde_json::to_vec(&Body { format: FORMAT, ends, used, record })
 }
 
-/// When a record was used last, in milliseconds since 1970.
-pub fn used(value: &[u8]) -> Option<u64> {
-    let body = serde_json::from_slice::<Body<serde::de::IgnoredAny>>(value).ok()?;
-    (body.format == FORMAT).then_some(body.used)
+/// When a record was used last of which nothing else depends: its lock is free. In milliseconds since 1970. A holder's
+/// renewals do not change it, so one that looks old may be of a lock that is held.
+pub fn free_since(value: &[u8]) -> Option<u64> {
+    let body = serde_json::from_slice::<Body<Record>>(value).ok()?;
+    (body.format == FORMAT && is_free(&body.record) && body.record.paused.is_none()).then_some(body.used)
+}
+
+fn is_free(record: &Record) -> bool {
+    record.lock == Lock::Free && record.holds.is_empty()
 }
 
 fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
@@ -296,8 +301,7 @@ fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
     };
     check_number(body.ends.max(body.used))?;
     bounds::check(&body.record)?;
-    let is_idle = body.record.lock == Lock::Free && body.record.holds.is_empty();
-    if is_idle && now.millis().saturating_sub(body.used) > millis(HISTORY_KEPT) {
+    if is_free(&body.record) && now.millis().saturating_sub(body.used) > millis(HISTORY_KEPT) {
         return Ok((body.ends, Record::default()));
     }
     Ok((body.ends, body.record))
@@ -307,4 +311,20 @@ fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
 fn token_of(key: &Bytes) -> Option<Token> {
     let token = key.0.rsplit(|byte| *byte == b'/').next()?;
     std::str::from_utf8(token).ok().and_then(|text| Token::parse(text).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Result, ensure};
+
+    #[test]
+    fn what_is_held_is_not_old() -> Result<()> {
+        let body = |record| serde_json::to_vec(&Body { format: FORMAT, ends: 3, used: 5, record });
+        let held = Lock::Exclusive { token: Token::random()?, until: Due(9) };
+        ensure!(free_since(&body(Record::default())?) == Some(5));
+        ensure!(free_since(&body(Record { lock: held, ..Record::default() })?).is_none());
+        ensure!(free_since(b"not a record").is_none());
+        Ok(())
+    }
 }
