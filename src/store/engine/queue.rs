@@ -238,8 +238,13 @@ impl Queue {
         nearest.filter(|(_, waiting)| !waiting.is_shown()).map(|(at, _)| at)
     }
 
-    /// Whether the law granted the lock to somebody who stands behind one whom it was not shown.
-    pub fn was_passed_over(&self, record: &Record) -> bool {
+    /// Whether the law granted the lock to somebody who stands behind one whom it was not shown, or who did not stand in the
+    /// queue at all. `had` tells who held it before.
+    pub fn was_passed_over(&self, record: &Record, had: impl Fn(&Token) -> bool) -> bool {
+        let is_unshown = self.waiting.iter().any(|waiting| waiting.is_queued() && !waiting.is_shown());
+        if is_unshown && record.holds.keys().any(|token| !had(token) && !self.is_queued(token)) {
+            return true;
+        }
         let queued = self.waiting.iter().filter(|waiting| waiting.is_queued());
         let behind = queued.skip_while(|waiting| waiting.is_shown());
         let holds = |token: Token| record.holds.contains_key(&token);

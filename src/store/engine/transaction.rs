@@ -190,10 +190,12 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// nobody else may have beside that; of several locks it may.
     pub fn has_come_too_far(&self) -> bool {
         (0..self.opened.len()).any(|at| {
-            let entry = &self.opened[at].entry;
+            let Opened { entry, before, .. } = &self.opened[at];
+            let had = |token: &Token| before.holds.contains_key(token);
+            let is_fair = |record: &Record| !entry.queue().was_passed_over(record, had);
             let record = self.table.records.get(entry.name());
-            let is_done = self.opened.len() == 1
-                && record.is_some_and(|record| !record.is_open() && !entry.queue().was_passed_over(record));
+            let is_done =
+                self.opened.len() == 1 && record.is_some_and(|record| !record.is_open() && is_fair(record));
             self.exposed(at, usize::from(!is_done), Joins::No).is_some()
         })
     }

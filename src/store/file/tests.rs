@@ -429,6 +429,32 @@ fn nobody_is_passed_over_for_not_having_been_looked_at() -> Result<()> {
     Ok(())
 }
 
+/// Nor by one that has just come, where those that the law was shown are silent.
+#[test]
+fn nobody_is_passed_over_by_one_that_comes() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.process()?;
+    holder.granted()?;
+    let mut queue = (0..3).map(|_| place.process()).collect::<Result<Vec<_>>>()?;
+    let beat = |process: &mut Process, seconds: u64| -> Result<Acquired> {
+        process.store.adapter.boot.ahead = Duration::from_secs(seconds);
+        Ok(process.store.acquire(&process.names, &process.ask(Patience::Queue), by())?)
+    };
+    for seconds in [0, 4, 8, 12, 16, 20, 24, 26, 29] {
+        for waiter in queue.iter_mut().skip(usize::from(seconds > 26)).take(if seconds > 26 { 1 } else { 3 })
+        {
+            let answer = beat(waiter, seconds)?;
+            ensure!(matches!(answer, Acquired::Waiting(_)), "at {seconds} s: {answer:?}");
+        }
+    }
+    let late = TTL.as_secs() + 2;
+    let newcomer = beat(&mut place.process()?, late)?;
+    ensure!(matches!(newcomer, Acquired::Waiting(_)), "{newcomer:?}");
+    let next = beat(&mut queue[1], late)?;
+    ensure!(matches!(next, Acquired::Granted(_)), "{next:?}");
+    Ok(())
+}
+
 #[test]
 fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
     let place = Place::new()?;
