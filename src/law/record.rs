@@ -576,6 +576,11 @@ impl Record {
         }
     }
 
+    /// Whether nothing depends on it any more but what is remembered of the past.
+    pub fn is_vacant(&self) -> bool {
+        self.lock == Lock::Free && self.holds.is_empty() && self.paused.is_none() && self.patterns.is_empty()
+    }
+
     /// Whether anybody at all may be admitted.
     pub fn is_open(&self) -> bool {
         match self.mode() {

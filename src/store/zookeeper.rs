@@ -703,10 +703,11 @@ impl Znodes {
         names.rotate_left(from);
         names.truncate(TIDIES_MOST);
         let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
-        let asks: Vec<Ask> = paths.iter().map(|path| Ask::List { path: path.clone() }).collect();
-        for (path, answer) in paths.iter().zip(self.ask(&asks, Again::No)?) {
-            let Ok(Answer::Names(children, stat)) = answer else { continue };
-            if stat.mtime >= old {
+        let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
+        let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
+        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No)?.chunks(2)) {
+            let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
+            if stat.mtime >= old || read.version != stat.version || !node::is_vacant(body) {
                 continue;
             }
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];

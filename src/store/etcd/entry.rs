@@ -11,9 +11,7 @@
 //! | `end/NAME/NUMBER` | one of the last ends |
 
 use super::words::{Bytes, Pair, Range, Span};
-use crate::law::{
-    Due, HISTORY_KEPT, Hold, Lock, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time, millis,
-};
+use crate::law::{Due, HISTORY_KEPT, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::engine::bounds::{self, check_number};
 use crate::store::engine::queue::{Place, Queue, Waiting};
@@ -280,11 +278,7 @@ pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json
 /// renewals do not change it, so one that looks old may be of a lock that is held.
 pub fn free_since(value: &[u8]) -> Option<u64> {
     let body = serde_json::from_slice::<Body<Record>>(value).ok()?;
-    (body.format == FORMAT && is_free(&body.record) && body.record.paused.is_none()).then_some(body.used)
-}
-
-fn is_free(record: &Record) -> bool {
-    record.lock == Lock::Free && record.holds.is_empty()
+    (body.format == FORMAT && body.record.is_vacant()).then_some(body.used)
 }
 
 fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
@@ -301,7 +295,7 @@ fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
     };
     check_number(body.ends.max(body.used))?;
     bounds::check(&body.record)?;
-    if is_free(&body.record) && now.millis().saturating_sub(body.used) > millis(HISTORY_KEPT) {
+    if body.record.is_vacant() && now.millis().saturating_sub(body.used) > millis(HISTORY_KEPT) {
         return Ok((body.ends, Record::default()));
     }
     Ok((body.ends, body.record))
@@ -316,6 +310,7 @@ fn token_of(key: &Bytes) -> Option<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::law::Lock;
     use anyhow::{Result, ensure};
 
     #[test]

@@ -37,6 +37,12 @@ struct Body<R, T> {
     tracked: T,
 }
 
+/// Whether nothing depends any more on the lock with this record. A holder's session may last although its record is old.
+pub fn is_vacant(body: &[u8]) -> bool {
+    let body = serde_json::from_slice::<Body<Record, serde::de::IgnoredAny>>(body);
+    body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant())
+}
+
 /// What can be read of any format.
 #[derive(Deserialize)]
 struct Any {
