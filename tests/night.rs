@@ -1,5 +1,4 @@
-//! A night in which everything goes wrong at once, and what must hold all the same: `./test --night [MINUTES] [SEED]`. Without
-//! that a short one is made.
+//! A night in which everything goes wrong at once, and what must hold all the same: `./test --night [MINUTES] [SEED]`.
 
 use crate::support::night::{Arrangement, Profile, Report, round};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,6 +9,7 @@ fn asked(name: &str) -> Option<u64> {
 }
 
 #[test]
+#[ignore = "./test --night: it wants the machine for itself"]
 fn nothing_that_is_promised_breaks() {
     let minutes = asked("DLOCK_NIGHT");
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() % 1_000_000);
@@ -25,8 +25,6 @@ fn nothing_that_is_promised_breaks() {
             break;
         }
         let (arrangement, profile) = plan(number);
-        // The store itself is hit in a night that was asked for.
-        let profile = if minutes.is_some() { profile } else { Profile::Calm };
         round(arrangement, profile, seed + number, workers, Duration::from_secs(span), &mut report);
     }
     println!("{}", report.summary(began.elapsed()));

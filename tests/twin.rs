@@ -345,10 +345,15 @@ impl Twins<'_> {
             Step::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
                 let (token, _, names) = self.person(who);
                 // Nor may it wait, so that what it says of how long it waited is nothing.
-                match self.law.clone().renew(self.now, &names, &token, ms(ttl)) {
-                    Renewal::Renewed | Renewal::Asked | Renewal::Superseded => {}
-                    Renewal::Revoked | Renewal::NotHeld => self.reborn_for_a_quorum(who),
-                }
+                let min_hold = match self.law.clone().renew(self.now, &names, &token, ms(ttl)) {
+                    // On several masters a min-hold is counted from the confirmation, so it stays as it was.
+                    Renewal::Renewed | Renewal::Asked | Renewal::Superseded if self.is_quorum() => 0,
+                    Renewal::Renewed | Renewal::Asked | Renewal::Superseded => min_hold,
+                    Renewal::Revoked | Renewal::NotHeld => {
+                        self.reborn_for_a_quorum(who);
+                        min_hold
+                    }
+                };
                 if self.runs_the_law() {
                     // It is of one process, and remembers when that was heard of.
                     self.store = self.servers.store();
