@@ -137,11 +137,12 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     let world = kind.world();
     let ask = |text: &str| kind.ask(&world, text);
     world.run("k", &[], "true").run();
-    ask("UPDATE dlock_locks SET body = 'nonsense'");
+    ask("UPDATE dlock_locks SET body = 'nonsense' WHERE name = 'dlock:k'");
     let run = world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(69);
     let said = run.any_stderr().run().stderr;
     assert!(said.contains("\"dlock:k\"") && said.contains("damaged"), "{said}");
-    assert_eq!(ask(&format!("SELECT DISTINCT {} FROM dlock_locks", kind.text("body"))), "nonsense");
+    let kept = ask(&format!("SELECT {} FROM dlock_locks WHERE name = 'dlock:k'", kind.text("body")));
+    assert_eq!(kept, "nonsense");
     world.run("other", &[], "echo other >> log").run();
     assert!(said.contains("delete its row in dlock_locks"), "{said}");
     ask("DELETE FROM dlock_locks WHERE name = 'dlock:k'");
@@ -315,7 +316,8 @@ fn a_storm_with_restarts(kind: Kind) {
         server.run();
     });
     let (locks, ends) = server.rows();
-    assert!(locks == 3 && ends <= 3 * dlock::law::LOG_KEPT, "{locks} {ends}");
+    // The fourth is that of the patterns that pause locks.
+    assert!((3..=4).contains(&locks) && ends <= 3 * dlock::law::LOG_KEPT, "{locks} {ends}");
     wait_until("nobody is connected", || server.connected() == 0);
 }
 
