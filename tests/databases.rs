@@ -141,7 +141,7 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     let run = world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(69);
     let said = run.any_stderr().run().stderr;
     assert!(said.contains("\"dlock:k\"") && said.contains("damaged"), "{said}");
-    let kept = ask(&format!("SELECT {} FROM dlock_locks WHERE name = 'dlock:k'", kind.text("body")));
+    let kept = ask(&format!("SELECT DISTINCT {} FROM dlock_locks WHERE name = 'dlock:k'", kind.text("body")));
     assert_eq!(kept, "nonsense");
     world.run("other", &[], "echo other >> log").run();
     assert!(said.contains("delete its row in dlock_locks"), "{said}");
