@@ -213,7 +213,7 @@ fn no_row_is_left_behind() {
         }
     }
     let count = |kind: u8| {
-        let count = format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind}");
+        let count = format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind} AND name = 'dlock:k'");
         Mysql::shared().ask(world.database(), &count)
     };
     assert_eq!([count(0), count(1), count(2)], ["1", "0", "64"]);
