@@ -240,7 +240,7 @@ fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few(kind: Kind) {
     let (world, server) = large_server(kind);
     server.begin_count();
     let few = writes_of_a_turn(&world, &server, "few", 10, 0);
-    let crowd = if is_soak() { 200 } else { 60 };
+    let crowd = if is_soak() { 200 } else { 30 };
     let many = writes_of_a_turn(&world, &server, "many", crowd, 0);
     println!("statements that write, for each turn: {few:.1} of 10 who wait, {many:.1} of {crowd}");
     assert!(many < 2.5 * few, "{many} of many, {few} of few");
