@@ -387,10 +387,11 @@ pub fn with_user(text: &str, user: &str) -> String {
 
 /// The error for what has no scheme.
 fn bare(text: &str) -> String {
-    if text.starts_with('/') {
-        format!("a path alone is no store; a directory is file:{text}, a socket redis+unix://{text}")
-    } else if text.contains(['@', '?', '#']) {
+    // What stands before an @ may be a password.
+    if text.contains(['@', '?', '#']) {
         format!("the scheme is missing; {ALLOWED}")
+    } else if text.starts_with('/') {
+        format!("a path alone is no store; a directory is file:{text}, a socket redis+unix://{text}")
     } else {
         format!("the scheme is missing, did you mean redis://{text}? {ALLOWED}")
     }
