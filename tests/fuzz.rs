@@ -9,7 +9,7 @@ use dlock::config::file::File as Settings;
 use dlock::config::url;
 use dlock::lock::{Key, Name};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRng, TestRunner};
+use proptest::test_runner::{Config, TestRunner};
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -25,13 +25,10 @@ fn text(pieces: &'static [&'static str]) -> impl Strategy<Value = String> {
 }
 
 fn play<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
-    // The same cases each time, so that what passes once passes everywhere; other ones, and more, with --soak.
     let soak = std::env::var_os("DLOCK_SOAK").is_some();
     let cases = if soak { 100 * cases } else { cases };
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let rng = TestRng::deterministic_rng(config.rng_algorithm);
-    let mut runner = if soak { TestRunner::new(config) } else { TestRunner::new_with_rng(config, rng) };
-    runner.run(strategy, test).unwrap_or_else(|error| panic!("{error}"));
+    TestRunner::new(config).run(strategy, test).unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]

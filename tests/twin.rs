@@ -546,6 +546,20 @@ fn a_quorum_and_law_answer_alike() {
     answer_alike(&Servers::start(3), cases, &(prop::collection::vec(want, PEOPLE), steps));
 }
 
+/// One that has nothing any more comes to see what became of the lock.
+#[test]
+fn who_leaves_again_sees_what_is_lost_alike() {
+    let want = Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, stays: false };
+    let acquire =
+        Step::Acquire { who: 0, patience: Patience::Queue, ttl: 500, min_hold: 0, once_per: None, waited: 0 };
+    let leave = || Step::Leave { who: 1, ran: Ran::Yes, job: None };
+    let history = vec![leave(), acquire, Step::Intrude { lock: 0, ttl: None }, leave(), Step::Pass(45)];
+    for masters in [1, 3] {
+        let wants = vec![want.clone(); PEOPLE];
+        answer_alike(&Servers::start(masters), 1, &Just((wants, history.clone())));
+    }
+}
+
 /// What dlock makes of rows, and writes into them, is what the law says.
 #[cfg(feature = "postgres")]
 #[test]

@@ -10,10 +10,10 @@ local token, outcome, job, attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]
 local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-home'
 write_first()
 local lock = named(token)[1]
+expire(lock)
 local spent = redis.call('GET', spent_key(lock, token))
 if spent then return answer(spent == '1' and 'already' or 'not-held') end
 
-expire(lock)
 local what, cooling = 'not-held', 0
 if is_held_by(lock, token) then
   local since = hold_of(lock, token).attempt
