@@ -184,6 +184,7 @@ impl Stack {
 /// effect before Linux 5.14.
 pub fn map_code() {
     const MADV_POPULATE_READ: c_int = 22;
+    // SAFETY: every linker of Linux defines these, and only their addresses are taken.
     unsafe extern "C" {
         #[link_name = "__executable_start"]
         static START: u8;

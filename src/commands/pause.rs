@@ -33,6 +33,7 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             return Ok(Exit::Busy(Exit::BUSY));
         }
         locks.say(
+            Kind::Done,
             pattern.as_str(),
             &format!("is paused for {}: nobody is granted what looks like it", span(flags.lasts)),
         );
@@ -50,9 +51,7 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
         Ok((format!("is paused for {}{of}: nobody is granted it{held}", span(new.lasts)), Stays::No))
     })?;
     if count.locks == 0 {
-        let patterns = locks.wanted.patterns.iter().map(Pattern::as_str).collect::<Vec<_>>().join(" or ");
-        let text = format!("{} knows no lock like {patterns} yet", context.settings.store);
-        context.printer.say(Kind::Note, &text);
+        context.printer.say(Kind::Note, &format!("{} yet", locks.no_lock()));
     }
     Ok(Exit::Ok)
 }
@@ -83,7 +82,7 @@ pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
     for pattern in locks.wanted.patterns.clone() {
         if locks.change(&NewPattern { pattern: &pattern, pause: None })? == Became::Was {
             ended = true;
-            locks.say(pattern.as_str(), "is not paused any more");
+            locks.say(Kind::Done, pattern.as_str(), "is not paused any more");
         }
     }
     let patterns = locks.patterns()?;
@@ -104,11 +103,8 @@ pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
         Ok((if was { "is not paused any more".into() } else { "was not paused".into() }, Stays::No))
     })?;
     if count.locks == 0 && !ended {
-        let patterns = locks.wanted.patterns.iter().map(Pattern::as_str).collect::<Vec<_>>().join(" or ");
-        let text = format!(
-            "{} knows no lock like {patterns}, and nobody has paused that; 'dlock status' shows what is paused",
-            context.settings.store
-        );
+        let text =
+            format!("{}, and nobody has paused that; 'dlock status' shows what is paused", locks.no_lock());
         context.printer.say(Kind::Warning, &text);
     }
     Ok(if count.stay > 0 { Exit::Busy(Exit::BUSY) } else { Exit::Ok })
@@ -157,9 +153,15 @@ impl<'c> Locks<'c> {
         said.map_err(|error| context.with_origin(error).into())
     }
 
-    fn say(&self, key: &str, said: &str) {
+    fn say(&self, kind: Kind, key: &str, said: &str) {
         let text = format!("{key} in {} {said}", self.context.settings.store);
-        self.context.printer.say(Kind::Done, &text);
+        self.context.printer.say(kind, &text);
+    }
+
+    /// What is said where nothing looks like a pattern.
+    fn no_lock(&self) -> String {
+        let patterns: Vec<_> = self.wanted.patterns.iter().map(Pattern::as_str).collect();
+        format!("{} knows no lock like {}", self.context.settings.store, patterns.join(" or "))
     }
 
     /// Does it to each lock, which is named or was found, and says what has become of it.
@@ -184,15 +186,12 @@ impl<'c> Locks<'c> {
                 origin(error)
             })?;
             count.locks += 1;
-            if stays == Stays::Yes {
-                count.stay += 1;
-                context
-                    .printer
-                    .say(Kind::Warning, &format!("{} in {} {said}", name.key(), context.settings.store));
-            } else {
-                let text = format!("{} in {} {said}", name.key(), context.settings.store);
-                context.printer.say(Kind::Done, &text);
-            }
+            let kind = match stays {
+                Stays::Yes => Kind::Warning,
+                Stays::No => Kind::Done,
+            };
+            count.stay += usize::from(stays == Stays::Yes);
+            self.say(kind, name.key(), &said);
         }
         Ok(count)
     }
