@@ -3,7 +3,7 @@
 //! database does is in `sql` (PostgreSQL) and `mysql`.
 
 use crate::support::database::{Kind, Server, on_every_database};
-use crate::support::dlock::End;
+use crate::support::dlock::{Dlock, End};
 use crate::support::outages::storm_through_outages;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak};
@@ -34,7 +34,7 @@ on_every_database!(
 );
 
 /// A job that goes on until `go` is there.
-const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
+pub const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 
 /// A world with a server of its own.
 fn own_server(kind: Kind) -> (World, Server) {
@@ -44,6 +44,27 @@ fn own_server(kind: Kind) -> (World, Server) {
 /// The same, with room for many, and which tells what it was asked.
 fn large_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, kind.for_many()), Server::url)
+}
+
+/// Every command works for whoever the URL names.
+#[track_caller]
+pub fn is_of_use(world: &World, url: &str) {
+    fn with<'w>(dlock: Dlock<'w>, url: &str) -> Dlock<'w> {
+        dlock.env("DLOCK_STORE", url).any_stderr()
+    }
+    let holder = with(world.run("k", &["-t", "20s"], JOB), url).spawn();
+    world.wait_for_log("up");
+    let waiter = with(world.run("k", &["-w"], "echo next >> log"), url).spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    for words in
+        [&["status"][..], &["history", "k"], &["doctor", "--strict"], &["metrics"], &["release", "k"]]
+    {
+        with(world.dlock(words), url).any_stdout().run();
+    }
+    assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
 fn restarts_disturb_no_job_and_no_queue(kind: Kind) {

@@ -1,6 +1,7 @@
 //! What an administrator may do to a MySQL or MariaDB server that keeps locks: take rights away, set it up oddly, fill it. And who
 //! gets in: passwords, TLS, sockets, the least rights. What is the same on every database is in `databases`.
 
+use crate::databases::{JOB, is_of_use};
 use crate::support::certificates::Authority;
 use crate::support::database::refused;
 use crate::support::dlock::Dlock;
@@ -14,8 +15,6 @@ use std::net::TcpListener;
 use std::process::{Child, Stdio};
 use std::thread;
 
-/// A job that goes on until `go` is there.
-const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 /// A name that is no table's, and needs care.
 const KEY: &str = "it's a \"key\" \\ über%";
 
@@ -246,19 +245,7 @@ fn the_least_rights_are_enough() {
         documented.lines().find(|line| line.starts_with("GRANT SELECT") && line.contains("dlock_locks TO"));
     let grant = grant.expect("docs/stores.md has the line").replace(" TO dlock;", &format!(" TO {user}@'%'"));
     server.ask(database, &grant);
-    let holder = world.run("k", &["-t", "20s"], JOB).env("DLOCK_STORE", &url).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").env("DLOCK_STORE", &url).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
-    for words in
-        [&["status"][..], &["history", "k"], &["doctor", "--strict"], &["metrics"], &["release", "k"]]
-    {
-        least(words).run();
-    }
-    assert_eq!(world.log(), ["up", "done", "next"]);
+    is_of_use(&world, &url);
     server.ask(database, &format!("DROP USER {user}@'%'"));
 }
 

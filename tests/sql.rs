@@ -1,6 +1,7 @@
 //! What an administrator may do to a PostgreSQL server that keeps locks: take rights away, set it up oddly, put a pooler before
 //! it. What is the same on every database is in `databases`. And who gets in: passwords, TLS, sockets, the least rights.
 
+use crate::databases::{JOB, is_of_use};
 use crate::support::certificates::Authority;
 use crate::support::database::refused;
 use crate::support::dlock::Dlock;
@@ -14,8 +15,6 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::process::{Command, Stdio};
 
-/// A job that goes on until `go` is there.
-const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 /// A name that is no table's, and needs care.
 const KEY: &str = "it's a \"key\" \\ über%";
 
@@ -241,19 +240,7 @@ fn the_least_rights_are_enough() {
         database,
         &grant.expect("docs/stores.md has the line").replace(" TO dlock;", &format!(" TO {role}")),
     );
-    let holder = world.run("k", &["-t", "20s"], JOB).env("DLOCK_STORE", &url).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").env("DLOCK_STORE", &url).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
-    for words in
-        [&["status"][..], &["history", "k"], &["doctor", "--strict"], &["metrics"], &["release", "k"]]
-    {
-        least(words).run();
-    }
-    assert_eq!(world.log(), ["up", "done", "next"]);
+    is_of_use(&world, &url);
     server.ask(database, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
