@@ -465,9 +465,30 @@ fn many_locks_of_one_run_are_given_back() {
     for count in [34, 64] {
         let keys: Vec<String> =
             (1..=count).flat_map(|number| ["-k".to_owned(), format!("m{number}")]).collect();
-        let arguments = ["run".to_owned(), "--ttl".to_owned(), "5m".to_owned()].into_iter().chain(keys);
-        world.dlock(arguments.chain(["--".to_owned(), "true".to_owned()])).run();
+        let run = |job: &str| {
+            let arguments = ["run".to_owned(), "--ttl".to_owned(), "5m".to_owned(), "-w".to_owned()];
+            let job = ["--", "sh", "-c", job].map(str::to_owned);
+            world.dlock(arguments.into_iter().chain(keys.clone()).chain(job)).any_stderr().spawn()
+        };
+        let holder = run("while [ ! -e go ]; do sleep 0.02; done");
+        world.wait_for_state("m1", "held");
+        // The transaction that gives back also touches what each of these has, and that is a transaction of its own.
+        let waiter = run("echo all >> log");
+        let others: Vec<_> = (1..4)
+            .map(|number| world.run(&format!("m{number}"), &["-w"], "true").any_stderr().spawn())
+            .collect();
+        for number in 1..4 {
+            world.wait_for_waiters(&format!("m{number}"), 2);
+        }
+        world.write("go", "");
+        holder.finish();
+        waiter.finish();
+        others.into_iter().for_each(|other| drop(other.finish()));
+        world.wait_for_log("all");
         world.wait_for_state("m1", "free");
         world.wait_for_state(&format!("m{count}"), "free");
+        for name in ["go", "log"] {
+            std::fs::remove_file(world.path(name)).expect("it is there");
+        }
     }
 }

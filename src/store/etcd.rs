@@ -28,6 +28,7 @@ mod words;
 use crate::clock::Moment;
 use crate::law::{HISTORY_KEPT, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, Name, Names, Token};
+use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::{Changes, Place, Waiting};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
@@ -45,17 +46,13 @@ use std::thread;
 use std::time::Duration;
 use words::{
     Act, Bytes, Compare, Header, LeaseAnswer, Number, Pair, Put, Range, RangeAnswer, Span, Txn, TxnAnswer,
+    bundled,
 };
 
 pub use client::Target;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
-/// So many parts has a transaction at most, by etcd's own limit (--max-txn-ops); more of them stand in transactions within
-/// it. Those may have only so many as the outer one leaves of it, by its conditions or by its parts.
-const PARTS_MOST: usize = 128;
-/// How many there are in one of those at most.
-const WITHIN_MOST: usize = 64;
 /// Of so many holders at most it is asked how long their leases last.
 const LEASES_ASKED: usize = 16;
 /// How long one does who listens and whose watch ended.
@@ -229,7 +226,7 @@ impl Keys {
         let shown = self.client.shown();
         let mut nodes = Vec::with_capacity(question.names.len());
         for name in question.names {
-            let mut node = Node { name: name.clone(), ..Node::default() };
+            let mut node = Node::absent(name);
             let mut next = || ranges.next().map(|range| range.kvs).unwrap_or_default();
             let (record, sessions, parked, queued) = (next(), next(), next(), next());
             let (mut waiters, ends) = if question.with_all {
@@ -320,16 +317,6 @@ impl Keys {
 
 fn is_same_term(one: &Header, other: &Header) -> bool {
     (one.member_id, one.raft_term) == (other.member_id, other.raft_term)
-}
-
-/// Parts of a transaction with so many conditions, as etcd takes them.
-fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
-    if acts.len() <= PARTS_MOST {
-        return acts;
-    }
-    let txn = |acts: &[Act]| Act::Txn(Txn { compare: Vec::new(), success: acts.to_vec() });
-    let most = PARTS_MOST.saturating_sub(conditions).clamp(1, WITHIN_MOST);
-    acts.chunks(most).map(txn).collect()
 }
 
 fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
@@ -733,7 +720,7 @@ impl Adapter for Keys {
         let note = node.notes.get(&token).map(Vec::as_slice).unwrap_or_default();
         let note = serde_json::from_slice(note)
             .map_err(|_| garbled(shown, prefix, &node.name, "a waiter cannot be read"))?;
-        let Node { queue, name, tracked, .. } = node;
+        let Kept { queue, name, tracked, .. } = &mut **node;
         queue
             .show(waiter, note, name, record, tracked, |_, _| {})
             .map_err(|why| garbled(shown, prefix, name, why))
@@ -745,7 +732,7 @@ impl Adapter for Keys {
         }
         let layout = self.layout();
         let unchanged =
-            |(node, _): &(Node, Changed)| Compare::unchanged(layout.lock(&node.name), node.revision);
+            |(node, _): &(Node, Changed)| Compare::unchanged(layout.lock(&node.name), node.version);
         let mut draft = Draft {
             keys: self,
             layout: self.layout(),

@@ -27,6 +27,7 @@ mod statement;
 use crate::clock::Moment;
 use crate::law::{Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
+use crate::store::engine::kept::Kept;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::net::Address;
 use crate::store::net::tls::Tls;
@@ -382,6 +383,7 @@ impl Tables {
         before: Option<&Token>,
         until: Moment,
     ) -> Result<bool, Failure> {
+        let mut looks = 0;
         loop {
             match before.map_or(Ok(None), |before| self.sleep_at_latch(before, until))? {
                 Some(false) => return Ok(false),
@@ -403,6 +405,9 @@ impl Tables {
             }
             let Some(mut line) = self.line.take() else { return Ok(true) };
             let has_bell = line.is_direct != Some(false) && self.database.grammar().has_bells();
+            // Who is before it may have its latch in a moment.
+            let ahead = if before.is_some() { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
+            looks += 1;
             let next = if has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
             let heard = line.link.listen(next)?;
             self.line.replace(Some(line));
@@ -477,12 +482,13 @@ impl Adapter for Tables {
         record: &mut Record,
         _: Time,
     ) -> Result<Vec<String>, Error> {
-        let garbled = |why: &str| row::garbled(self.shown(), &entry.name, why);
-        let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
-        let note = match entry.notes.remove(&token) {
+        let Kept { name, queue, notes, tracked, .. } = &mut **entry;
+        let garbled = |why: &str| row::garbled(self.shown(), name, why);
+        let Some(token) = queue.token(waiter) else { return Ok(Vec::new()) };
+        let note = match notes.remove(&token) {
             Some(note) => note,
             None => {
-                let asked = [self.database.grammar().note(&entry.name, &token)];
+                let asked = [self.database.grammar().note(name, &token)];
                 let mut answers = self.ask(&asked, Again::Yes)?;
                 let note = answers[0].rows.pop().and_then(|mut row| row.pop().flatten());
                 // It has left since; the engine will see that when it writes.
@@ -493,7 +499,7 @@ impl Adapter for Tables {
             }
         };
         let note = serde_json::from_slice(&note).map_err(|_| garbled("a waiter cannot be read"))?;
-        entry.queue.show(waiter, note, &entry.name, record, &mut entry.tracked, |_, _| {}).map_err(garbled)
+        queue.show(waiter, note, name, record, tracked, |_, _| {}).map_err(garbled)
     }
 
     fn write(&self, entries: Vec<(LockRow, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {

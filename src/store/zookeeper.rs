@@ -564,7 +564,7 @@ impl Znodes {
                 if Some(&token) == me {
                     continue;
                 }
-                let Some(tracked) = entry.tracked.get(&token) else { continue };
+                let Some(tracked) = entry.tracked.get(&token).copied() else { continue };
                 match lives.get(&token) {
                     Some(Some(_)) => entry.record.lasts(&token, Due::after(now, LASTS)),
                     // The clock of another leader may be behind: nobody waits for longer than a lease for that.

@@ -11,15 +11,17 @@
 //! | `end/NAME/NUMBER` | one of the last ends |
 
 use super::words::{Bytes, Pair, Range, Span};
-use crate::law::{Due, HISTORY_KEPT, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Due, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time};
 use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::store::engine::Tracked;
 use crate::store::engine::bounds::{self, check_number};
-use crate::store::engine::queue::{Place, Queue, Waiting};
-use crate::store::engine::{Entry, Tracked};
+use crate::store::engine::kept::{self, Kept};
+use crate::store::engine::queue::{Place, Waiting};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 const FORMAT: u32 = 1;
@@ -116,12 +118,6 @@ struct Body<R> {
     record: R,
 }
 
-/// What can be read of any format.
-#[derive(Deserialize)]
-struct Any {
-    format: u32,
-}
-
 /// One who waits.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
@@ -138,64 +134,45 @@ impl Row {
     }
 }
 
-/// What was read of one lock.
+/// What was read of one lock. Its version is the revision at which the record was changed last.
 #[derive(Debug, Default)]
 pub struct Node {
-    /// The full name.
-    pub name: String,
-    /// At which revision the record was changed last; 0 where there is none.
-    pub revision: u64,
-    pub record: Record,
-    /// How many ends there have been.
-    pub ends: u64,
-    pub queue: Queue,
-    /// What does not change about those who wait, of those to whom the law may turn.
-    pub notes: BTreeMap<Token, Vec<u8>>,
-    pub tracked: BTreeMap<Token, Tracked>,
+    kept: Kept,
     /// Those who have a session, with its lease and how long that lasts.
     pub sessions: BTreeMap<Token, (u64, Duration)>,
     /// The leases of those who wait.
     pub leases: BTreeMap<Token, u64>,
-    pub log: Vec<LoggedEnd>,
 }
 
-impl Entry for Node {
-    fn name(&self) -> &str {
-        &self.name
-    }
+impl Deref for Node {
+    type Target = Kept;
 
-    fn record(&mut self) -> &mut Record {
-        &mut self.record
+    fn deref(&self) -> &Kept {
+        &self.kept
     }
+}
 
-    fn tracked(&self) -> &BTreeMap<Token, Tracked> {
-        &self.tracked
-    }
-
-    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked> {
-        &mut self.tracked
-    }
-
-    fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    fn version(&self) -> u64 {
-        self.revision
-    }
-
-    fn log(&self) -> Vec<LoggedEnd> {
-        self.log.clone()
+impl DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut Kept {
+        &mut self.kept
     }
 }
 
 impl Node {
+    /// One without a record.
+    pub fn absent(name: &str) -> Self {
+        Self { kept: Kept::absent(name), ..Self::default() }
+    }
+
     /// The record, of which there may be none.
     pub fn add_record(&mut self, pair: Option<&Pair>, now: Time) -> Result<(), String> {
         let Some(pair) = pair else { return Ok(()) };
-        self.revision = pair.mod_revision.0;
-        let (ends, record) = read(&pair.value.0, now)?;
-        (self.ends, self.record) = (ends, record);
+        self.version = pair.mod_revision.0;
+        let body: Body<Record> = kept::parse(&pair.value.0, FORMAT)?;
+        check_number(body.ends.max(body.used))?;
+        bounds::check(&body.record)?;
+        self.ends = body.ends;
+        self.set_record(body.record, body.used, now);
         // Who is silent is told by leases.
         self.record.absence = Default::default();
         Ok(())
@@ -260,7 +237,7 @@ impl Node {
     /// Puts those who wait in order, and tells the law who lives. `left` is what is left of a lease, where that was asked.
     pub fn judge(&mut self, now: Time, left: &BTreeMap<u64, Duration>) {
         self.queue.waiting.sort_by_key(Waiting::key);
-        let Self { record, sessions, leases, .. } = self;
+        let Self { kept: Kept { record, .. }, sessions, leases } = self;
         record.judge(now, |token: &Token, hold: &Hold| {
             let session = sessions.get(token).map(|(lease, ttl)| left.get(lease).copied().unwrap_or(*ttl));
             let is_heard = hold.confirmed || hold.phase == Phase::Revoked;
@@ -279,26 +256,6 @@ pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json
 pub fn free_since(value: &[u8]) -> Option<u64> {
     let body = serde_json::from_slice::<Body<Record>>(value).ok()?;
     (body.format == FORMAT && body.record.is_vacant()).then_some(body.used)
-}
-
-fn read(value: &[u8], now: Time) -> Result<(u64, Record), String> {
-    let parsed = serde_json::from_slice::<Body<Record>>(value);
-    let body = match (parsed, serde_json::from_slice::<Any>(value)) {
-        (Ok(body), _) if body.format == FORMAT => body,
-        (_, Ok(any)) if any.format != FORMAT => {
-            return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
-        }
-        (Err(error), _) => {
-            return Err(error.to_string().chars().filter(|c| !c.is_control()).take(120).collect());
-        }
-        (Ok(_), _) => return Err("its format is another".into()),
-    };
-    check_number(body.ends.max(body.used))?;
-    bounds::check(&body.record)?;
-    if body.record.is_vacant() && now.millis().saturating_sub(body.used) > millis(HISTORY_KEPT) {
-        return Ok((body.ends, Record::default()));
-    }
-    Ok((body.ends, body.record))
 }
 
 /// The token at the end of a key.

@@ -173,6 +173,23 @@ pub struct Txn {
     pub success: Vec<Act>,
 }
 
+/// So many parts has a transaction at most, by etcd's own limit (--max-txn-ops); more of them stand in transactions within
+/// it. Those may have only so many as the outer one leaves of it, by its conditions or by its parts. A touch of who waits is
+/// a transaction of one part itself.
+const PARTS_MOST: usize = 128;
+/// How many there are in one of those at most.
+const WITHIN_MOST: usize = 63;
+
+/// Parts of a transaction with so many conditions, as etcd takes them.
+pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
+    if acts.len() < PARTS_MOST && conditions < PARTS_MOST {
+        return acts;
+    }
+    let txn = |acts: &[Act]| Act::Txn(Txn { compare: Vec::new(), success: acts.to_vec() });
+    let most = (PARTS_MOST - 1).saturating_sub(conditions).clamp(1, WITHIN_MOST);
+    acts.chunks(most).map(txn).collect()
+}
+
 /// That a key was changed last at a revision, or (`version`) that it is there.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compare {
@@ -317,5 +334,30 @@ mod tests {
         let numbers: Vec<Number> = serde_json::from_str(r#"["7", 8, "-1", -1]"#).unwrap_or_default();
         assert_eq!(numbers, [Number(7), Number(8), Number(0), Number(0)]);
         assert!(serde_json::from_str::<Number>(r#""x""#).is_err());
+    }
+
+    /// Whether etcd takes it: what is nested has the room that is left outside of it.
+    fn is_taken(compare: usize, acts: &[Act], room: usize) -> bool {
+        let count = compare.max(acts.len());
+        count <= room
+            && acts.iter().all(|act| match act {
+                Act::Txn(txn) => is_taken(txn.compare.len(), &txn.success, room - count),
+                _ => true,
+            })
+    }
+
+    #[test]
+    fn what_is_bundled_is_taken() {
+        let key = || Bytes(b"key".to_vec());
+        let touch =
+            Act::Txn(Txn { compare: vec![Compare::exists(key())], success: vec![Act::Put(Put::default())] });
+        for (conditions, count) in
+            (0..128).step_by(7).flat_map(|conditions| (60..260).map(move |count| (conditions, count)))
+        {
+            let acts = bundled(vec![touch.clone(); count], conditions);
+            // With so many conditions there are fewer parts.
+            let is_small = conditions < 100 || count < 128;
+            assert!(!is_small || is_taken(conditions, &acts, PARTS_MOST), "{count} with {conditions}");
+        }
     }
 }

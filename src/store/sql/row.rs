@@ -2,12 +2,12 @@
 //! it has bounds, and what is not understood is left as it is.
 
 use super::{Answer, heard};
-use crate::law::{Due, HISTORY_KEPT, Lock, LoggedEnd, Record, SILENCE, Time, millis};
+use crate::law::{Due, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::Error;
 use crate::store::engine::bounds::{self, check_number};
-use crate::store::engine::queue::{Place, Queue, Waiting};
-use crate::store::engine::{Entry, Tracked};
+use crate::store::engine::kept::{self, Kept};
+use crate::store::engine::queue::{Place, Waiting};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,75 +23,8 @@ pub struct Body<R> {
     record: R,
 }
 
-/// What can be read of any format.
-#[derive(Deserialize)]
-struct Any {
-    format: u32,
-}
-
-/// A lock.
-#[derive(Debug)]
-pub struct LockRow {
-    /// The full name.
-    pub name: String,
-    /// Another one for every change; greater than that of any row of this name that was removed.
-    pub version: u64,
-    pub record: Record,
-    /// How many ends there have been.
-    pub ends: u64,
-    pub queue: Queue,
-    /// What does not change about those who wait, of those to whom the law may turn.
-    pub notes: BTreeMap<Token, Vec<u8>>,
-    /// Nobody: no connection tells who lives.
-    pub tracked: BTreeMap<Token, Tracked>,
-    log: Vec<LoggedEnd>,
-}
-
-impl Entry for LockRow {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn record(&mut self) -> &mut Record {
-        &mut self.record
-    }
-
-    fn tracked(&self) -> &BTreeMap<Token, Tracked> {
-        &self.tracked
-    }
-
-    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked> {
-        &mut self.tracked
-    }
-
-    fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn log(&self) -> Vec<LoggedEnd> {
-        self.log.clone()
-    }
-}
-
-impl LockRow {
-    fn new(name: &str) -> Self {
-        let (queue, notes, tracked) = (Queue::default(), BTreeMap::new(), BTreeMap::new());
-        Self {
-            name: name.into(),
-            version: 0,
-            record: Record::default(),
-            ends: 0,
-            queue,
-            notes,
-            tracked,
-            log: Vec::new(),
-        }
-    }
-}
+/// A lock. Nobody is tracked: no connection tells who lives.
+pub type LockRow = Box<Kept>;
 
 /// What is written of a record after so many ends.
 pub fn body(ends: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
@@ -169,7 +102,7 @@ impl Found {
         let mut locks: BTreeMap<&str, LockRow> = BTreeMap::new();
         for name in names {
             let row = self.locks.get(name).map(|fields| read(name, fields, self.now));
-            let row = row.unwrap_or_else(|| Ok(LockRow::new(name)));
+            let row = row.unwrap_or_else(|| Ok(Box::new(Kept::absent(name))));
             locks.insert(name, row.map_err(|why| garbled(shown, name, &why))?);
         }
         for (name, fields) in &self.waiters {
@@ -196,31 +129,17 @@ impl Found {
 
 fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
     let (version, used) = (fields.number(0)?, fields.number(1)?);
-    let mut lock = LockRow { version, ..LockRow::new(name) };
+    let mut lock = Box::new(Kept { version, ..Kept::absent(name) });
     let body = fields
         .binary(2)
         .ok_or("its body is not there, or max_allowed_packet of the server is too small for it")?;
     if body.is_empty() {
         return Ok(lock);
     }
-    let parsed = serde_json::from_slice::<Body<Record>>(&body);
-    let body = match (parsed, serde_json::from_slice::<Any>(&body)) {
-        (Ok(body), _) if body.format == FORMAT => body,
-        (_, Ok(any)) if any.format != FORMAT => {
-            return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
-        }
-        (Err(error), _) => {
-            return Err(error.to_string().chars().filter(|c| !c.is_control()).take(120).collect());
-        }
-        (Ok(_), _) => return Err("its format is another".into()),
-    };
+    let body: Body<Record> = kept::parse(&body, FORMAT)?;
     bounds::check(&body.record)?;
-    let record = &body.record;
-    let is_idle = record.lock == Lock::Free && record.holds.is_empty();
     lock.ends = body.ends;
-    if !is_idle || now.millis().saturating_sub(used) <= millis(HISTORY_KEPT) {
-        lock.record = body.record;
-    }
+    lock.set_record(body.record, used, now);
     Ok(lock)
 }
 

@@ -3,16 +3,18 @@
 //! that node's version is that of all of it. Reading and checking them: whoever may write there may have put anything there.
 
 use super::jute::{Ask, Stat};
-use crate::law::{Due, HISTORY_KEPT, LOG_KEPT, Lock, LoggedEnd, Phase, Record, Time, millis};
+use crate::law::{Due, LOG_KEPT, Phase, Record, Time};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::Error;
+use crate::store::engine::Tracked;
 use crate::store::engine::bounds::{self, NUMBER_MOST, check_number};
-use crate::store::engine::queue::{Changes, Note, Place, Queue, Waiting};
-use crate::store::engine::{Entry, Tracked};
+use crate::store::engine::kept::{self, Kept};
+use crate::store::engine::queue::{Changes, Note, Place, Waiting};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 
 const FORMAT: u32 = 1;
 /// What stands for itself in the name of a node.
@@ -43,15 +45,9 @@ pub fn is_vacant(body: &[u8]) -> bool {
     body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant())
 }
 
-/// What can be read of any format.
-#[derive(Deserialize)]
-struct Any {
-    format: u32,
-}
-
 /// What the node of one who waits holds, besides what its name says.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct WaiterData {
     since: u64,
     silent: u64,
     forget: u64,
@@ -59,54 +55,29 @@ struct Kept {
 }
 
 /// A lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LockNode {
-    /// The full name.
-    pub name: String,
+    kept: Kept,
     pub path: String,
-    /// None if there is no node yet.
-    version: Option<i32>,
-    pub record: Record,
-    /// How many ends there have been.
-    ends: u64,
+    /// That of the node. None if there is none yet.
+    node_version: Option<i32>,
     /// The nodes of ends that there are.
     ring: BTreeSet<String>,
-    pub queue: Queue,
-    /// What the nodes of those who wait hold, as far as it was read.
-    pub notes: BTreeMap<Token, Vec<u8>>,
-    pub tracked: BTreeMap<Token, Tracked>,
-    log: Vec<LoggedEnd>,
     /// It has changed since it was read.
     is_stale: bool,
 }
 
-impl Entry for LockNode {
-    fn name(&self) -> &str {
-        &self.name
-    }
+impl Deref for LockNode {
+    type Target = Kept;
 
-    fn record(&mut self) -> &mut Record {
-        &mut self.record
+    fn deref(&self) -> &Kept {
+        &self.kept
     }
+}
 
-    fn tracked(&self) -> &BTreeMap<Token, Tracked> {
-        &self.tracked
-    }
-
-    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked> {
-        &mut self.tracked
-    }
-
-    fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    fn version(&self) -> u64 {
-        self.version.map_or(0, |version| u64::from(version.cast_unsigned()) + 1)
-    }
-
-    fn log(&self) -> Vec<LoggedEnd> {
-        self.log.clone()
+impl DerefMut for LockNode {
+    fn deref_mut(&mut self) -> &mut Kept {
+        &mut self.kept
     }
 }
 
@@ -120,19 +91,7 @@ pub struct Change {
 impl LockNode {
     /// A lock without a node.
     pub fn absent(name: &str, path: String) -> Self {
-        Self {
-            name: name.into(),
-            path,
-            version: None,
-            record: Record::default(),
-            ends: 0,
-            ring: BTreeSet::new(),
-            queue: Queue::default(),
-            notes: BTreeMap::new(),
-            tracked: BTreeMap::new(),
-            log: Vec::new(),
-            is_stale: false,
-        }
+        Self { kept: Kept::absent(name), path, ..Self::default() }
     }
 
     /// Whether it is known to have changed since it was read.
@@ -155,25 +114,13 @@ impl LockNode {
         children: Vec<String>,
         now: Time,
     ) -> Result<Self, String> {
-        let mut lock = Self { version: Some(stat.version), ..Self::absent(name, path) };
-        let parsed = serde_json::from_slice::<Body<Record, BTreeMap<Token, Tracked>>>(body);
-        let body = match (parsed, serde_json::from_slice::<Any>(body)) {
-            (Ok(body), _) if body.format == FORMAT => body,
-            (_, Ok(any)) if any.format != FORMAT => {
-                return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
-            }
-            (Err(error), _) => {
-                return Err(error.to_string().chars().filter(|c| !c.is_control()).take(120).collect());
-            }
-            (Ok(_), _) => return Err("its format is another".into()),
-        };
+        let mut lock = Self { node_version: Some(stat.version), ..Self::absent(name, path) };
+        lock.version = u64::from(stat.version.cast_unsigned()) + 1;
+        let body: Body<Record, BTreeMap<Token, Tracked>> = kept::parse(body, FORMAT)?;
         bounds::check(&body.record)?;
         check_number(body.ends)?;
         (lock.ends, lock.tracked) = (body.ends, body.tracked);
-        let is_idle = body.record.lock == Lock::Free && body.record.holds.is_empty();
-        if !is_idle || now.millis().saturating_sub(stat.mtime) <= millis(HISTORY_KEPT) {
-            lock.record = body.record;
-        }
+        lock.set_record(body.record, stat.mtime, now);
         for child in children {
             match child.strip_prefix("w-") {
                 Some(rest) => lock.queue.waiting.push(parse_waiter(rest).ok_or("a waiter has no such name")?),
@@ -229,7 +176,7 @@ impl LockNode {
         record: &mut Record,
     ) -> Result<Vec<String>, &'static str> {
         let bad = "a waiter cannot be read";
-        let kept: Kept = serde_json::from_slice(data).map_err(|_| bad)?;
+        let kept: WaiterData = serde_json::from_slice(data).map_err(|_| bad)?;
         let note: Note = serde_json::from_str(kept.note.get()).map_err(|_| bad)?;
         let Some(waiting) = self.queue.waiting.get_mut(at) else { return Ok(Vec::new()) };
         for number in [kept.since, kept.silent, kept.forget] {
@@ -237,7 +184,8 @@ impl LockNode {
         }
         (waiting.since, waiting.silent, waiting.forget) = (kept.since, kept.silent, kept.forget);
         let holds = waiting.token().is_some_and(|token| record.holds.contains_key(&token));
-        self.queue.show(at, note, &self.name, record, &mut self.tracked, |_, waiter| {
+        let Kept { queue, name, tracked, .. } = &mut self.kept;
+        queue.show(at, note, name, record, tracked, |_, waiter| {
             let Some(heard) = heard.filter(|_| !holds) else { return };
             let (silent, forget) = super::believed(heard);
             waiter.silent = waiter.silent.max(silent);
@@ -247,7 +195,7 @@ impl LockNode {
 
     /// What is to be written, if this is to be as the law left it.
     pub fn change(mut self, now: Time) -> Result<Change, Error> {
-        if self.version.is_none() && self.record == Record::default() {
+        if self.node_version.is_none() && self.record == Record::default() {
             return Ok(Change { asks: Vec::new(), is_new: false });
         }
         let garbled = |error: serde_json::Error| Error::Garbled(error.to_string());
@@ -264,7 +212,7 @@ impl LockNode {
                 None => self.kept_note(&waiting)?,
             };
             let Waiting { since, silent, forget, .. } = waiting;
-            let data = serde_json::to_vec(&Kept { since, silent, forget, note }).map_err(garbled)?;
+            let data = serde_json::to_vec(&WaiterData { since, silent, forget, note }).map_err(garbled)?;
             let name = waiter_name(&waiting);
             let path = format!("{}/{name}", self.path);
             if old_name.as_ref() == Some(&name) {
@@ -287,20 +235,20 @@ impl LockNode {
             });
             self.ends += 1;
         }
-        let Record { holds, spent, .. } = &self.record;
-        self.tracked.retain(|token, _| {
+        let Kept { record: Record { holds, spent, .. }, tracked, .. } = &mut self.kept;
+        tracked.retain(|token, _| {
             spent.contains_key(token) || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         });
         let body = Body { format: FORMAT, ends: self.ends, record: &self.record, tracked: &self.tracked };
         let (path, data) = (self.path.clone(), serde_json::to_vec(&body).map_err(garbled)?);
-        let mut asks = vec![match self.version {
+        let mut asks = vec![match self.node_version {
             Some(version) => Ask::SetIf { path, data, version },
             None => Ask::Create { path, data },
         }];
         asks.extend(gone.into_iter().map(|name| Ask::Delete { path: format!("{}/{name}", self.path) }));
         asks.extend(come);
         asks.extend(ends);
-        Ok(Change { asks, is_new: self.version.is_none() })
+        Ok(Change { asks, is_new: self.node_version.is_none() })
     }
 
     /// Where a token waits then, as the law left it.
@@ -317,13 +265,13 @@ impl LockNode {
 
     /// That it is as it was read.
     pub fn check(&self) -> Option<Ask> {
-        let version = Some(self.version?);
+        let version = Some(self.node_version?);
         Some(Ask::Check { path: self.path.clone(), version })
     }
 
     fn kept_note(&self, waiting: &Waiting) -> Result<Box<RawValue>, Error> {
         let data = waiting.token().and_then(|token| self.notes.get(&token));
-        let kept = data.and_then(|data| serde_json::from_slice::<Kept>(data).ok());
+        let kept = data.and_then(|data| serde_json::from_slice::<WaiterData>(data).ok());
         kept.map(|kept| kept.note).ok_or_else(|| Error::Garbled("the note of a waiter is missing".into()))
     }
 }
