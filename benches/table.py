@@ -273,24 +273,37 @@ def crash(redis):
 
 def looking(redis):
     """status, metrics and completion, with 10,000 locks held."""
-    for at in range(10000):
-        redis.ask('SET', f'dlock.fence:{{dlock:n{at}}}:dlock:n{at}', '7', 'EX', '9000')
     # Held by nobody in particular: what is looked at is the same.
-    owner = '{"host":"h","pid":7,"user":"u","command":"c"}'
-    ms = int(time.time() * 1000)
-    for at in range(10000):
-        token = f'{at:032x}'
-        redis.ask('SET', f'dlock:n{at}', token, 'EX', '9000')
-        hold = f'["held","","7","{ms * 1000}","{ms + 9000000}","0","1","0","{owner.replace(chr(34), chr(92) + chr(34))}",""]'
-        redis.ask('HSET', f'dlock.hold:{{dlock:n{at}}}:dlock:n{at}', token, hold)
+    made = '''
+        local now = redis.call('TIME')[1]
+        local owner = '{"host":"h","pid":7,"user":"u","command":"c"}'
+        for at = 0, 9999 do
+            local name, token = 'dlock:n' .. at, string.format('%032x', at)
+            local rest = '{' .. name .. '}:' .. name
+            redis.call('SET', name, token, 'EX', 9000)
+            redis.call('SET', 'dlock.fence:' .. rest, '7')
+            redis.call('HSET', 'dlock.hold:' .. rest, token,
+                cjson.encode({ 'held', '', '7', now .. '000000', (now + 9000) .. '000', '0', '1', '0', owner, '' }))
+            local ended = cjson.encode({ 'released', owner, '6', now .. '000000', now .. '000', '0', '{"status":0}', '' })
+            for _ = 1, ARGV[1] do redis.call('LPUSH', 'dlock.log:' .. rest, ended) end
+            for field in string.gmatch(ARGV[2], '%S+') do redis.call('HSET', 'dlock.stat:' .. rest, field, '7') end
+        end'''
     redis.ask('CONFIG', 'SET', 'slowlog-log-slower-than', '500')
+    for ends, totals, of in (('0', '', '10,000 locks held'),
+                             ('64', 'waited.0 waited.sum held.1 held.sum end.released last.released succeeded last-job.succeeded',
+                              '10,000 locks of long use')):
+        redis.ask('EVAL', made, '0', ends, totals)
+        look_at(redis, of)
+
+
+def look_at(redis, of):
     redis.ask('SLOWLOG', 'RESET')
     line = f'dlock --store {redis.url} check n'
     for name, words, target in (('status', ['status', '--store', redis.url], '1 s'), ('metrics', ['metrics', '--store', redis.url], '0.3 s'),
                                 ('completion', ['complete-keys', 'bash', line, 'n'], '0.3 s')):
         began = time.monotonic()
         out = subprocess.run([DLOCK, *words], env=CLEAN, capture_output=True, text=True)
-        row(f'{time.monotonic() - began:.2f} s', target, f'{name} with 10,000 locks held', f'{out.stdout.count(chr(10))} lines')
+        row(f'{time.monotonic() - began:.2f} s', target, f'{name} with {of}', f'{out.stdout.count(chr(10))} lines')
     slow = [entry for entry in redis.ask('SLOWLOG', 'GET', '50') if entry[3][0].upper() in ('EVAL', 'EVALSHA', 'SCAN')]
     row(f'{max([e[2] for e in slow], default=0) / 1000:.1f} ms', '5 ms', 'the longest that one of them stalled the server', '')
 

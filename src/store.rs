@@ -137,6 +137,12 @@ pub trait Store: Send {
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
 
+    /// [`Store::inspect`] of the first of these locks, and of as many of those behind it as the same answer tells of; of each
+    /// with no more than so many of its last ends, and where none is wanted without the last that succeeded. An error is one of the first lock.
+    fn inspect_some(&mut self, names: &[Name], _ends: usize, by: Moment) -> Result<Vec<View>, Error> {
+        names.iter().take(1).map(|name| self.inspect(name, by)).collect()
+    }
+
     /// The locks under a prefix of which the store has a record, in order of name, as far as it answers: where it is
     /// several servers, one of them may be gone, and a record may be damaged. What is idle is left out as `which` says, if
     /// the store can tell that without looking at each lock. Takes as long as the store is large; only each step is

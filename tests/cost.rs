@@ -102,6 +102,50 @@ fn a_hand_over_costs_as_much_in_any_crowd() {
     assert!(few <= 2.0 && many <= 2.0, "{few} requests a hand-over among 3, {many} among 20");
 }
 
+/// So many locks that are held, each with so many ends in its log.
+fn hold_many(redis: &Redis, locks: usize, ends: usize) {
+    let script = r#"
+        local now = redis.call('TIME')[1]
+        local owner = '{"host":"h","pid":7,"user":"u","command":"c"}'
+        for at = 0, ARGV[1] - 1 do
+            local name, token = 'dlock:n' .. at, string.format('%032x', at)
+            local rest = '{' .. name .. '}:' .. name
+            redis.call('SET', name, token, 'EX', 900)
+            redis.call('SET', 'dlock.fence:' .. rest, '7')
+            local hold = { 'held', '', '7', now .. '000000', (now + 900) .. '000', '0', '1', '0', owner, '' }
+            redis.call('HSET', 'dlock.hold:' .. rest, token, cjson.encode(hold))
+            local ended = { 'released', owner, '6', now .. '000000', now .. '000', '0', '', '' }
+            for _ = 1, ARGV[2] do redis.call('LPUSH', 'dlock.log:' .. rest, cjson.encode(ended)) end
+        end"#;
+    redis.ask::<()>(&["EVAL", script, "0", &locks.to_string(), &ends.to_string()]);
+}
+
+/// And not in one for each, nor in one that keeps everybody waiting for long.
+#[test]
+fn many_locks_are_looked_at_in_few_requests() {
+    const LOCKS: usize = 300;
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    let look = |words: &[&str]| {
+        let before = calls(redis, "evalsha") + calls(redis, "eval");
+        let stdout = world.dlock(words).any_stdout().run().stdout;
+        let asked = calls(redis, "evalsha") + calls(redis, "eval") - before;
+        let seen = (0..LOCKS)
+            .filter(|at| stdout.contains(&format!("n{at}\"")) || stdout.contains(&format!("n{at} ")));
+        assert_eq!(seen.count(), LOCKS, "{stdout}");
+        asked
+    };
+    hold_many(redis, LOCKS, 0);
+    for words in [&["status"][..], &["status", "--json"], &["metrics", "--max-keys", "1000"]] {
+        look(words);
+        let asked = look(words);
+        assert!(asked <= 8, "{words:?}: {asked} requests");
+    }
+    hold_many(redis, LOCKS, 64);
+    let (short, long) = (look(&["status"]), look(&["status", "--json"]));
+    assert!(short <= 8 && (15..=60).contains(&long), "{short} and {long} requests");
+}
+
 /// What the kernel knows of a run at the moment at which its job runs: threads and page faults of dlock, page faults of
 /// the guard.
 fn seen_by_the_job(world: &World) -> [u64; 3] {

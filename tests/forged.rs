@@ -123,6 +123,48 @@ fn the_line_says_which_lock_and_what_is_wrong() {
     watch.finish();
 }
 
+/// Many are looked at together; what is wrong with one hides none of the others.
+#[test]
+fn a_damaged_lock_among_many_hides_none() {
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    let token = |at: usize| format!("{at:032x}");
+    for at in 0..100 {
+        redis.ask::<()>(&["SET", &format!("dlock:n{at}"), &token(at), "EX", "900"]);
+        let hold = json!([
+            "held",
+            "",
+            "7",
+            "7",
+            "9000000000000",
+            "0",
+            "1",
+            "0",
+            r#"{"host":"h","user":"u","command":"c","pid":7}"#,
+            ""
+        ]);
+        redis.ask::<i64>(&[
+            "HSET",
+            &format!("dlock.hold:{{dlock:n{at}}}:dlock:n{at}"),
+            &token(at),
+            &hold.to_string(),
+        ]);
+    }
+    // The script fails at one, and answers of the other what cannot be read.
+    redis.ask::<()>(&["SET", "dlock.queue:{dlock:n30}:dlock:n30", "x"]);
+    let hold = json!(["held", "", "7", "7", "9000000000000", "0", "1", "0", "no owner", ""]);
+    redis.ask::<i64>(&["HSET", "dlock.hold:{dlock:n60}:dlock:n60", &token(60), &hold.to_string()]);
+    for words in [&["status"][..], &["metrics", "--max-keys", "1000"]] {
+        let output = world.dlock(words).any_stdout().any_stderr().run();
+        let shown = |at: &usize| {
+            output.stdout.contains(&format!("n{at} ")) || output.stdout.contains(&format!("\"n{at}\""))
+        };
+        let missing: Vec<usize> = (0..100).filter(|at| !shown(at)).collect();
+        assert_eq!(missing, [30, 60], "{}{}", output.stdout, output.stderr);
+        assert_eq!(output.stderr.lines().count(), 2, "{}", output.stderr);
+    }
+}
+
 #[test]
 fn a_quorum_survives_it_too() {
     let masters = Masters::aged(3);

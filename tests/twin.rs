@@ -8,7 +8,7 @@ use crate::support::masters::steered_clock;
 use crate::support::postgres::Postgres;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
-use dlock::law::{ABSENCE, Lock, LockTable, Time};
+use dlock::law::{ABSENCE, LOG_KEPT, Lock, LockTable, Time};
 use dlock::law::{
     Acquired, Ask, End, NewPattern, NewPause, Outcome, Patience, Ran, Renewal, Revoke, Terms, When,
 };
@@ -452,8 +452,11 @@ impl Twins<'_> {
     }
 
     fn compare(&mut self, step: &Step) {
-        for name in self.names.clone() {
-            let lua = self.store.inspect(&name, by()).unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < self.names.len() {
+            seen.extend(self.store.inspect_some(&self.names[seen.len()..], LOG_KEPT, by()).unwrap());
+        }
+        for (name, lua) in self.names.clone().into_iter().zip(seen) {
             let record = self.law.records.get(name.as_str()).cloned().unwrap_or_default();
             let mut view = record.inspect(&name, self.now);
             if view.may_be_new() {

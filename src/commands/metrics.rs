@@ -25,7 +25,8 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
         }
     };
     let mut store = context.open()?;
-    let looked = wanted.look(&mut *store, Which::Known, "counted", seen, lacks);
+    // The ends are in the totals.
+    let looked = wanted.look(&mut *store, Which::Known, 0, "counted", seen, lacks);
     let patterns = looked.and_then(|()| wanted.paused(&mut *store));
     page.patterns = patterns.map_err(|error| context.with_origin(error))?.len() as u64;
     output::print(&page.text())?;

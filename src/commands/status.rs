@@ -6,7 +6,7 @@ use crate::cli;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::State;
+use crate::law::{LOG_KEPT, State};
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
 use crate::output::{self, Kind, json, table};
@@ -15,6 +15,9 @@ use std::time::Duration;
 
 mod watch;
 
+/// How many of the last ends a line of a table tells of.
+const IN_A_LINE: usize = 1;
+
 pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let wanted = Wanted::of(context, &flags.keys)?;
@@ -22,7 +25,8 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     if let Some(every) = flags.watch {
         return watch::watch(context, store, wanted, every.unwrap_or(Duration::from_secs(1)));
     }
-    let seen = look(&wanted, &mut *store).map_err(|error| context.with_origin(error))?;
+    let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
+    let seen = look(&wanted, &mut *store, ends).map_err(|error| context.with_origin(error))?;
     for damaged in &seen.damaged {
         printer.say(Kind::Error, &damaged.line);
     }
@@ -54,15 +58,15 @@ struct Overview {
     damaged: Vec<Damaged>,
 }
 
-/// Those named, and of the others all that are not simply free.
-fn look(wanted: &Wanted, store: &mut dyn Store) -> Result<Overview, store::Error> {
+/// Those named, and of the others all that are not simply free; of each so many of its last ends.
+fn look(wanted: &Wanted, store: &mut dyn Store, ends: usize) -> Result<Overview, store::Error> {
     let (mut views, mut damaged) = (Vec::new(), Vec::new());
     let seen = |view: View, is_named| {
         if is_named || view.state != State::Free || !view.waiters.is_empty() {
             views.push(view);
         }
     };
-    wanted.look(store, Which::Live, "shown", seen, |lack| damaged.push(lack))?;
+    wanted.look(store, Which::Live, ends, "shown", seen, |lack| damaged.push(lack))?;
     if wanted.searches() {
         views.extend(wanted.paused(store)?);
     }

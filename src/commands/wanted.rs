@@ -80,12 +80,13 @@ impl Wanted {
         Ok(pauses.iter().filter_map(shown).collect())
     }
 
-    /// Looks at each of the locks, those named first, and says whether it was named. `done` is what is to be done with it
-    /// ("shown").
+    /// Looks at each of the locks, those named first, and says whether it was named. Of each, at most so many of the last
+    /// `ends` are told. `done` is what is to be done with it ("shown").
     pub fn look(
         &self,
         store: &mut dyn Store,
         which: Which,
+        ends: usize,
         done: &str,
         mut seen: impl FnMut(View, bool),
         mut lacks: impl FnMut(Damaged),
@@ -95,17 +96,24 @@ impl Wanted {
             let line = format!("{missing}; {} not {done}", its_locks(missing));
             lacks(Damaged { line, is_asked_for: !is_damaged(missing) });
         }
-        let named = self.named.iter().map(|name| (name, true));
-        for (name, is_named) in named.chain(found.names.iter().map(|name| (name, false))) {
-            match store.inspect(name, Moment::now().after(self.within)) {
-                Ok(view) => seen(view, is_named),
-                Err(error @ store::Error::Garbled(_)) => {
-                    let line = format!("{} is not {done}: {error}", name.key());
-                    lacks(Damaged { line, is_asked_for: is_named });
+        for (names, is_named) in [(&self.named, true), (&found.names, false)] {
+            let mut rest = names.as_slice();
+            while let Some(first) = rest.first() {
+                let mut looked_at = 1;
+                match store.inspect_some(rest, ends, Moment::now().after(self.within)) {
+                    Ok(views) => {
+                        looked_at = views.len().max(1);
+                        views.into_iter().for_each(|view| seen(view, is_named));
+                    }
+                    Err(error @ store::Error::Garbled(_)) => {
+                        let line = format!("{} is not {done}: {error}", first.key());
+                        lacks(Damaged { line, is_asked_for: is_named });
+                    }
+                    // The part of the store that is missing has it.
+                    Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
+                    Err(error) => return Err(error),
                 }
-                // The part of the store that is missing has it.
-                Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
-                Err(error) => return Err(error),
+                rest = rest.get(looked_at..).unwrap_or_default();
             }
         }
         Ok(())

@@ -15,7 +15,7 @@
 //! | [`probe`] | what `doctor` wants to know |
 
 use super::net::{Address, alarm};
-use super::{Error, Found, Listener, Slept, Store, View, Waiter, Which, json};
+use super::{Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
@@ -57,6 +57,8 @@ mod target;
 const CROWD: u64 = 100;
 /// Two of them still fit into [`law::SILENCE`].
 const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
+/// How many locks one script is asked to tell of at most.
+const SEEN_AT_ONCE: usize = 64;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 /// And how many are asked for in one write.
@@ -464,48 +466,23 @@ impl Store for RedisStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let (_, mut reply) = self.caller.run(&script::INSPECT, std::slice::from_ref(name), &[], by)?;
-        let now = reply.now;
-        let (state, is_foreign) = reply.state()?;
-        let (mode, left, kind) = (reply.mode()?, reply.span_if_any()?, reply.text()?);
-        let foreign = is_foreign.then_some(Foreign { kind, left });
-        let fence = reply.fence()?;
-        let holders = reply.holders()?;
-        let mut queue = reply.nested()?;
-        let mut waiters = Vec::new();
-        while !queue.is_empty() {
-            let owner = queue.owner()?;
-            let mode = queue.mode()?.unwrap_or_default();
-            let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
-            let replaces = !queue.text()?.is_empty();
-            waiters.push(Waiter { owner, mode, replaces, waiting });
+        let mut views = self.inspect_some(std::slice::from_ref(name), law::LOG_KEPT, by)?;
+        views.pop().ok_or_else(|| garbled(&self.shown, "a reply without the lock"))
+    }
+
+    fn inspect_some(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
+        let mut some = names.get(..SEEN_AT_ONCE).unwrap_or(names);
+        // One script is for locks of one slot.
+        if some.len() > 1 && self.caller.route.topology.part(some).is_some() {
+            some = &some[..1];
         }
-        let mut ends = reply.nested()?;
-        let mut log = Vec::new();
-        while !ends.is_empty() {
-            log.extend(ends.logged_end()?);
+        loop {
+            match self.see(some, ends, by) {
+                // Perhaps of another one than the first.
+                Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
+                seen => return seen,
+            }
         }
-        log.truncate(law::LOG_KEPT);
-        let (stat, success, paused) = (reply.stat()?, reply.last_success()?, reply.pause()?);
-        let mut view = View {
-            name: name.clone(),
-            now,
-            state,
-            mode,
-            foreign,
-            holders,
-            left,
-            fence,
-            waiters,
-            log,
-            stat,
-            success,
-            paused,
-        };
-        if view.may_be_new() {
-            view.heed(&self.patterns(name.prefix(), None, by)?);
-        }
-        Ok(view)
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
@@ -541,6 +518,28 @@ impl Store for RedisStore {
 }
 
 impl RedisStore {
+    /// Looks at locks of one slot: at all of them, or as many as the server tells of at a time.
+    fn see(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
+        let (_, mut reply) = self.caller.run(&script::INSPECT, names, &[&ends.to_string()], by)?;
+        let mut views = Vec::new();
+        for name in names {
+            if reply.is_empty() && !views.is_empty() {
+                break;
+            }
+            match reply.nested().and_then(|mut lock| lock.view(name)) {
+                Ok(view) => views.push(view),
+                Err(error) if views.is_empty() => return Err(error),
+                // It is the first the next time.
+                Err(_) => break,
+            }
+        }
+        if let Some(new) = views.iter().find(|view| view.may_be_new()) {
+            let patterns = self.patterns(new.name.prefix(), None, by)?;
+            views.iter_mut().filter(|view| view.may_be_new()).for_each(|view| view.heed(&patterns));
+        }
+        Ok(views)
+    }
+
     /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
     fn unless<T>(
         &mut self,

@@ -1,7 +1,7 @@
 //! How does `status --watch` go on? One thread asks the store, the other one has the terminal and the signals: so ^C
 //! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
 
-use super::{Overview, look, place};
+use super::{IN_A_LINE, Overview, look, place};
 use crate::clock::{self, Moment};
 use crate::commands::context::Context;
 use crate::commands::foreground::{Foreground, News, Signals};
@@ -35,7 +35,7 @@ pub fn watch(
         Signals::take(&[&job::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
     let foreground = Foreground::start(signals, move |teller| {
         loop {
-            teller.tell(look(&wanted, &mut *store));
+            teller.tell(look(&wanted, &mut *store, IN_A_LINE));
             clock::sleep_until(Moment::now().after(every));
         }
     })?;

@@ -6,7 +6,7 @@ use super::connection::Connection;
 use super::overdue::{First, Overdue};
 use super::reply::Reply;
 use super::route::{ReplicaCount, Route, Topology, Whom};
-use super::script::{self, Code, SERVER};
+use super::script::{self, Code};
 use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
@@ -285,7 +285,7 @@ impl<'a> Request<'a> {
         let prefix = names.first().map_or("", Name::prefix);
         Self {
             code,
-            keys: names.iter().flat_map(|name| SERVER.keys(name)).collect(),
+            keys: code.keys(names),
             args: args.iter().copied().chain([prefix]).collect(),
             text: Text::IfWanted,
             replicas: Replicas::None,

@@ -4,9 +4,11 @@
 
 use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
-use crate::law::{Became, Blocker, Done, Holder, LoggedEnd, Outcome, Patterns, Pause, State, Success};
-use crate::lock::{Fence, Mode, Owner, Pattern, SLOTS_MAX};
-use crate::store::Error;
+use crate::law::{
+    Became, Blocker, Done, Foreign, Holder, LOG_KEPT, LoggedEnd, Outcome, Patterns, Pause, State, Success,
+};
+use crate::lock::{Fence, Mode, Name, Owner, Pattern, SLOTS_MAX};
+use crate::store::{Error, View, Waiter};
 use redis::Value;
 use std::time::Duration;
 use std::vec;
@@ -260,6 +262,48 @@ impl Reply {
         let (success, due) = (self.success()?, self.span()?);
         let ago = Duration::from_millis(self.now.saturating_sub(success.since));
         Ok(Done { at, success, ago, due })
+    }
+
+    /// All fields: what the records say of a lock.
+    pub fn view(&mut self, name: &Name) -> Result<View, Error> {
+        let now = self.now;
+        let (state, is_foreign) = self.state()?;
+        let (mode, left, kind) = (self.mode()?, self.span_if_any()?, self.text()?);
+        let foreign = is_foreign.then_some(Foreign { kind, left });
+        let fence = self.fence()?;
+        let holders = self.holders()?;
+        let mut queue = self.nested()?;
+        let mut waiters = Vec::new();
+        while !queue.is_empty() {
+            let owner = queue.owner()?;
+            let mode = queue.mode()?.unwrap_or_default();
+            let waiting = Duration::from_millis(now.saturating_sub(queue.number()? / 1000));
+            let replaces = !queue.text()?.is_empty();
+            waiters.push(Waiter { owner, mode, replaces, waiting });
+        }
+        let mut ends = self.nested()?;
+        let mut log = Vec::new();
+        while !ends.is_empty() {
+            log.extend(ends.logged_end()?);
+        }
+        log.truncate(LOG_KEPT);
+        let (stat, success, paused) = (self.stat()?, self.last_success()?, self.pause()?);
+        let name = name.clone();
+        Ok(View {
+            name,
+            now,
+            state,
+            mode,
+            foreign,
+            holders,
+            left,
+            fence,
+            waiters,
+            log,
+            stat,
+            success,
+            paused,
+        })
     }
 
     /// The error for an answer that no script gives.

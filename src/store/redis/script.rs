@@ -51,7 +51,7 @@ pub static REQUEST: Code = changes!(REQUEST, "scripts/request.lua");
 pub static PROVE: Code = Code::new(hashes::PROVE, &SERVER, &[RECORD, include_str!("scripts/prove.lua")]);
 pub static WATCH: Code = Code::new(hashes::WATCH, &SERVER, &[RECORD, include_str!("scripts/watch.lua")]);
 pub static INSPECT: Code =
-    Code::new(hashes::INSPECT, &SERVER, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
+    Code::new(hashes::INSPECT, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
 
 /// How the records of an arrangement are laid out.
 pub struct Layout {
@@ -67,6 +67,9 @@ pub const SERVER: Layout = Layout {
     exclusive_only: false,
 };
 
+/// The same, of which so many may be looked at together that it counts how much is sent. The script names the others.
+const LOOKED_AT: Layout = Layout { kinds: &["hold"], exclusive_only: false };
+
 impl Layout {
     /// The keys that are named for a lock.
     pub fn keys(&self, name: &Name) -> Vec<String> {
@@ -76,6 +79,11 @@ impl Layout {
 }
 
 impl Code {
+    /// The keys that are named for these locks.
+    pub fn keys(&self, names: &[Name]) -> Vec<String> {
+        names.iter().flat_map(|name| self.layout.keys(name)).collect()
+    }
+
     /// A script of these parts, whose text has this hash.
     pub const fn new(hash: &'static str, layout: &'static Layout, parts: &'static [&'static str]) -> Self {
         Self { hash, layout, parts, text: OnceLock::new() }

@@ -6,6 +6,6 @@
 -- Why atomic: holder and log are of one moment.
 
 local lock = named()[1]
-local log, stat = look(lock)
+local log, stat = look(lock, LOG_KEPT)
 local why = unfit(tonumber(ARGV[1])) or {}
 return answer('seen', { obstacle(lock) }, redis.call('GET', lock.FENCE) or '', log, stat, last_success(lock), why[1] or '', why[4] or '0')

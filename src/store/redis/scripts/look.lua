@@ -6,16 +6,18 @@ local function last_success(lock)
   return s and { s.owner, s.fence, int(s.since), int(s.ended) } or {}
 end
 
--- The log; the totals, fields and numbers; the holds that live, and those that were revoked; how many are recorded, and
+reads_all = true
+
+-- The last `ends` of the log; the totals, fields and numbers; the holds that live, and those that were revoked; how many are recorded, and
 -- when the last of those ends that the lock key bears out. A field of the totals may come more than once, and then they
 -- add up (times: the last one counts).
-local function look(lock)
+local function look(lock, ends)
   if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
-  local log = redis.call('LRANGE', lock.LOG, 0, LOG_KEPT - 1)
+  local log = ends > 0 and redis.call('LRANGE', lock.LOG, 0, ends - 1) or {}
   local stat = redis.pcall('HGETALL', lock.STAT)
   if stat.err then stat = {} end
   local many, live, revoked, recorded, due = is_many(lock), {}, {}, 0, nil
-  for _, one in ipairs(all_holds(lock)) do
+  for _, one in ipairs(lock.all) do
     local hold, borne_out = one.hold, false
     if lock.kind == 'exclusive' then
       borne_out = one.token == lock.token

@@ -83,7 +83,10 @@ local function all_holds(lock)
   local flat, list = redis.call('HGETALL', lock.HOLD), {}
   for i = 1, #flat, 2 do
     local hold = string.sub(flat[i], 1, 1) ~= '#' and decoded(flat[i + 1])
-    if hold then list[#list + 1] = { token = flat[i], hold = hold } end
+    if hold then
+      list[#list + 1] = { token = flat[i], hold = hold }
+      lock.holds[flat[i]] = hold
+    end
   end
   table.sort(list, by_due)
   return list
@@ -107,7 +110,6 @@ local function load(lock, caller)
   local value = redis.pcall('GET', lock.L)
   -- Only a value of another type is somebody else's; a right that is missing must not pass for it.
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', lock.L) end
-  lock.holds = {}
   if not value then
     lock.kind = 'free'
     return
@@ -136,6 +138,9 @@ local function load(lock, caller)
   end
 end
 
+-- Whether all holds of a lock are read at once: who looks wants them all.
+local reads_all = false
+
 local function open(rest, caller)
   local lock = book[rest]
   if not lock then
@@ -143,7 +148,8 @@ local function open(rest, caller)
     lock.HOLD, lock.DUE, lock.KEPT = key_of(RECORD, lock), key_of('due', lock), key_of('kept', lock)
     lock.QUEUE, lock.FENCE, lock.LOG = key_of('queue', lock), key_of('fence', lock), key_of('log', lock)
     lock.STAT, lock.WATCH = key_of('stat', lock), key_of('watch', lock)
-    book[rest] = lock
+    lock.holds, book[rest] = {}, lock
+    if reads_all then lock.all = all_holds(lock) end
     load(lock, caller)
   end
   return lock
@@ -322,7 +328,8 @@ end
 -- What is kept as JSON in a list that begins with an owner; nothing where somebody put something else there.
 local function kept_in(key)
   local json = redis.pcall('GET', key)
-  local ok, kept = pcall(cjson.decode, type(json) == 'string' and json or '')
+  if type(json) ~= 'string' then return nil end
+  local ok, kept = pcall(cjson.decode, json)
   return ok and type(kept) == 'table' and type(kept[1]) == 'string' and kept or nil, json
 end
 
