@@ -82,6 +82,27 @@ fn memory_pressure_ends_no_job() {
     assert!(!status["last_run"].is_null(), "its end is on record: {status}");
 }
 
+/// Out of memory, it writes down the end of a lease of which a newcomer is the first to notice that it ran out.
+#[test]
+fn memory_pressure_hides_no_end() {
+    let world = World::new(Backend::Redis);
+    for mode in [&[][..], &["-s"], &["-n", "2"]] {
+        let key = &format!("k{}", mode.concat());
+        world.dlock(["acquire", "-k", key, "-t", "500ms"]).args(mode).any_stdout().any_stderr().run();
+        wait_until("its lease is over", || world.redis().get(&format!("dlock:{key}")).is_none());
+        world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        drop(world.run(key, &[], "true").any_stderr().spawn().output());
+        world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        let history = world.dlock(["history", "--json", key]).any_stdout().run().stdout;
+        assert!(history.contains("\"expired\""), "{key}: {history}");
+        let metrics = world.dlock(["metrics", key]).any_stdout().run().stdout;
+        let expired = |line: &str| {
+            line.starts_with("dlock_ends_total") && line.contains("\"expired\"") && line.ends_with(" 1")
+        };
+        assert!(metrics.lines().any(expired), "{key}: {metrics}");
+    }
+}
+
 /// Out of memory, it still takes a lock away where an operator wants it.
 #[test]
 fn memory_pressure_stops_no_operator() {

@@ -374,6 +374,8 @@ local function is_logged(hold) return hold.confirmed and hold.phase == 'held' en
 -- Drops a hold and logs its end.
 local function finish(lock, token, outcome, job, by)
   local hold = hold_of(lock, token)
+  -- First: a script that has written something already is not refused what takes memory (I14).
+  erase(lock, token, hold)
   if is_logged(hold) then
     -- A log that somebody made something else of must not keep the lock from being given back.
     if type(redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))) == 'number' then
@@ -383,7 +385,6 @@ local function finish(lock, token, outcome, job, by)
     tally_end(lock, hold, outcome, job)
     if outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
   end
-  erase(lock, token, hold)
 end
 
 -- Takes a hold out, without a trace.
