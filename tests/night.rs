@@ -1,6 +1,6 @@
 //! A night in which everything goes wrong at once, and what must hold all the same: `./test --night [MINUTES] [SEED]`.
 
-use crate::support::night::{Arrangement, Profile, Report, round};
+use crate::support::night::{Arrangement, Profile, Report, Row, Tool, round, round_of_peers};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Set by `./test --night`: how many minutes, and from which seed.
@@ -11,11 +11,8 @@ fn asked(name: &str) -> Option<u64> {
 #[test]
 #[ignore = "./test --night: it wants the machine for itself"]
 fn nothing_that_is_promised_breaks() {
-    let minutes = asked("DLOCK_NIGHT");
-    let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() % 1_000_000);
-    let seed = asked("DLOCK_NIGHT_SEED").unwrap_or_else(new);
-    println!("seed {seed}");
-    let (span, workers) = if minutes.is_some() { (35, 40) } else { (12, 8) };
+    let (minutes, seed) = (asked("DLOCK_NIGHT"), seed());
+    let (span, workers) = if minutes.is_some() { (35, 48) } else { (12, 12) };
     let length = Duration::from_secs(minutes.map_or(75, |minutes| minutes * 60));
     let began = Instant::now();
     let mut report = Report::default();
@@ -36,6 +33,38 @@ fn nothing_that_is_promised_breaks() {
     );
 }
 
+/// Which one was asked for, or a new one; it is printed.
+fn seed() -> u64 {
+    let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() % 1_000_000);
+    let seed = asked("DLOCK_NIGHT_SEED").unwrap_or_else(new);
+    println!("seed {seed}");
+    seed
+}
+
+/// What dlock and others come to, each on a store that both know, with the same faults as far as they have what is hit.
+#[test]
+#[ignore = "./test --stores --night MINUTES SEED peers: it wants the machine for itself, and the others"]
+fn others_by_the_same_night() {
+    let pairs = Tool::pairs();
+    let (minutes, seed) = (asked("DLOCK_NIGHT").unwrap_or(8), seed());
+    let count = u64::try_from(pairs.len()).expect("a few");
+    // A round takes a while longer than it is raged.
+    let (mut rounds, mut span) = (1, minutes * 60 / count);
+    while span > 60 {
+        (rounds, span) = (rounds + 1, minutes * 60 / count / (rounds + 1));
+    }
+    println!("{}", Row::HEAD);
+    for (store, tool) in pairs {
+        let mut row = Row::default();
+        for round in 0..rounds {
+            round_of_peers(store, tool, seed + round, 24, Duration::from_secs(span), &mut row);
+        }
+        println!("| {tool:?}, {store:?} | {row} |");
+        let is_clean = row.overlaps.is_empty() && row.lost == 0 && row.orphans == 0 && row.swallowed == 0;
+        assert!(tool != Tool::Dlock || is_clean, "seed {seed}: {store:?} {row:?}");
+    }
+}
+
 /// Which round is the next one: every arrangement in turn (or those whose name was asked for), each with all profiles in
 /// the end.
 fn plan(number: u64) -> (Arrangement, Profile) {
@@ -47,7 +76,7 @@ fn plan(number: u64) -> (Arrangement, Profile) {
     let profiles: &[Profile] = match arrangement {
         Arrangement::Single => &[Profile::Safe, Profile::Forgetful, Profile::Calm, Profile::Jumpy],
         Arrangement::Quorum(_) => &[Profile::Safe, Profile::Calm, Profile::Safe, Profile::Forgetful],
-        Arrangement::File => &[Profile::Calm, Profile::Calm, Profile::Forgetful],
+        Arrangement::File => &[Profile::Safe, Profile::Calm, Profile::Forgetful],
         Arrangement::Sentinel => &[Profile::Forgetful, Profile::Calm],
         _ => &[Profile::Safe, Profile::Calm],
     };

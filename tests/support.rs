@@ -6,6 +6,7 @@ pub mod cluster;
 #[cfg(feature = "sql")]
 pub mod database;
 pub mod deadline;
+pub mod disk;
 pub mod dlock;
 #[cfg(feature = "etcd")]
 pub mod etcd;

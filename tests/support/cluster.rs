@@ -15,7 +15,13 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster whose nodes notice a death after two seconds.
     pub fn start(world: &World, count: usize) -> Self {
-        let masters: Vec<_> = (0..count).map(|number| node(world, &format!("node{number}"))).collect();
+        Self::start_with(world, count, &[])
+    }
+
+    /// The same, with further options of each.
+    pub fn start_with(world: &World, count: usize, options: &[&str]) -> Self {
+        let start = |number| node_with(world, &format!("node{number}"), options);
+        let masters: Vec<_> = (0..count).map(start).collect();
         let share = SLOTS / count;
         for (number, master) in masters.iter().enumerate() {
             let last = if number + 1 == count { SLOTS - 1 } else { (number + 1) * share - 1 };
@@ -69,6 +75,10 @@ pub fn url(ports: &[u16]) -> String {
 
 /// A node that knows nobody.
 pub fn node(world: &World, name: &str) -> Redis {
+    node_with(world, name, &[])
+}
+
+fn node_with(world: &World, name: &str, more: &[&str]) -> Redis {
     // A server whose bus finds its port taken ends.
     let bus = wait_for("a port for the bus", || {
         let port = next_port();
@@ -78,7 +88,7 @@ pub fn node(world: &World, name: &str) -> Redis {
         ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout"];
     let bus = bus.to_string();
     let others = ["2000", "--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
-    server(world, name, &[&options[..], &others].concat())
+    server(world, name, &[&options[..], &others, more].concat())
 }
 
 fn meet(node: &Redis, other: &Redis) {
@@ -86,6 +96,12 @@ fn meet(node: &Redis, other: &Redis) {
         let bus: String = other.ask::<Vec<String>>(&["CONFIG", "GET", "cluster-port"])[1].clone();
         node.ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus]);
     }
+}
+
+/// Whether a node finds all slots served.
+pub fn is_up(node: &Redis) -> bool {
+    let info = super::redis::ask::<String>(&mut node.connect(), &["CLUSTER", "INFO"]);
+    info.is_ok_and(|info| info.contains("cluster_state:ok"))
 }
 
 /// Whether a node finds all slots served, by so many masters.

@@ -1,5 +1,6 @@
 //! Any database with a server, for scenarios that are the same on all of them.
 
+use super::disk::Disk;
 #[cfg(feature = "mysql")]
 use super::mysql::Mysql;
 #[cfg(feature = "postgres")]
@@ -9,7 +10,6 @@ use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Which database a scenario runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,29 +141,6 @@ impl Kind {
 #[track_caller]
 pub fn refused(world: &World, status: i32) -> String {
     world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr
-}
-
-/// A disk with little room, which a server may use.
-pub struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(place: &Path, size: &str, owner: u32) -> Option<Self> {
-        let options = format!("size={size},mode=700,uid={owner}");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(place).stderr(Stdio::null());
-        mount.status().is_ok_and(|status| status.success()).then(|| Self(place.into()))
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
-    }
 }
 
 /// A server of one scenario's own.

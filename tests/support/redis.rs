@@ -73,6 +73,14 @@ impl Redis {
         ask(&mut self.connect(), words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
+    /// Whether it has read all that it had written down, and answers.
+    pub fn is_loaded(&self) -> bool {
+        let asked = Client::open(format!("redis+unix://{}", self.socket().display()))
+            .and_then(|client| client.get_connection())
+            .and_then(|mut connection| ask::<String>(&mut connection, &["PING"]));
+        asked.is_ok()
+    }
+
     /// The time by the server's clock at which a key expires, in milliseconds since 1970.
     pub fn expires(&self, key: &str) -> i64 {
         self.ask(&["PEXPIRETIME", key])

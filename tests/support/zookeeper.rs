@@ -85,7 +85,8 @@ impl ZooKeeper {
         Self { port, home, child: None }
     }
 
-    fn spawn(&mut self) {
+    /// Starts it, and does not wait for it.
+    pub fn spawn(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log"));
         let log = log.expect("a log");
         let mut command = Command::new("setpriv");

@@ -3,13 +3,16 @@
 
 use super::lives::Life;
 use dlock::lock::Mode;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Nanoseconds of CLOCK_BOOTTIME.
 pub type Time = u64;
 
 pub const SECOND: Time = 1_000_000_000;
+
+/// The kind of trouble in which a directory writes down no ends: giving a lock back needs the room more.
+pub const FULL_DIRECTORY: &str = "fill the disk of a directory";
 
 /// How a run asks for its lock, where that changes what may be expected of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +44,10 @@ pub enum Hit {
     /// Stopped for a while, all of them, as if their machine stood still.
     StopAll,
     Interrupt,
-    /// It was started with limits that may be too small for it.
-    Limits,
+    /// It was started with fewer descriptors than it may need.
+    FewFiles,
+    /// It was started with less memory than it may need.
+    LittleMemory,
 }
 
 /// How the process that was started ended.
@@ -163,9 +168,18 @@ pub struct Verdict {
 
 /// A run's life, with the run.
 #[derive(Clone, Copy)]
-struct Lived<'a> {
-    run: &'a Run,
-    life: &'a Life,
+pub struct Lived<'a> {
+    pub run: &'a Run,
+    pub life: &'a Life,
+}
+
+/// The lives of those that somebody started, in the order in which they began.
+pub fn lived(round: &Round) -> Vec<Lived<'_>> {
+    let by_id: BTreeMap<u64, &Run> = round.runs.iter().map(|run| (run.id, run)).collect();
+    let mut lived: Vec<Lived> =
+        round.lives.iter().filter_map(|life| by_id.get(&life.run).map(|run| Lived { run, life })).collect();
+    lived.sort_by_key(|lived| lived.life.start);
+    lived
 }
 
 impl fmt::Display for Lived<'_> {
@@ -196,16 +210,12 @@ pub fn seconds(time: Time) -> f64 {
 
 /// Judges a round.
 pub fn judge(round: &Round) -> Verdict {
-    let by_id: BTreeMap<u64, &Run> = round.runs.iter().map(|run| (run.id, run)).collect();
-    let mut lived: Vec<Lived> = Vec::new();
     let mut verdict = Verdict::default();
-    for life in &round.lives {
-        match by_id.get(&life.run) {
-            Some(run) => lived.push(Lived { run, life }),
-            None => verdict.faults.push((Fault::Twice, format!("nobody started {life:?}"))),
-        }
+    let started: BTreeSet<u64> = round.runs.iter().map(|run| run.id).collect();
+    for life in round.lives.iter().filter(|life| !started.contains(&life.run)) {
+        verdict.faults.push((Fault::Twice, format!("nobody started {life:?}")));
     }
-    lived.sort_by_key(|lived| lived.life.start);
+    let lived = lived(round);
     verdict.grants = lived.len();
     let mut judge = Judge { round, lived, verdict };
     judge.each_lived_once();
@@ -441,14 +451,14 @@ impl Judge<'_> {
 
     fn end_is_explained(&self, run: &Run, life: Option<&Life>) -> Result<(), (Fault, String)> {
         let has = |hits: &[Hit]| run.hits.iter().any(|(_, hit)| hits.contains(hit));
+        let limited = has(&[Hit::FewFiles, Hit::LittleMemory]);
         let wrong = |why: &str| Err((Fault::Status, why.to_owned()));
         match run.outcome {
             Outcome::Status(status) if status == run.wanted && life.is_some_and(|life| life.ended) => Ok(()),
             Outcome::Status(0) if life.is_none() && matches!(run.kind, Kind::OncePer(_)) => Ok(()),
             Outcome::Status(75) if life.is_none() => Ok(()),
             Outcome::Status(69) if life.is_none() => {
-                let explained =
-                    has(&[Hit::Limits]) || self.trouble(run.spawned, run.ended) > 0 || !run.hits.is_empty();
+                let explained = self.trouble(run.spawned, run.ended) > 0 || !run.hits.is_empty();
                 if explained { Ok(()) } else { wrong("the store was there") }
             }
             // A script that could not give it back, or renew it.
@@ -458,14 +468,16 @@ impl Judge<'_> {
             Outcome::Status(69 | 75) => wrong("its job ran all the same"),
             // The job gets TERM then, and may come to its end before the KILL.
             Outcome::Status(70)
-                if has(&[Hit::KillGuard, Hit::KillBoth, Hit::Limits, Hit::Stop, Hit::StopAll]) =>
+                if limited || has(&[Hit::KillGuard, Hit::KillBoth, Hit::Stop, Hit::StopAll]) =>
             {
                 Ok(())
             }
-            Outcome::Status(71 | 78 | 97 | 126 | 127) if has(&[Hit::Limits]) && life.is_none() => Ok(()),
+            Outcome::Status(71 | 78 | 97 | 126 | 127) if limited && life.is_none() => Ok(()),
             Outcome::Status(79) => {
                 let hit = !run.hits.is_empty() || run.kind == Kind::Replace;
-                let from = run.spawned.max(run.ended.saturating_sub(2 * run.ttl));
+                // Where the store is away, giving the lock back takes a while, too.
+                let over = life.map_or(run.ended, |life| life.last);
+                let from = run.spawned.max(over.saturating_sub(2 * run.ttl));
                 let outage = self.trouble(from, run.ended) > run.ttl * 2 / 5;
                 if hit || outage || self.forgot(run.spawned, run.ended) {
                     Ok(())
@@ -477,6 +489,12 @@ impl Judge<'_> {
                     Err((Fault::Loss, why))
                 }
             }
+            // It ended as if it had been killed, and so may its guard, but not both: the job is stopped.
+            Outcome::Signal(6 | 11) if has(&[Hit::LittleMemory]) => {
+                let lives_on = life.is_some_and(|life| life.last > run.ended + run.ttl);
+                if lives_on { wrong("its job lives on") } else { Ok(()) }
+            }
+            Outcome::Status(134 | 139) if has(&[Hit::LittleMemory]) && life.is_none() => Ok(()),
             Outcome::Signal(9) if has(&[Hit::KillDlock, Hit::KillBoth, Hit::KillJob]) => Ok(()),
             Outcome::Status(137) if has(&[Hit::KillJob]) => Ok(()),
             Outcome::Signal(2 | 15) if has(&[Hit::Interrupt]) => Ok(()),
@@ -562,7 +580,7 @@ impl Judge<'_> {
                     .values()
                     .rev()
                     .take(known.len().min(48))
-                    .find(|lived| !known.contains(&lived.life.fence));
+                    .find(|lived| !known.contains(&lived.life.fence) && !self.goes_unrecorded(lived));
                 if let Some(lived) = missing {
                     let near: Vec<_> = self
                         .round
@@ -576,8 +594,8 @@ impl Judge<'_> {
                 }
             }
             faults.into_iter().for_each(|fault| self.verdict.faults.push((Fault::History, fault)));
-            let (least, most) =
-                (lives.len(), self.round.runs.iter().filter(|run| run.keys.contains(key)).count());
+            let of_key = self.round.runs.iter().filter(|run| run.keys.contains(key));
+            let (least, most) = (lives.len(), of_key.map(|run| self.grants_of(run)).sum());
             let grants = usize::try_from(told.grants).unwrap_or(usize::MAX);
             if remembers && !(least..=most).contains(&grants) {
                 let what = format!("{key}: metrics count {grants} grants; {least} jobs ran in {most} runs");
@@ -590,6 +608,20 @@ impl Judge<'_> {
                 self.verdict.faults.push((Fault::Metrics, what));
             }
         }
+    }
+
+    /// Whether a history may be without its end.
+    fn goes_unrecorded(&self, lived: &Lived) -> bool {
+        let full = self.round.troubles.iter().filter(|one| one.kind == FULL_DIRECTORY);
+        let mut full = full.filter(|one| one.from < lived.run.ended && one.until > lived.life.last);
+        full.next().is_some()
+    }
+
+    /// How often a run may have been granted its lock. One that does not hear of a grant before its lease ends asks again.
+    fn grants_of(&self, run: &Run) -> usize {
+        let deaf =
+            if run.hits.is_empty() { self.trouble(run.spawned, run.ended) } else { run.ended - run.spawned };
+        1 + usize::try_from(deaf / run.ttl).expect("a few")
     }
 
     fn nothing_is_left(&mut self) {
@@ -606,7 +638,7 @@ fn show(lived: Option<&Lived>) -> String {
 }
 
 /// Whether these two may not run at a time.
-fn exclude(a: Lived, b: Lived) -> bool {
+pub fn exclude(a: Lived, b: Lived) -> bool {
     let meet = a.run.keys.iter().any(|key| b.run.keys.contains(key));
     let together = match (a.run.mode, b.run.mode) {
         (Mode::Shared, Mode::Shared) => true,

@@ -4,7 +4,7 @@
 use super::check::{Hit, Kind, Outcome, Run, SECOND, Time};
 use super::hosts::Host;
 use super::lives::Book;
-
+use super::peers::Tool;
 use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::storm::Dice;
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -34,8 +34,13 @@ const fn wish(keys: &'static str, mode: Mode, kind: Kind, share: u64) -> Wish {
     Wish { keys, mode, kind, share }
 }
 
+/// What those want whose jobs outlast a lease, and nobody else: each such key has a holder and somebody on another host who
+/// waits for it, so whoever is cut off for longer than a lease is found out if he goes on.
+const LONG: Wish = wish("l", Mode::Exclusive, Kind::Plain, 0);
+const LONG_TTL_MS: u64 = 3000;
+
 /// Where there is a queue.
-const WISHES: [Wish; 14] = [
+const WISHES: [Wish; 15] = [
     wish("a", Mode::Exclusive, Kind::Plain, 14),
     wish("b", Mode::Exclusive, Kind::Plain, 10),
     wish("ab", Mode::Exclusive, Kind::Plain, 5),
@@ -50,10 +55,11 @@ const WISHES: [Wish; 14] = [
     wish("r", Mode::Exclusive, Kind::Replace, 5),
     wish("x", Mode::Exclusive, Kind::Nested, 6),
     wish("e", Mode::Exclusive, Kind::Script, 6),
+    LONG,
 ];
 
 /// Over several masters.
-const PLAIN_WISHES: [Wish; 7] = [
+const PLAIN_WISHES: [Wish; 8] = [
     wish("a", Mode::Exclusive, Kind::Plain, 25),
     wish("b", Mode::Exclusive, Kind::Plain, 25),
     wish("m", Mode::Exclusive, Kind::MinHold(SECOND / 2), 10),
@@ -61,13 +67,22 @@ const PLAIN_WISHES: [Wish; 7] = [
     wish("r", Mode::Exclusive, Kind::Replace, 10),
     wish("x", Mode::Exclusive, Kind::Nested, 10),
     wish("e", Mode::Exclusive, Kind::Script, 10),
+    LONG,
+];
+
+/// What every tool can do.
+const EXCLUSIVE_WISHES: [Wish; 4] = [
+    wish("a", Mode::Exclusive, Kind::Plain, 40),
+    wish("b", Mode::Exclusive, Kind::Plain, 30),
+    wish("c", Mode::Exclusive, Kind::Plain, 30),
+    LONG,
 ];
 
 /// There are so many keys of each letter, and most want the first one.
 const GROUPS: usize = 4;
 /// The letters in the order of their registers. Slots have one each, so the last letter has three.
-const LETTERS: &str = "abcdsmoxern";
-const REGISTERS_EACH: usize = 13;
+const LETTERS: &str = "abcdsmoxerln";
+const REGISTERS_EACH: usize = 14;
 /// How many registers there are.
 pub const REGISTERS: usize = GROUPS * REGISTERS_EACH;
 
@@ -101,9 +116,55 @@ status=$?
 exit $status
 "#;
 
+/// What was chosen for a run.
+struct Choice {
+    group: usize,
+    host: usize,
+    ttl_ms: u64,
+    /// How long the job lasts, in milliseconds.
+    span: u64,
+    patience: &'static [&'static str],
+}
+
+/// A limit of dlock's process that may be too small for it, as a word for prlimit(1).
+fn limit(dice: &mut Dice) -> (Hit, String) {
+    static LEAST: OnceLock<u64> = OnceLock::new();
+    match dice.roll(4) {
+        // About as much as it takes to start. The job needs more, and takes it.
+        0 => (
+            Hit::LittleMemory,
+            format!("--as={}:", LEAST.get_or_init(least_memory) + dice.roll(2 << 20) - (1 << 19)),
+        ),
+        which => (
+            Hit::FewFiles,
+            format!("--nofile={}", [5, 8, 12][usize::try_from(which - 1).expect("one of three")]),
+        ),
+    }
+}
+
+/// With how many bytes dlock can tell its version.
+fn least_memory() -> u64 {
+    let suffices = |bytes: u64| {
+        let mut dlock = Command::new("prlimit");
+        dlock.arg(format!("--as={bytes}")).args([BINARY, "--version"]);
+        let ended = dlock.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        ended.is_ok_and(|status| status.success())
+    };
+    let (mut less, mut more) = (1 << 20, 1 << 30);
+    while more - less > 1 << 16 {
+        let middle = u64::midpoint(less, more);
+        if suffices(middle) { more = middle } else { less = middle }
+    }
+    more
+}
+
 /// The crowd, and what is known of it.
 pub struct Crowd<'s> {
     world: &'s World,
+    /// By what runs take their locks.
+    tool: Tool,
+    /// Whether all of them do what every tool can do.
+    is_plain: bool,
     urls: Vec<String>,
     words: Vec<Vec<OsString>>,
     wishes: &'static [Wish],
@@ -124,10 +185,12 @@ pub fn now() -> Time {
 
 impl<'s> Crowd<'s> {
     /// On hosts that find the store at these URLs.
-    pub fn new(world: &'s World, hosts: &[Host], urls: Vec<String>, has_queue: bool) -> Self {
+    pub fn new(world: &'s World, hosts: &[Host], has_queue: bool) -> Self {
         Self {
             world,
-            urls,
+            tool: Tool::Dlock,
+            is_plain: false,
+            urls: hosts.iter().map(|host| host.url.clone()).collect(),
             words: hosts.iter().map(|host| host.words.clone()).collect(),
             wishes: if has_queue { &WISHES } else { &PLAIN_WISHES },
             book: Book::new(world),
@@ -137,6 +200,11 @@ impl<'s> Crowd<'s> {
             stop: AtomicBool::new(false),
             complaints: Mutex::default(),
         }
+    }
+
+    /// One that wants exclusive locks only and waits for them as long as it takes, by dlock or by another tool.
+    pub fn of_peers(world: &'s World, hosts: &[Host], tool: Tool) -> Self {
+        Self { tool, is_plain: true, wishes: &EXCLUSIVE_WISHES, ..Self::new(world, hosts, true) }
     }
 
     /// The keys that are asked for.
@@ -158,14 +226,31 @@ impl<'s> Crowd<'s> {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// Makes one run after the other until it is told to stop.
-    pub fn work(&self, mut dice: Dice) {
+    /// Makes one run after the other until it is told to stop: long ones, or whatever comes.
+    pub fn work(&self, mut dice: Dice, long: Option<usize>) {
         while !self.stop.load(Ordering::Relaxed) {
-            self.one_run(&mut dice);
+            match long {
+                Some(number) => self.long_run(number, &mut dice),
+                None => self.any_run(&mut dice),
+            }
         }
     }
 
-    fn one_run(&self, dice: &mut Dice) {
+    /// Has all jobs end, and no more runs made.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.book.end_jobs();
+    }
+
+    /// One for which its number decides where, and for which key.
+    fn long_run(&self, number: usize, dice: &mut Dice) {
+        let hosts = self.words.len();
+        let span = LONG_TTL_MS + dice.roll(3 * LONG_TTL_MS);
+        let (group, host) = (number / hosts % GROUPS, number % hosts);
+        self.one_run(&LONG, Choice { group, host, ttl_ms: LONG_TTL_MS, span, patience: &["-w"] }, dice);
+    }
+
+    fn any_run(&self, dice: &mut Dice) {
         let mut roll = dice.roll(self.wishes.iter().map(|wish| wish.share).sum());
         let wanted = |wish: &&Wish| match roll.checked_sub(wish.share) {
             Some(rest) => {
@@ -176,6 +261,7 @@ impl<'s> Crowd<'s> {
         };
         let wish = self.wishes.iter().find(wanted).expect("the shares add up");
         let host = usize::try_from(dice.roll(3)).expect("a few");
+        let group = usize::try_from(dice.roll(7)).expect("a few") % GROUPS;
         let ttl_ms = *dice.of(&[3000, 5000, 5000]);
         let waits = matches!(wish.kind, Kind::Replace | Kind::OncePer(_))
             || !matches!(wish.kind, Kind::MinHold(_)) && dice.roll(4) > 0;
@@ -185,16 +271,29 @@ impl<'s> Crowd<'s> {
             1..12 => 50 + dice.roll(200),
             _ => dice.roll(30),
         };
+        let patience: &[&str] = match (waits, dice.roll(5)) {
+            _ if self.is_plain => &["-w"],
+            (false, _) => &[],
+            (true, 0 | 1) => &["-w"],
+            (true, 2) => &["-w", "10s"],
+            (true, _) => &["-w", "1s"],
+        };
+        self.one_run(wish, Choice { group, host, ttl_ms, span, patience }, dice);
+    }
+
+    fn one_run(&self, wish: &Wish, choice: Choice, dice: &mut Dice) {
+        let Choice { group, host, ttl_ms, span, mut patience } = choice;
         let status = if dice.roll(6) == 0 { 3 } else { 0 };
-        let mut flags = (*dice.of(&["-", "-", "-", "d", "f", "fd"])).to_owned();
+        let flags: &[&str] =
+            if self.is_plain { &["-", "-", "-", "-", "d"] } else { &["-", "-", "-", "d", "f", "fd"] };
+        let mut flags = (*dice.of(flags)).to_owned();
         if matches!(wish.mode, Mode::Slots(_)) {
             flags += "s";
         }
-        let group = usize::try_from(dice.roll(7)).expect("a few") % GROUPS;
         let keys: Vec<&'static str> = wish.keys.chars().map(|letter| key(letter, group)).collect();
         let written = if wish.mode == Mode::Shared { "" } else { wish.keys };
         let registers: Vec<usize> = written.chars().map(|letter| register(letter, group)).collect();
-        let limits = dice.roll(50) == 0;
+        let limit = (dice.roll(50) == 0 && !self.is_plain).then(|| limit(dice));
         let id = self.next.fetch_add(1, Ordering::Relaxed);
 
         let ttl = format!("{ttl_ms}ms");
@@ -218,14 +317,10 @@ impl<'s> Crowd<'s> {
             Kind::Replace => option(&[if dice.roll(4) == 0 { "--no-replace" } else { "--replace" }]),
             _ => {}
         }
-        let patience: &[&str] = match (waits, dice.roll(5)) {
-            (false, _) => &[],
+        if limit.is_some() && !patience.is_empty() {
             // With too few descriptors for a connection it would wait for ever.
-            (true, _) if limits => &["-w", "1s"],
-            (true, 0 | 1) => &["-w"],
-            (true, 2) => &["-w", "10s"],
-            (true, _) => &["-w", "1s"],
-        };
+            patience = &["-w", "1s"];
+        }
         option(patience);
 
         let mut job: Vec<OsString> = self.book.words().map(OsString::from).into();
@@ -233,9 +328,8 @@ impl<'s> Crowd<'s> {
         job.extend([status.to_string().into(), OsString::from(&flags)]);
         job.extend(registers.iter().map(|register| register.to_string().into()));
         let mut words = self.words[host].clone();
-        if limits {
-            let limit = *dice.of(&["--nofile=5", "--nofile=8", "--nofile=12", "--as=20000000"]);
-            words.extend(["prlimit".into(), limit.into()]);
+        if let Some((_, word)) = &limit {
+            words.extend(["prlimit".into(), word.into()]);
         }
         let mut run = vec![BINARY.into(), "run".into(), "-q".into()];
         run.extend(options);
@@ -253,6 +347,10 @@ impl<'s> Crowd<'s> {
             Kind::Nested => {
                 words.extend(run);
                 words.extend([BINARY, "run", "-k", keys[0], "--"].map(OsString::from));
+                words.extend(job);
+            }
+            _ if self.tool != Tool::Dlock => {
+                words.extend(self.tool.words(&self.urls[host], keys[0], ttl_ms));
                 words.extend(job);
             }
             _ => {
@@ -273,7 +371,7 @@ impl<'s> Crowd<'s> {
             mode: wish.mode,
             kind: wish.kind,
             ttl: ttl_ms * 1_000_000,
-            waits: waits && patience == ["-w"],
+            waits: patience == ["-w"],
             wanted: status,
             registers,
             spawned: now(),
@@ -282,8 +380,8 @@ impl<'s> Crowd<'s> {
             hits: Vec::new(),
             said: String::new(),
         };
-        if limits {
-            run.hits.push((run.spawned, Hit::Limits));
+        if let Some((hit, _)) = limit {
+            run.hits.push((run.spawned, hit));
         }
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{words:?}: {error}"));
         let pid = i32::try_from(child.id()).expect("a process id");
@@ -303,7 +401,9 @@ impl<'s> Crowd<'s> {
         };
         run.ended = now();
         let said = fs::read_to_string(&errors).unwrap_or_default();
-        if said.contains("panicked") || said.contains("RUST_BACKTRACE") {
+        // Rust says something of that kind, too, where there is no memory.
+        let starved = run.hits.iter().any(|(_, hit)| *hit == Hit::LittleMemory);
+        if said.contains("panicked") || said.contains("RUST_BACKTRACE") && !starved {
             self.complain(format!("run {id}: {said}"));
         }
         run.said = said.chars().take(600).collect();

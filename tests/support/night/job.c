@@ -5,7 +5,8 @@
    job LIVES REGISTERS RUN SPAN_MS STATUS FLAGS REGISTER…
 
    FLAGS: d ignores TERM, f works in a child that is in a session of its own, s adds its slot to the numbers of its
-   registers, - nothing. A life is 16 numbers of 64 bits; the first one in the file says how many lives there are. */
+   registers, - nothing. A life is 16 numbers of 64 bits; the first one in the file says how many lives there are, and
+   whether all jobs are to end. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,6 +95,12 @@ int main(int count, char **words) {
   }
   if (strchr(flags, 'd')) signal(SIGTERM, SIG_IGN);
 
+  /* A limit that was meant for dlock. */
+  struct rlimit memory;
+  getrlimit(RLIMIT_AS, &memory);
+  memory.rlim_cur = memory.rlim_max;
+  setrlimit(RLIMIT_AS, &memory);
+
   int file;
   volatile uint64_t *lives = map(words[1], LIVES * 128, &file);
   registers = map(words[2], 4096, &locks);
@@ -112,7 +120,7 @@ int main(int count, char **words) {
     has[i] = claim(at[i], fence, &value[i]);
     if (!has[i]) life[REFUSED]++;
   }
-  for (unsigned turn = 0; now() < until; turn++) {
+  for (unsigned turn = 0; now() < until && !lives[1]; turn++) {
     struct timespec pause = {0, 1000000};
     nanosleep(&pause, 0);
     life[LAST] = now();

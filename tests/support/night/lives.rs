@@ -3,6 +3,7 @@
 
 use crate::support::world::{World, suite_home};
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -53,6 +54,12 @@ impl Book {
         [program(), &self.lives, &self.registers]
     }
 
+    /// Has all jobs come to their end.
+    pub fn end_jobs(&self) {
+        let file = File::options().write(true).open(&self.lives).expect("lives");
+        file.write_all_at(&1_u64.to_ne_bytes(), 8).expect("a word");
+    }
+
     /// All that has been said, by those that have begun.
     pub fn lives(&self) -> Vec<Life> {
         let head = words(&self.lives, 0, 1)[0];
@@ -87,7 +94,6 @@ impl Life {
 
 /// So many lives' numbers, from one on.
 fn words(path: &Path, first: usize, lives: usize) -> Vec<u64> {
-    use std::os::unix::fs::FileExt as _;
     let mut bytes = vec![0; lives * WORDS * 8];
     let at = u64::try_from(first * WORDS * 8).expect("a place");
     File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)).expect("lives");

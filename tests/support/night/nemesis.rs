@@ -1,7 +1,7 @@
 //! Whatever can go wrong in a night, made to go wrong: processes are killed and stopped, servers too, networks lose and delay,
 //! clocks step. Which, when and whom a seed decides; what was done is written down for the judge.
 
-use super::check::{Hit, Kind, Time, Trouble};
+use super::check::{FULL_DIRECTORY, Hit, Kind, SECOND, Time, Trouble};
 use super::crowd::{Crowd, now};
 use super::hosts::Host;
 use super::network::Weather;
@@ -59,14 +59,18 @@ enum Heal {
         server: usize,
     },
     Plug(usize),
+    /// Nothing is done; it is over when the server serves.
+    Serve(usize),
     Memory(usize),
     ResumeSentinel(usize),
     /// Nothing is done; the trouble of a server, or of all, is over by then.
     Wait(usize),
-    #[cfg(feature = "sql")]
-    RunDatabase,
+    /// There is room on the disk again.
+    Clear,
 }
 
+/// What takes a lock and starts a job. dlock's guard is something else.
+const LOCKERS: [&str; 4] = ["dlock", "flock", "etcdctl", "python3"];
 /// A network of a host, in [`Nemesis::busy`].
 const HOST: usize = 100;
 const SENTINEL: usize = 200;
@@ -95,15 +99,17 @@ impl<'a> Nemesis<'a> {
                 self.heal(now());
                 sleep(Duration::from_millis(5));
             }
-            if self.profile == Profile::Calm || self.dice.roll(2) == 0 {
+            let spares = self.profile == Profile::Calm || self.dice.roll(2) == 0;
+            if spares || !self.hit_the_store() {
                 // Some of those who live have ended meanwhile, or have no job.
                 let _hit = (0..8).any(|_| self.hit_a_process());
-            } else {
-                self.hit_the_store();
             }
         }
+        let patient = now() + 60 * SECOND;
         while !self.open.is_empty() {
+            assert!(now() < patient, "a server does not come back");
             self.heal(Time::MAX);
+            sleep(Duration::from_millis(5));
         }
     }
 
@@ -122,8 +128,23 @@ impl<'a> Nemesis<'a> {
                     }
                 }
                 Heal::Resume(server) => {
-                    self.store.servers[server].resume();
+                    self.store.resume(server);
+                    self.open.push((now(), Heal::Serve(server), trouble));
+                    continue;
+                }
+                Heal::Serve(server) => {
+                    // What the others took for dead they take back a while after it is there again.
+                    if !self.store.serves(server) {
+                        self.open.push((now() + 50_000_000, Heal::Serve(server), trouble));
+                        continue;
+                    }
                     self.free(server);
+                }
+                Heal::Clear => {
+                    self.store.disk.as_ref().expect("it was filled").clear();
+                    // A server finds that out within a second or two.
+                    self.open.push((now() + 2_500_000_000, Heal::Wait(0), trouble));
+                    continue;
                 }
                 Heal::StartAgain { server, forgets } => {
                     self.store.start_again(self.world, server, forgets);
@@ -132,7 +153,8 @@ impl<'a> Nemesis<'a> {
                         self.open.push((now() + NOT_COUNTED, Heal::Wait(server), trouble));
                         continue;
                     }
-                    self.free(server);
+                    self.open.push((now(), Heal::Serve(server), trouble));
+                    continue;
                 }
                 Heal::Fair { host, server } => {
                     self.store.links[host][server].set(Weather::Fair);
@@ -145,7 +167,7 @@ impl<'a> Nemesis<'a> {
                 Heal::Memory(server) => {
                     let mut connection = self.store.servers[server].connect();
                     drop(ask::<()>(&mut connection, &["CONFIG", "SET", "maxmemory", "0"]));
-                    self.busy.remove(&server);
+                    self.free(server);
                 }
                 Heal::ResumeSentinel(number) => {
                     self.store.sentinels[number].resume();
@@ -153,15 +175,11 @@ impl<'a> Nemesis<'a> {
                 }
                 Heal::Wait(server) => {
                     // At the end of a round, too.
-                    while now() < at {
-                        sleep(Duration::from_millis(5));
+                    if now() < at {
+                        self.open.push((at, Heal::Wait(server), trouble));
+                        continue;
                     }
                     self.busy.remove(&server);
-                }
-                #[cfg(feature = "sql")]
-                Heal::RunDatabase => {
-                    self.store.database.as_mut().expect("it was started").run();
-                    self.busy.remove(&0);
                 }
             }
             if let Some(trouble) = trouble {
@@ -187,9 +205,14 @@ impl<'a> Nemesis<'a> {
         self.open.last_mut().and_then(|(.., trouble)| trouble.as_mut()).expect("it was pushed before")
     }
 
-    /// Of an outage: mostly one that a lease outlasts.
-    fn span(&mut self) -> u64 {
-        if self.dice.roll(8) == 0 { 1500 + self.dice.roll(4000) } else { 20 + self.dice.roll(1000) }
+    /// Of an outage: mostly one that a lease outlasts; else one that outlasts the lease of those whose jobs are long, so
+    /// that what still runs then meets who is next.
+    fn span(&mut self, sides: u64) -> u64 {
+        match self.dice.roll(sides) {
+            0 => 3200 + self.dice.roll(3500),
+            1 => 1500 + self.dice.roll(2000),
+            _ => 20 + self.dice.roll(1000),
+        }
     }
 
     /// Whether there was somebody to hit.
@@ -219,7 +242,7 @@ impl<'a> Nemesis<'a> {
         let pid = *self.dice.of(&candidates);
         let Some(run) = live.get_mut(&pid) else { return false };
         // Who stops dlock and then kills its guard leaves nobody to stop the job.
-        if !is_lenient && run.hits.iter().any(|(_, hit)| *hit != Hit::Limits) {
+        if !is_lenient && run.hits.iter().any(|(_, hit)| *hit != Hit::FewFiles) {
             return false;
         }
         // A tree without anything but dlock waits, and is a good target, too.
@@ -230,7 +253,7 @@ impl<'a> Nemesis<'a> {
         };
         let targets = match (hit, what) {
             (Hit::KillDlock | Hit::Interrupt, _) | (Hit::Stop, "stop dlock") => {
-                opened(&|name| name == "dlock")
+                opened(&|name| LOCKERS.contains(&name))
             }
             (Hit::KillGuard | Hit::Stop, _) => opened(&|name| name == "dlock-guard"),
             (Hit::KillJob | Hit::StopJob, _) => opened(&|name| name == "night-job"),
@@ -266,9 +289,10 @@ impl<'a> Nemesis<'a> {
         true
     }
 
-    fn hit_the_store(&mut self) {
+    /// Whether there was anything that nothing was the matter with.
+    fn hit_the_store(&mut self) -> bool {
         match self.store.arrangement {
-            Arrangement::File => _ = self.hit_a_process(),
+            Arrangement::File => self.dice.roll(8) == 0 && self.fill_the_disk(),
             Arrangement::Single | Arrangement::Quorum(_) => {
                 if self.dice.roll(2) == 0 {
                     self.hit_a_network()
@@ -279,25 +303,30 @@ impl<'a> Nemesis<'a> {
             Arrangement::Sentinel => self.hit_a_replicated_server(),
             Arrangement::Cluster => self.hit_the_cluster(),
             #[cfg(feature = "sql")]
-            Arrangement::Database(_) => {
-                if self.dice.roll(4) > 0 {
-                    self.hit_a_network()
-                } else {
-                    self.hit_the_database()
-                }
-            }
+            Arrangement::Database(_) if self.dice.roll(4) > 0 => self.hit_a_network(),
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => self.kill_or_stop(1),
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd if self.dice.roll(3) > 0 => self.hit_a_network(),
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => self.kill_or_stop(3),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper if self.dice.roll(3) > 0 => self.hit_a_network(),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.kill_or_stop(3),
         }
     }
 
-    fn hit_a_network(&mut self) {
+    fn hit_a_network(&mut self) -> bool {
         let host = usize::try_from(self.dice.roll(3)).expect("a few");
         if !self.busy.insert(HOST + host) {
-            return;
+            return false;
         }
-        let (ms, from) = (self.span(), now());
+        let (ms, from) = (self.span(6), now());
         if self.hosts[host].is_apart() && self.dice.roll(4) == 0 {
             self.hosts[host].plug(false);
-            return self.trouble("pull a host's cable", from, ms, Heal::Plug(host));
+            self.trouble("pull a host's cable", from, ms, Heal::Plug(host));
+            return true;
         }
         let count = u64::try_from(self.store.links[host].len()).expect("a few");
         let server = usize::try_from(self.dice.roll(count)).expect("a few");
@@ -317,17 +346,16 @@ impl<'a> Nemesis<'a> {
             link.cut();
         }
         self.trouble(kind, from, ms, Heal::Fair { host, server });
+        true
     }
 
-    fn hit_a_server(&mut self) {
+    fn hit_a_server(&mut self) -> bool {
         let count = self.store.servers.len();
-        let server = usize::try_from(self.dice.roll(u64::try_from(count).expect("a few"))).expect("a few");
-        // Mostly a majority is left.
-        let down = self.busy.iter().filter(|at| **at < HOST).count();
-        if self.busy.contains(&server) || count > 1 && down + 1 > count / 2 && self.dice.roll(4) > 0 {
-            return;
+        let Some(server) = self.a_server(count) else { return false };
+        if count == 1 && self.dice.roll(16) == 0 && self.fill_the_disk() {
+            return true;
         }
-        let (ms, from) = (self.span(), now());
+        let (ms, from) = (self.span(10), now());
         let forgets = self.profile == Profile::Forgetful && self.dice.roll(2) == 0;
         let is_quorum = count > 1;
         match self.dice.roll(8) {
@@ -339,12 +367,12 @@ impl<'a> Nemesis<'a> {
                 self.last_trouble().forgets = true;
             }
             0 | 1 => {
-                self.store.servers[server].pause();
+                self.store.pause(server);
                 self.busy.insert(server);
                 self.trouble("stop a server", from, ms, Heal::Resume(server));
             }
             2 | 3 => {
-                self.store.servers[server].kill();
+                self.store.kill(server);
                 self.busy.insert(server);
                 // A master of a quorum that comes back empty is not counted before all leases are over.
                 let empty = forgets || is_quorum && self.dice.roll(2) == 0;
@@ -375,6 +403,44 @@ impl<'a> Nemesis<'a> {
                 self.trouble("flush the scripts", from, 20, Heal::Wait(server));
             }
         }
+        true
+    }
+
+    /// One of so many with which nothing is the matter. Mostly a majority is left.
+    fn a_server(&mut self, count: usize) -> Option<usize> {
+        let server = usize::try_from(self.dice.roll(u64::try_from(count).expect("a few"))).expect("a few");
+        let down = self.busy.iter().filter(|at| **at < HOST).count();
+        let spared =
+            self.busy.contains(&server) || count > 1 && down + 1 > count / 2 && self.dice.roll(4) > 0;
+        (!spared).then_some(server)
+    }
+
+    fn fill_the_disk(&mut self) -> bool {
+        if self.store.disk.is_none() || !self.busy.insert(0) {
+            return false;
+        }
+        let (ms, from) = (self.span(10), now());
+        self.store.disk.as_ref().expect("it is there").fill();
+        let is_directory = self.store.arrangement == Arrangement::File;
+        let kind = if is_directory { FULL_DIRECTORY } else { "fill the disk of a server" };
+        self.trouble(kind, from, ms, Heal::Clear);
+        true
+    }
+
+    /// One of so many servers, which keep what they know.
+    #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+    fn kill_or_stop(&mut self, count: usize) -> bool {
+        let Some(server) = self.a_server(count) else { return false };
+        self.busy.insert(server);
+        let (ms, from) = (self.span(10), now());
+        if count > 1 && self.dice.roll(2) == 0 {
+            self.store.pause(server);
+            self.trouble("stop a server", from, ms, Heal::Resume(server));
+        } else {
+            self.store.kill(server);
+            self.trouble("restart a server", from, ms, Heal::StartAgain { server, forgets: false });
+        }
+        true
     }
 
     fn tell(&self, server: usize, words: &[&str]) {
@@ -382,18 +448,19 @@ impl<'a> Nemesis<'a> {
     }
 
     /// With a replica that may not have heard of the last grants: whatever makes it the master makes the store forget.
-    fn hit_a_replicated_server(&mut self) {
+    fn hit_a_replicated_server(&mut self) -> bool {
         if self.dice.roll(3) == 0 {
             let number = usize::try_from(self.dice.roll(3)).expect("a few");
             if self.busy.insert(SENTINEL + number) {
                 self.store.sentinels[number].pause();
-                let (ms, from) = (self.span(), now());
+                let (ms, from) = (self.span(10), now());
                 self.trouble("stop a sentinel", from, ms, Heal::ResumeSentinel(number));
+                return true;
             }
-            return;
+            return false;
         }
         if !self.busy.insert(0) {
-            return;
+            return false;
         }
         let from = now();
         let master = self.master_by_sentinels();
@@ -403,7 +470,7 @@ impl<'a> Nemesis<'a> {
                 self.trouble("fail over", from, 6000, Heal::Wait(0));
             }
             1 => {
-                self.store.servers[master].kill();
+                self.store.kill(master);
                 let ms = 1000 + self.dice.roll(4000);
                 // Busy until it is back; the other one has to be the master by then.
                 let back = Heal::StartAgain { server: master, forgets: false };
@@ -411,12 +478,13 @@ impl<'a> Nemesis<'a> {
             }
             _ => {
                 let server = usize::try_from(self.dice.roll(2)).expect("two");
-                self.store.servers[server].pause();
-                let ms = self.span();
+                self.store.pause(server);
+                let ms = self.span(10);
                 self.trouble("stop a server", from, ms, Heal::Resume(server));
             }
         }
         self.last_trouble().forgets = true;
+        true
     }
 
     fn master_by_sentinels(&self) -> usize {
@@ -424,42 +492,45 @@ impl<'a> Nemesis<'a> {
         self.store.servers.iter().position(|server| Some(server.port()) == port).unwrap_or(0)
     }
 
-    fn hit_the_cluster(&mut self) {
+    fn hit_the_cluster(&mut self) -> bool {
         if !self.busy.insert(0) {
-            return;
+            return false;
         }
-        let (from, ms) = (now(), self.span());
+        let (from, ms) = (now(), self.span(10));
         let node = usize::try_from(self.dice.roll(3)).expect("three");
-        match self.dice.roll(4) {
-            0 | 1 => {
+        match self.dice.roll(8) {
+            0..3 => {
                 let keys = self.crowd.keys();
                 let key = *self.dice.of(&keys);
-                let moved = move_slot(&self.store.servers, node, &format!("dlock:{key}"));
-                if moved {
-                    self.trouble("move a slot", from, 50, Heal::Wait(0));
-                } else {
+                if !move_slot(&self.store.servers, node, &format!("dlock:{key}")) {
                     self.busy.remove(&0);
+                    return false;
                 }
+                self.trouble("move a slot", from, 20, Heal::Wait(0));
             }
-            2 => {
-                self.store.servers[node].pause();
+            3 => {
+                self.store.pause(node);
                 self.trouble("stop a server", from, ms, Heal::Resume(node));
             }
-            _ => {
+            4 => {
+                self.store.kill(node);
+                let heal = Heal::StartAgain { server: node, forgets: false };
+                self.trouble("restart a server", from, ms, heal);
+            }
+            5 => {
+                self.tell(node, &["CONFIG", "SET", "maxmemory", "1"]);
+                self.trouble("fill a server's memory", from, ms, Heal::Memory(node));
+            }
+            6 => {
                 self.tell(node, &["CLIENT", "KILL", "TYPE", "normal"]);
                 self.trouble("end all connections of a server", from, 20, Heal::Wait(0));
             }
+            _ => {
+                self.tell(node, &["SCRIPT", "FLUSH"]);
+                self.trouble("flush the scripts", from, 20, Heal::Wait(0));
+            }
         }
-    }
-
-    #[cfg(feature = "sql")]
-    fn hit_the_database(&mut self) {
-        if !self.busy.insert(0) {
-            return;
-        }
-        let (from, ms) = (now(), self.span());
-        self.store.database.as_mut().expect("it was started").kill();
-        self.trouble("restart a server", from, ms, Heal::RunDatabase);
+        true
     }
 }
 

@@ -5,15 +5,29 @@ use super::network::Link;
 use crate::support::cluster::{self, Cluster};
 #[cfg(feature = "sql")]
 use crate::support::database::{Kind as Database, Server};
+use crate::support::disk::Disk;
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
 use crate::support::masters::{self, steered_clock};
 use crate::support::redis::Redis;
 use crate::support::replicated;
 use crate::support::sentinel::{self, Sentinel, admit_watchers};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::{Ensemble, ZooKeeper};
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::FileExt as _;
+#[cfg(feature = "etcd")]
+use std::io::{Read as _, Write as _};
+#[cfg(feature = "etcd")]
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::PathBuf;
+#[cfg(feature = "etcd")]
+use std::time::Duration;
 
 /// How the store is arranged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,23 +39,34 @@ pub enum Arrangement {
     Cluster,
     #[cfg(feature = "sql")]
     Database(Database),
+    /// Three members.
+    #[cfg(feature = "etcd")]
+    Etcd,
+    /// Three servers.
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper,
 }
 
 impl Arrangement {
     /// All that were built in.
     pub fn all() -> Vec<Self> {
-        #[cfg(not(feature = "sql"))]
-        let more: [Self; 0] = [];
-        #[cfg(feature = "sql")]
-        let more = [
+        [
+            Self::Single,
+            Self::File,
+            Self::Quorum(3),
+            Self::Sentinel,
+            #[cfg(feature = "etcd")]
+            Self::Etcd,
+            Self::Cluster,
             #[cfg(feature = "postgres")]
             Self::Database(Database::Postgres),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper,
             #[cfg(feature = "mysql")]
             Self::Database(Database::Mysql),
-        ];
-        let redis =
-            [Self::Single, Self::File, Self::Quorum(3), Self::Sentinel, Self::Cluster, Self::Quorum(5)];
-        redis.into_iter().chain(more).collect()
+            Self::Quorum(5),
+        ]
+        .into()
     }
 
     /// Whether each host has ways of its own to the servers, with weather.
@@ -68,11 +93,19 @@ pub struct StoreSide {
     pub servers: Vec<Redis>,
     #[cfg(feature = "sql")]
     pub database: Option<Server>,
+    #[cfg(feature = "etcd")]
+    pub etcd: Option<Etcd>,
+    #[cfg(feature = "zookeeper")]
+    pub ensemble: Option<Ensemble>,
+    /// What a directory or a single server keeps its records on, where it can be had.
+    pub disk: Option<Disk>,
     /// By host, then by server.
     pub links: Vec<Vec<Link>>,
 }
 
 const HOSTS: usize = 3;
+#[cfg(feature = "etcd")]
+const MEMBERS: usize = 3;
 /// A server that writes down what it is told before it answers. It is killed, and the machine goes on, so no fsync is needed.
 const KEEPS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
@@ -109,18 +142,11 @@ impl Site {
     }
 
     fn url(&self, host: usize) -> String {
-        let links: Vec<u16> = self.store.links[host].iter().map(Link::port).collect();
-        let gateway = self.hosts[host].gateway.to_string();
-        match self.store.arrangement {
-            Arrangement::Single => format!("redis://{gateway}:{}", links[0]),
-            Arrangement::Quorum(_) => masters::url(&links).replace("127.0.0.1", &gateway),
-            #[cfg(feature = "sql")]
-            Arrangement::Database(_) => {
-                let (own, new) = (format!(":{}/", self.store.ports()[0]), format!(":{}/", links[0]));
-                self.world.url().replace(&own, &new).replace("127.0.0.1", &gateway)
-            }
-            Arrangement::File | Arrangement::Sentinel | Arrangement::Cluster => self.world.url(),
-        }
+        let gateway = self.hosts[host].gateway;
+        let links = self.store.ports().into_iter().zip(&self.store.links[host]);
+        links.fold(self.world.url(), |url, (port, link)| {
+            url.replace(&format!("127.0.0.1:{port}"), &format!("{gateway}:{}", link.port()))
+        })
     }
 }
 
@@ -132,11 +158,19 @@ impl StoreSide {
             servers: Vec::new(),
             #[cfg(feature = "sql")]
             database: None,
+            #[cfg(feature = "etcd")]
+            etcd: None,
+            #[cfg(feature = "zookeeper")]
+            ensemble: None,
+            disk: None,
             links: Vec::new(),
         };
         match arrangement {
-            Arrangement::File => {}
-            Arrangement::Single => store.servers.push(single(world)),
+            Arrangement::File => store.disk = small_disk(world),
+            Arrangement::Single => {
+                store.disk = small_disk(world);
+                store.servers.push(single(world));
+            }
             Arrangement::Quorum(count) => {
                 let start = |at: usize| replicated::server(world, &format!("server{at}"), &KEEPS);
                 store.servers = (0..count).map(start).collect();
@@ -148,9 +182,15 @@ impl StoreSide {
                 let port = store.servers[0].port();
                 store.sentinels = (0..3).map(|_| Sentinel::start(world, port, 2, 1, "")).collect();
             }
-            Arrangement::Cluster => store.servers = Cluster::start(world, 3).masters,
+            Arrangement::Cluster => store.servers = Cluster::start_with(world, 3, &KEEPS).masters,
             #[cfg(feature = "sql")]
-            Arrangement::Database(kind) => store.database = Some(Server::start(kind, &world.path(""), &[])),
+            Arrangement::Database(kind) => {
+                store.database = Some(Server::start(kind, &world.path(""), kind.for_many()))
+            }
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => store.etcd = Some(Etcd::start(&world.path(""), MEMBERS, &[])),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => store.ensemble = Some(Ensemble::start(&world.path(""), &[])),
         }
         store
     }
@@ -159,14 +199,21 @@ impl StoreSide {
         let ports = self.ports();
         match self.arrangement {
             Arrangement::Single => self.servers[0].url(),
-            Arrangement::File => world.url(),
+            Arrangement::File => format!("file:{}", on_disk(world).display()),
             Arrangement::Quorum(_) => masters::url(&ports),
             Arrangement::Sentinel => {
                 sentinel::url(&self.sentinels.iter().map(Sentinel::port).collect::<Vec<_>>())
             }
             Arrangement::Cluster => cluster::url(&ports),
             #[cfg(feature = "sql")]
-            Arrangement::Database(_) => self.database.as_ref().expect("it was started").url(),
+            Arrangement::Database(_) => {
+                // Not even from another host.
+                format!("{}?sslmode=disable", self.database.as_ref().expect("it was started").url())
+            }
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => self.etcd.as_ref().expect("it was started").url(),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.ensemble.as_ref().expect("it was started").url("/night"),
         }
     }
 
@@ -176,18 +223,127 @@ impl StoreSide {
             let port = server.url().split([':', '/']).find_map(|word| word.parse().ok());
             return vec![port.expect("a port")];
         }
+        #[cfg(feature = "etcd")]
+        if let Some(etcd) = &self.etcd {
+            return (0..MEMBERS).map(|member| etcd.port(member)).collect();
+        }
+        #[cfg(feature = "zookeeper")]
+        if let Some(ensemble) = &self.ensemble {
+            return ensemble.servers.iter().map(ZooKeeper::port).collect();
+        }
         self.servers.iter().map(Redis::port).collect()
+    }
+
+    /// Stops a server as if its machine hung.
+    pub fn pause(&mut self, at: usize) {
+        match self.arrangement {
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => self.etcd.as_ref().expect("it was started").signal(at, Signal::STOP),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.zookeeper(at).signal(Signal::STOP),
+            _ => self.servers[at].pause(),
+        }
+    }
+
+    /// Lets it go on.
+    pub fn resume(&mut self, at: usize) {
+        match self.arrangement {
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => self.etcd.as_ref().expect("it was started").signal(at, Signal::CONT),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.zookeeper(at).signal(Signal::CONT),
+            _ => self.servers[at].resume(),
+        }
+    }
+
+    /// Ends it as a loss of power would, but for its disk.
+    pub fn kill(&mut self, at: usize) {
+        match self.arrangement {
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => self.database.as_mut().expect("it was started").kill(),
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => self.etcd.as_mut().expect("it was started").kill(at),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.zookeeper(at).kill(),
+            _ => self.servers[at].kill(),
+        }
+    }
+
+    /// Whether it serves, after it was away.
+    pub fn serves(&self, at: usize) -> bool {
+        match self.arrangement {
+            Arrangement::Cluster => self.servers.iter().all(cluster::is_up),
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => is_healthy(self.ports()[at]),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => self.ensemble.as_ref().is_some_and(|all| all.servers[at].serves()),
+            // It may be loading what it had written.
+            Arrangement::Single | Arrangement::Quorum(_) | Arrangement::Sentinel => {
+                self.servers[at].is_loaded()
+            }
+            _ => true,
+        }
+    }
+
+    #[cfg(feature = "zookeeper")]
+    fn zookeeper(&mut self, at: usize) -> &mut ZooKeeper {
+        &mut self.ensemble.as_mut().expect("it was started").servers[at]
     }
 
     /// Has a server that was killed come back, with what it knew or without it.
     pub fn start_again(&mut self, world: &World, at: usize, forgets: bool) {
+        match self.arrangement {
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => return self.database.as_mut().expect("it was started").run(),
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => return self.etcd.as_mut().expect("it was started").run(at),
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => return self.zookeeper(at).spawn(),
+            _ => {}
+        }
         if forgets {
             let single = self.arrangement == Arrangement::Single;
-            let name = if single { "server".into() } else { format!("server{at}") };
-            drop(fs::remove_dir_all(world.path(&name).join("appendonlydir")));
+            let home = if single { on_disk(world) } else { world.path(&format!("server{at}")) };
+            drop(fs::remove_dir_all(home.join("appendonlydir")));
+        }
+        if self.arrangement == Arrangement::Sentinel {
+            // It has no file in which a sentinel could have written what it is by now.
+            let named = self.sentinels.iter().find_map(Sentinel::try_named);
+            let master = named.filter(|port| *port != self.servers[at].port()).map(|port| port.to_string());
+            let role = master.as_ref().map_or(["no", "one"], |port| ["127.0.0.1", port]);
+            return self.servers[at].restart_with(&["--replicaof", role[0], role[1]]);
         }
         self.servers[at].restart();
     }
+}
+
+/// Whether a member of etcd answers what takes a majority.
+#[cfg(feature = "etcd")]
+fn is_healthy(port: u16) -> bool {
+    let asked = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_millis(200)))?;
+        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said)?;
+        Ok(said)
+    };
+    asked().is_ok_and(|said| said.contains("true"))
+}
+
+/// A small disk where [`on_disk`] is, if we may have one.
+fn small_disk(world: &World) -> Option<Disk> {
+    let place = world.path("disk");
+    fs::create_dir(&place).expect("a directory");
+    let owner = fs::metadata(&place).expect("it is there").uid();
+    let disk = Disk::mount(&place, "64m", owner);
+    fs::create_dir(on_disk(world)).expect("a directory");
+    disk
+}
+
+/// Where a directory of locks, or a single server, has its files.
+pub fn on_disk(world: &World) -> PathBuf {
+    world.path("disk/store")
 }
 
 /// From now on a single server's clock is ahead by so many milliseconds.
@@ -199,8 +355,7 @@ pub fn set_clock(world: &World, ahead: i64) {
 }
 
 fn single(world: &World) -> Redis {
-    let home = world.path("server");
-    fs::create_dir(&home).expect("a directory for a server");
+    let home = on_disk(world);
     fs::write(world.path("steps"), [0; 8]).expect("a clock");
     let environment: Vec<(&str, OsString)> =
         vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", world.path("steps").into())];
