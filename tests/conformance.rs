@@ -91,6 +91,7 @@ on_all!(with a queue:
     holders_share_and_have_slots,
     who_looks_on_is_woken,
     a_sleep_ends_on_an_alarm,
+    a_look_before_a_sleep_misses_nothing,
 );
 
 /// Somebody with a token and a store of his own.
@@ -436,6 +437,19 @@ fn a_sleep_ends_on_an_alarm(stage: &Stage) {
     assert_eq!((slept, end.passed()), (Some(Slept::Through), false));
     assert_eq!(holder.leaves(), RELEASED);
     assert_eq!((sleeps(quiet), end.passed()), (Some(Slept::Woken), false));
+    waiter.is_served();
+}
+
+/// Who waits and looks how the lock stands is woken by what happened before that.
+fn a_look_before_a_sleep_misses_nothing(stage: &Stage) {
+    let (mut holder, mut waiter) = (stage.one(), stage.one());
+    holder.holds();
+    waiter.waits(0);
+    assert_eq!(holder.leaves(), RELEASED);
+    let end = Moment::now().after(TTL);
+    waiter.store.inspect(&waiter.names.as_slice()[0], end).expect("a look");
+    let slept = waiter.store.sleep(&waiter.names, &waiter.token, end).expect("a sleep");
+    assert_eq!((slept, end.passed()), (Slept::Woken, false));
     waiter.is_served();
 }
 

@@ -82,7 +82,8 @@ pub struct Keys {
     kept: Cell<Option<(u64, Header)>>,
     /// That the lease is not what it was taken for.
     is_moved: Cell<bool>,
-    /// The revision of what was read last, and of what was written last.
+    /// The revision of what was read last, of what was read last for whoever asks, and of what was written last.
+    read: Cell<u64>,
     seen: Cell<u64>,
     wrote: Cell<u64>,
     ears: RefCell<Option<Ears>>,
@@ -164,6 +165,7 @@ impl Keys {
             leases: RefCell::default(),
             kept: Cell::default(),
             is_moved: Cell::default(),
+            read: Cell::default(),
             seen: Cell::default(),
             wrote: Cell::default(),
             ears: RefCell::default(),
@@ -221,7 +223,7 @@ impl Keys {
         }
         let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
         self.check_kept(&answer.header)?;
-        self.seen.set(answer.header.revision.0);
+        self.read.set(answer.header.revision.0);
         let mut ranges = answer.ranges();
         let shown = self.client.shown();
         let mut nodes = Vec::with_capacity(question.names.len());
@@ -303,6 +305,10 @@ impl Keys {
     fn nodes(&self, question: &Question<'_>, with_left: bool) -> Result<(Vec<Node>, Time), Error> {
         self.asker.replace(question.me.cloned());
         let (mut nodes, now) = self.read(question)?;
+        // Who waits and looks how a lock stands, as anybody may, has not heard by that what happened before.
+        if question.me.is_some() {
+            self.seen.set(self.read.get());
+        }
         let left = if with_left { self.left(&nodes)? } else { BTreeMap::new() };
         for node in &mut nodes {
             node.judge(now, &left);

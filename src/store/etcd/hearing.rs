@@ -105,7 +105,7 @@ impl Hearing {
                 Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
                 Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
             };
-            self.ears = Some(Ears::open(client, heard, self.keys.seen.get(), client.by.get())?);
+            self.ears = Some(Ears::open(client, heard, self.keys.read.get(), client.by.get())?);
             return Ok(is_news);
         };
         ears.hear(client, |_| true, until)
