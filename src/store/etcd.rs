@@ -29,7 +29,7 @@ use crate::clock::Moment;
 use crate::law::{HISTORY_KEPT, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, Name, Names, Token};
 use crate::store::engine::kept::Kept;
-use crate::store::engine::queue::{Changes, Place, Waiting};
+use crate::store::engine::queue::{Changes, Place, TOKEN, Waiting};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
 use client::{Client, Leased, grant, keep};
@@ -53,10 +53,19 @@ pub use client::Target;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
+/// In place of a token: that of all who wait behind those that were read.
+const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
+/// So many locks one run may have: with more, giving them back to those who wait might not fit into a transaction.
+const LOCKS_MOST: usize = 100;
 /// Of so many holders at most it is asked how long their leases last.
 const LEASES_ASKED: usize = 16;
 /// How long one does who listens and whose watch ended.
 const DEAF: Duration = Duration::from_millis(25);
+/// Whoever gives a lock to the next one waits up to this time before it ends its lease.
+const LETS_PASS: Duration = Duration::from_millis(50);
+/// A lease to hold with is asked for ahead of time if it is not shorter than that of a waiter, which keeps both, nor longer
+/// than this, for that of a waiter that is killed lasts to its end.
+const AHEAD_MOST: Duration = Duration::from_secs(300);
 /// Of so many first requests one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
 
@@ -78,6 +87,14 @@ pub struct Keys {
     asker: RefCell<Option<Token>>,
     /// The leases that the asker is known to have.
     leases: RefCell<BTreeSet<u64>>,
+    /// The lease that its hold is to have.
+    wanted: Option<LeaseOf>,
+    /// Whether the asker is likely to find that it holds: it does, or was just woken.
+    is_holder: Cell<bool>,
+    /// Whether what was read last in the operation under way was not the newest.
+    is_outrun: Cell<bool>,
+    /// How long the last write took, if a holder woke somebody by it.
+    woke: Cell<Option<Duration>>,
     /// A lease that was kept, and who said so: it has to be proved.
     kept: Cell<Option<(u64, Header)>>,
     /// That the lease is not what it was taken for.
@@ -111,8 +128,28 @@ struct Standing {
 struct Question<'q> {
     names: &'q BTreeSet<String>,
     me: Option<&'q Token>,
-    /// Whether the ends are wanted, and all who wait.
-    with_all: bool,
+    depth: Depth,
+    source: Source,
+}
+
+/// How much of a lock to read besides its record, its holders and the first who wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Nothing.
+    Front,
+    /// Who else waits, the last one, whoever asks, and who is directly before it.
+    Places,
+    /// All who wait, and the ends.
+    All,
+}
+
+/// Who is to say what is so.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// A majority: it is the newest.
+    Majority,
+    /// The member that is asked, which may lag behind. A write that follows fails if it does.
+    Member,
 }
 
 impl Clone for Keys {
@@ -163,6 +200,10 @@ impl Keys {
             mine: None,
             asker: RefCell::default(),
             leases: RefCell::default(),
+            wanted: None,
+            is_holder: Cell::default(),
+            is_outrun: Cell::default(),
+            woke: Cell::default(),
             kept: Cell::default(),
             is_moved: Cell::default(),
             read: Cell::default(),
@@ -196,14 +237,15 @@ impl Keys {
     fn read(&self, question: &Question<'_>) -> Result<(Vec<Node>, Time), Error> {
         let (layout, standing) = (self.layout(), question.me.and_then(|me| self.standing(me)));
         let mut acts = Vec::new();
-        let mut ask = |range: Range| acts.push(Act::Range(range));
+        let serializable = question.source == Source::Member;
+        let mut ask = |range: Range| acts.push(Act::Range(Range { serializable, ..range }));
         for name in question.names {
             ask(Range { span: Span { key: layout.lock(name), range_end: None }, ..Range::default() });
             ask(layout.holds(name).whole());
             ask(layout.waiters(name, Place::Parked).whole());
             let queue = layout.waiters(name, Place::Queued);
-            ask(Range { keys_only: !question.with_all, ..queue.clone().whole() });
-            if question.with_all {
+            if question.depth == Depth::All {
+                ask(queue.whole());
                 ask(Range {
                     limit: Some(Number(LOG_KEPT as u64)),
                     sort_order: Some("DESCEND"),
@@ -212,6 +254,10 @@ impl Keys {
                 continue;
             }
             ask(Range { limit: Some(Number(FRONT)), ..queue.clone().whole() });
+            if question.depth == Depth::Front {
+                continue;
+            }
+            ask(Range { keys_only: true, ..queue.clone().whole() });
             ask(Range { limit: Some(Number(1)), sort_order: Some("DESCEND"), ..queue.clone().whole() });
             if let (Some(me), Some(standing)) = (question.me, &standing) {
                 // And who is before it.
@@ -229,29 +275,32 @@ impl Keys {
         let mut nodes = Vec::with_capacity(question.names.len());
         for name in question.names {
             let mut node = Node::absent(name);
-            let mut next = || ranges.next().map(|range| range.kvs).unwrap_or_default();
-            let (record, sessions, parked, queued) = (next(), next(), next(), next());
-            let (mut waiters, ends) = if question.with_all {
-                (Vec::new(), next())
-            } else {
-                ([next(), next()].concat(), Vec::new())
+            let mut next = || ranges.next().unwrap_or_default();
+            let (record, sessions, parked, first) = (next().kvs, next().kvs, next().kvs, next());
+            let rest = match question.depth {
+                Depth::Front => Vec::new(),
+                Depth::All => {
+                    next().kvs.iter().for_each(|pair| node.add_end(pair));
+                    Vec::new()
+                }
+                Depth::Places if standing.is_some() => [next().kvs, next().kvs, next().kvs].concat(),
+                Depth::Places => [next().kvs, next().kvs].concat(),
             };
-            if standing.is_some() && !question.with_all {
-                waiters.extend(next());
-            }
             let mut add = || {
                 node.add_record(record.first(), now)?;
                 sessions.iter().try_for_each(|pair| node.add_session(pair))?;
                 parked.iter().try_for_each(|pair| node.add_waiter(pair, Place::Parked, now))?;
-                queued
-                    .iter()
-                    .chain(&waiters)
-                    .try_for_each(|pair| node.add_waiter(pair, Place::Queued, now))?;
+                let mut queued = first.kvs.iter().chain(&rest);
+                queued.try_for_each(|pair| node.add_waiter(pair, Place::Queued, now))?;
                 Ok::<_, String>(())
             };
             add().map_err(|why| garbled(shown, &self.client.target.prefix, name, &why))?;
-            ends.iter().for_each(|pair| node.add_end(pair));
-            if let (Some(me), Some(standing)) = (question.me, &standing) {
+            let queued = node.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
+            let last = queued.map(|waiting| waiting.ticket).max();
+            if question.depth == Depth::Front && first.count.0 > first.kvs.len() as u64 {
+                let unread = |ticket| Waiting::new(UNREAD, ticket, Mode::Exclusive, Place::Queued);
+                node.queue.waiting.extend(last.map(unread));
+            } else if let (Some(me), Some(standing)) = (question.me, &standing) {
                 node.remember(me, standing.waiting(me), &standing.note, now);
             }
             nodes.push(node);
@@ -287,6 +336,20 @@ impl Keys {
             "{}: its leader, or the lease, changed while that was kept",
             self.client.shown()
         ))
+    }
+
+    /// Names all who wait for a lock, of whom only the first were read.
+    fn read_rest(&self, node: &mut Node, now: Time) -> Result<(), Error> {
+        let queue = self.layout().waiters(&node.name, Place::Queued);
+        let range = Range { keys_only: true, ..queue.whole() };
+        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
+        node.queue.waiting.retain(|waiting| waiting.token != UNREAD);
+        let mut pairs = answer.ranges().flat_map(|range| range.kvs);
+        let added = pairs.try_for_each(|pair| node.add_waiter(&pair, Place::Queued, now));
+        let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
+        added.map_err(|why| garbled(shown, prefix, &node.name, why))?;
+        node.queue.waiting.sort_by_key(Waiting::key);
+        Ok(())
     }
 
     /// The leases, with what is left of those that are asked about.
@@ -355,6 +418,8 @@ struct Draft<'a> {
     place: Option<Standing>,
     /// Whether it had something.
     was: bool,
+    /// How many locks it has or waits for now.
+    locks: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -426,6 +491,7 @@ impl Draft<'_> {
         let Some(me) = self.me.clone() else { return };
         self.was |= node.sessions.contains_key(&me) || node.leases.contains_key(&me);
         let hold = node.record.holds.get(&me).filter(|hold| hold.phase == Phase::Held && hold.confirmed);
+        self.locks += usize::from(hold.is_some() || node.record.waiters.contains_key(&me));
         if let Some(hold) = hold {
             let ttl = hold.until.left(now);
             match node.sessions.get(&me) {
@@ -457,6 +523,12 @@ impl Draft<'_> {
     /// Writes it.
     fn write(mut self, woken: &[Token]) -> Result<Written, Error> {
         let client = &self.keys.client;
+        if self.locks > LOCKS_MOST {
+            let shown = client.shown();
+            return Err(Error::Unfit(format!(
+                "{shown} takes no run of more than {LOCKS_MOST} locks at once"
+            )));
+        }
         if let Some(me) = self.me.clone() {
             let life = self.layout.life(&me);
             match self.need {
@@ -474,33 +546,49 @@ impl Draft<'_> {
         let (compare, acts) = (std::mem::take(&mut self.compare), std::mem::take(&mut self.acts));
         let success = bundled(acts, compare.len());
         let txn = Txn { compare, success };
+        let need = self.me.as_ref().zip(self.need).map(|(me, (of, has))| match has {
+            Has::Yes(lease) => (lease, of, has),
+            Has::No => {
+                let id = of.id(me);
+                let is_there = self.keys.leases.borrow().contains(&id);
+                (id, of, if is_there { Has::Yes(id) } else { Has::No })
+            }
+        });
         let mut requests = Vec::with_capacity(2);
-        if let (Some(me), Some((of, has))) = (&self.me, self.need) {
-            requests.push(match has {
-                Has::Yes(lease) => keep(lease),
-                Has::No => grant(of.id(me), of.seconds()),
-            });
-        }
+        requests.extend(need.map(|(lease, of, has)| match has {
+            Has::Yes(_) => keep(lease),
+            Has::No => grant(lease, of.seconds()),
+        }));
         requests.push(txn.request(client)?);
+        let sent = Moment::now();
         let mut replies = client.ask(&requests)?;
-        let reply = replies.pop();
-        // Somebody's lease has ended since this was read.
+        let (reply, leased) = (replies.pop(), replies.pop());
+        // Somebody's lease has ended since this was read, perhaps the own one.
         if matches!(&reply, Some(Err(said)) if said.message.contains("lease not found")) {
+            if let Some((lease, ..)) = need {
+                self.keys.leases.borrow_mut().remove(&lease);
+            }
+            self.keys.is_outrun.set(true);
             return Ok(Written::Conflict);
         }
         let (answer, _) = client.txn_answer(reply)?;
         if !answer.succeeded {
+            if let Some((lease, of, Has::No)) = need
+                && client.leased(leased).is_ok_and(|leased| leased == Leased::New(of.seconds()))
+            {
+                self.keys.leases.borrow_mut().insert(lease);
+            }
+            self.keys.is_outrun.set(true);
             return Ok(Written::Conflict);
         }
         self.keys.wrote.set(answer.header.revision.0);
-        if let (Some(me), Some((of, has))) = (&self.me, self.need) {
-            let id = match has {
-                Has::Yes(lease) => lease,
-                Has::No => of.id(me),
-            };
-            self.keys.check_lease(id, of, has, replies.pop(), &answer.header)?;
+        let woke = self.keys.is_holder.get() && !woken.is_empty();
+        self.keys.woke.set(woke.then(|| Moment::now().since(sent)));
+        self.keys.is_holder.set(matches!(need, Some((_, LeaseOf::Holder(_), _))));
+        if let (Some(me), Some((lease, of, has))) = (&self.me, need) {
+            self.keys.check_lease(lease, of, has, leased, &answer.header)?;
             let mut leases = self.keys.leases.borrow_mut();
-            leases.insert(id);
+            leases.insert(lease);
             if of != LeaseOf::Waiter {
                 leases.remove(&LeaseOf::Waiter.id(me));
             }
@@ -534,10 +622,7 @@ impl Keys {
             (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
                 // With it goes what is on it.
                 self.client.revoke(&[id])?;
-                Err(Error::Unfit(format!(
-                    "{} grants no lease shorter than {granted} s, by its election timeout; use --ttl {granted}s or longer",
-                    self.client.shown()
-                )))
+                Err(self.too_short(granted))
             }
             (Leased::New(_), _) => Ok(()),
             // It may have been granted long before. What was written stands; it is kept, and proved.
@@ -567,6 +652,32 @@ impl Keys {
         let parsed =
             replies.into_iter().map(|reply| reply.ok().map(|good| self.client.parse(&good.body)).transpose());
         Ok(parsed.collect::<Result<_, _>>()?)
+    }
+
+    /// Asks for the lease of a hold to come, so that a grant need not wait for it.
+    fn lease_ahead(&self, token: &Token) -> Result<(), Error> {
+        let Some(of @ LeaseOf::Holder(seconds)) = self.wanted else { return Ok(()) };
+        let lease = of.id(token);
+        let is_worth_it = (SILENCE.as_secs()..=AHEAD_MOST.as_secs()).contains(&seconds);
+        if !is_worth_it || self.leases.borrow().contains(&lease) {
+            return Ok(());
+        }
+        let mut replies = self.client.ask(&[grant(lease, seconds)])?;
+        if let Leased::New(granted) = self.client.leased(replies.pop())?
+            && granted != seconds
+        {
+            self.client.revoke(&[lease])?;
+            return Err(self.too_short(granted));
+        }
+        self.leases.borrow_mut().insert(lease);
+        Ok(())
+    }
+
+    fn too_short(&self, granted: u64) -> Error {
+        Error::Unfit(format!(
+            "{} grants no lease shorter than {granted} s, by its election timeout; use --ttl {granted}s or longer",
+            self.client.shown()
+        ))
     }
 
     /// Ends leases that nothing is on any more. One that this does not reach ends by itself.
@@ -675,6 +786,7 @@ impl Adapter for Keys {
     fn refresh(&mut self, by: Moment) -> Result<(), Error> {
         self.client.by.set(by);
         self.kept.take();
+        self.is_outrun.take();
         Ok(())
     }
 
@@ -689,7 +801,20 @@ impl Adapter for Keys {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<Node>, Time), Error> {
-        self.nodes(&Question { names, me, with_all: false }, false)
+        // A write follows, and fails if this was not the newest.
+        let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
+        let source = if is_outrun { Source::Majority } else { Source::Member };
+        if let Some(me) = me.filter(|_| self.is_holder.get()) {
+            let (mut nodes, now) =
+                self.nodes(&Question { names, me: Some(me), depth: Depth::Front, source }, false)?;
+            let is_enough =
+                |node: &mut Node| node.record.holds.contains_key(me) && node.record.newest.is_none();
+            if nodes.iter_mut().all(is_enough) {
+                return Ok((nodes, now));
+            }
+            self.is_holder.set(false);
+        }
+        self.nodes(&Question { names, me, depth: Depth::Places, source }, false)
     }
 
     fn look(
@@ -699,7 +824,8 @@ impl Adapter for Keys {
         whom: CatchUp,
     ) -> Result<(Vec<Node>, Time), Error> {
         let is_all = whom == CatchUp::All;
-        self.nodes(&Question { names, me, with_all: is_all && me.is_none() }, is_all)
+        let depth = if is_all && me.is_none() { Depth::All } else { Depth::Places };
+        self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
     }
 
     fn show(
@@ -710,7 +836,10 @@ impl Adapter for Keys {
         now: Time,
     ) -> Result<Vec<String>, Error> {
         let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
-        let Some(token) = node.queue.token(waiter) else { return Ok(Vec::new()) };
+        let Some(token) = node.queue.token(waiter) else {
+            self.read_rest(node, now)?;
+            return Ok(Vec::new());
+        };
         if !node.notes.contains_key(&token) {
             let key = self.layout().waiter(&node.name, &node.queue.waiting[waiter]);
             let place = node.queue.waiting[waiter].place;
@@ -719,6 +848,7 @@ impl Adapter for Keys {
                 self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
             // It has left since; the engine will see that when it writes.
             let Some(pair) = answer.ranges().next().and_then(|mut range| range.kvs.pop()) else {
+                node.queue.waiting.remove(waiter);
                 return Ok(Vec::new());
             };
             node.add_waiter(&pair, place, now).map_err(|why| garbled(shown, prefix, &node.name, why))?;
@@ -748,6 +878,7 @@ impl Adapter for Keys {
             need: None,
             place: None,
             was: false,
+            locks: 0,
         };
         for (node, _) in entries.into_iter().filter(|(_, changed)| *changed == Changed::Yes) {
             draft
@@ -780,6 +911,10 @@ impl Adapter for Keys {
         Moment::now().since_boot()
     }
 
+    fn attend(&mut self, _: &Token, ttl: Duration) {
+        self.wanted = Some(LeaseOf::Holder(seconds(ttl)));
+    }
+
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let mine =
             Mine { token: token.clone(), is_given_up: AtomicBool::new(false), place: Mutex::new(None) };
@@ -791,6 +926,11 @@ impl Adapter for Keys {
     fn end(&mut self, token: &Token) {
         self.ears.take();
         self.stand(token, |place| *place = None);
+        self.is_holder.set(false);
+        // Whoever was woken writes now, and etcd writes one thing after the other.
+        if let Some(took) = self.woke.take() {
+            thread::sleep((2 * took).min(LETS_PASS));
+        }
         let leases: Vec<u64> = std::mem::take(&mut *self.leases.borrow_mut()).into_iter().collect();
         // Whoever has begun them knows what is on them.
         if self.mine(token).is_none() {
@@ -840,7 +980,20 @@ impl Adapter for Keys {
 
     fn say_heard(&self, _: &Names, token: &Token, _: Duration) -> bool {
         self.client.allow();
-        let is_kept = matches!(self.client.keep(LeaseOf::Waiter.id(token)), Ok(Some(_)));
+        let waits = LeaseOf::Waiter.id(token);
+        let mut leases = vec![waits];
+        let ahead = self.wanted.map(|of| of.id(token));
+        leases.extend(ahead.filter(|lease| self.leases.borrow().contains(lease)));
+        let requests: Vec<Request> = leases.iter().map(|lease| keep(*lease)).collect();
+        let Ok(replies) = self.client.ask(&requests) else { return false };
+        let mut is_kept = false;
+        for (lease, reply) in leases.into_iter().zip(replies) {
+            let is_there = matches!(self.client.kept(Some(reply)), Ok(Some(_)));
+            is_kept |= is_there && lease == waits;
+            if !is_there {
+                self.leases.borrow_mut().remove(&lease);
+            }
+        }
         if is_kept {
             let heard = Moment::now();
             self.stand(token, |place| place.iter_mut().for_each(|place| place.heard = heard));
@@ -865,7 +1018,9 @@ impl Adapter for Keys {
         _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.client.allow();
+        self.lease_ahead(token).or_else(|error| if error.is_transient() { Ok(()) } else { Err(error) })?;
         let heard = self.listen(token, &mut others, Moment::now().after(limit));
+        self.is_holder.set(matches!(heard, Ok(true)));
         // A place in the queue does not end with a connection. Whether the members are there shows when they are asked.
         Ok(heard.unwrap_or_else(|_| {
             self.client.turn_away();

@@ -249,7 +249,7 @@ impl Client {
         let (shown, why) = (self.shown(), plain(&said.message));
         match said.code {
             _ if why.contains("too many operations") => {
-                Error::Unfit(format!("{shown} takes no run of so many locks at once; 64 of them it does"))
+                Error::Unfit(format!("{shown} takes no run of so many locks at once, by its --max-txn-ops"))
             }
             _ if why.contains("invalid user ID or password") => {
                 Error::Denied(format!("{shown} refused the user name or the password"))

@@ -5,7 +5,7 @@ use super::client::Client;
 use super::entry::Layout;
 use super::http::{Connection, Failure, Request};
 use super::words::{Bytes, Number, Streamed, Watched};
-use super::{Keys, Question};
+use super::{Depth, Keys, Question, Source};
 use crate::clock::Moment;
 use crate::law::Phase;
 use crate::lock::Token;
@@ -113,7 +113,8 @@ impl Hearing {
 
     /// Whether there may be something to hear already: for a holder, that it is no more one, or asked to end.
     fn is_news(&self) -> Result<bool, Failure> {
-        let question = Question { names: &self.names, me: None, with_all: false };
+        let question =
+            Question { names: &self.names, me: None, depth: Depth::Front, source: Source::Majority };
         let (nodes, _) = self.keys.read(&question).map_err(Failure::Refused)?;
         let hold = |phase: Phase, asked: bool| phase == Phase::Held && !asked;
         let holds = nodes.iter().all(|node| {

@@ -150,6 +150,9 @@ pub struct Range {
     pub sort_order: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keys_only: bool,
+    /// What the member that is asked knows will do.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub serializable: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize)]
