@@ -24,7 +24,6 @@ on_every_database!(
     a_failover_that_forgets_is_noticed,
     a_clock_that_steps_disturbs_no_long_lease,
     what_the_network_loses_is_made_good,
-    many_who_wait_are_served_in_order,
     who_waits_sleeps_until_the_one_before_lets_go,
     a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
     a_storm_with_restarts,
@@ -234,25 +233,6 @@ fn what_the_network_loses_is_made_good(kind: Kind) {
     }
     assert_eq!(world.lines("ran"), 18);
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
-}
-
-fn many_who_wait_are_served_in_order(kind: Kind) {
-    let world = kind.world();
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=12)
-        .map(|number| {
-            let waiter = world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log"));
-            let waiter = waiter.any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            waiter
-        })
-        .collect();
-    world.write("go", "");
-    holder.finish();
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
-    let order: Vec<_> = (1..=12).map(|number: usize| number.to_string()).collect();
-    assert_eq!(world.log()[2..], order);
 }
 
 /// As many as a large fleet has: they are served in order, one at a time, and what a turn costs the server does not depend on

@@ -4,13 +4,14 @@
 
 use crate::support::certificates::Authority;
 use crate::support::etcd::Etcd;
-use crate::support::outages::storm_through_outages;
+use crate::support::outages::{increments_through_outages, storm_through_outages};
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 use rustix::process::Signal;
+use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
@@ -93,6 +94,7 @@ fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
         etcd.kill(leader);
         world.run(&format!("other{round}"), &["-w", "20s"], "true").any_stderr().run();
         if is_soak() {
+            // A leader is killed every ten seconds for a minute.
             sleep(Duration::from_secs(9));
         }
         etcd.run(leader);
@@ -211,7 +213,6 @@ fn compaction_under_load_loses_nothing() {
                 let revision = status[0]["Status"]["header"]["revision"].to_string();
                 // Nothing may have happened since the last time.
                 drop(etcd.try_ctl(&["compact", &revision]));
-                sleep(Duration::from_millis(20));
             }
         });
         let runs: Vec<_> = (0..12)
@@ -248,24 +249,38 @@ fn what_the_network_loses_is_made_good() {
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
+/// Each end of a job wakes one, and what that costs etcd does not depend on how many others wait.
 #[test]
-fn many_who_wait_are_served_in_order() {
-    let world = World::with_etcd();
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=12)
-        .map(|number| {
-            let waiter = world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log"));
-            let waiter = waiter.any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            waiter
-        })
-        .collect();
-    world.write("go", "");
+fn a_turn_costs_the_same_however_many_wait() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let few = writes_of_a_turn(&world, &etcd, "few", 8);
+    let many = writes_of_a_turn(&world, &etcd, "many", if is_soak() { 200 } else { 40 });
+    assert!(many < few + 1.0, "{many} of many, {few} of few");
+}
+
+/// How often etcd writes for each of those who wait in a line, from the first turn to the last.
+fn writes_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> f64 {
+    let all = ["-t", "60s", "--op-timeout", "20s"];
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let holder = world.run(key, &all, &script).any_stderr().spawn();
+    world.wait_for_log(key);
+    let run = |_| world.run(key, &[&["-w"], &all[..]].concat(), "true").any_stderr().spawn();
+    let crowd: Vec<_> = (0..waiters).map(run).collect();
+    // Who waits has two leases: one to wait, and one to hold with.
+    let all = format!("found {} leases", 2 * waiters + 1);
+    wait_until("all wait", || etcd.ctl(&["lease", "list"]).starts_with(&all));
+    let count = || {
+        let reads_and_writes = etcd.count("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\"");
+        (etcd.count("etcd_server_proposals_applied_total"), reads_and_writes)
+    };
+    let before = count();
+    world.write(&format!("go.{key}"), "");
     holder.finish();
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
-    let order: Vec<_> = (1..=12).map(|number: usize| number.to_string()).collect();
-    assert_eq!(world.log()[2..], order);
+    crowd.into_iter().for_each(|run| drop(run.finish()));
+    let (after, turns) = (count(), f64::from(u32::try_from(waiters).expect("a few")));
+    let (writes, all) = ((after.0 - before.0) / turns, (after.1 - before.1) / turns);
+    println!("{waiters} wait: {writes:.1} writes and {all:.1} transactions a turn");
+    writes
 }
 
 /// More than fit into one transaction of etcd.
@@ -422,49 +437,109 @@ fn a_storm_leaves_no_key_and_no_lease() {
     storm(&world, 8, 25, &WISHES);
     wait_until("all leases have ended", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
     let keys = etcd.keys("/dlock");
-    let is_record = |key: &String| key.starts_with("dlock/lock/") || key.starts_with("dlock/end/");
-    assert!(keys.iter().all(is_record), "{keys:?}");
+    assert!(keys.iter().all(|key| is_record(key)), "{keys:?}");
 }
 
-/// Members are killed, stopped and started under a crowd: nobody meets whom it must not meet.
+fn is_record(key: &str) -> bool {
+    key.starts_with("dlock/lock/") || key.starts_with("dlock/end/")
+}
+
+/// Members are killed, stopped and cut off under a crowd: nobody meets whom it must not meet, and nothing is left of anybody.
 #[test]
 fn a_storm_through_outages_of_members_lets_nobody_meet() {
     let (world, etcd) = own_cluster(3, &[]);
-    let etcd = std::cell::RefCell::new(etcd);
+    let etcd = RefCell::new(etcd);
+    let grants = if is_soak() { 3000 } else { 60 };
+    storm_through_outages(&world, 6, grants, &WISHES, outages(&etcd));
+    wait_until("all leases have ended", || etcd.borrow().ctl(&["lease", "list"]) == "found 0 leases");
+    let keys = etcd.borrow().keys("/dlock");
+    assert!(keys.iter().all(|key| is_record(key)), "{keys:?}");
+}
+
+/// One after the other: the leader is killed, one member stands still, all do, the leader is cut off from the others.
+fn outages(etcd: &RefCell<Etcd>) -> impl FnMut() {
     let mut round = 0;
-    let grants = if is_soak() { 1000 } else { 60 };
-    storm_through_outages(&world, 6, grants, &WISHES, || {
-        let mut etcd = etcd.borrow_mut();
+    move || {
+        // How long an outage lasts is what is tried.
+        let a_while = || sleep(Duration::from_secs(1));
         round += 1;
-        match round % 3 {
+        let leader = etcd.borrow().leader();
+        match round % 4 {
             0 => {
-                let leader = etcd.leader();
-                etcd.kill(leader);
-                sleep(Duration::from_secs(1));
-                etcd.run(leader);
+                etcd.borrow_mut().kill(leader);
+                a_while();
+                etcd.borrow_mut().run(leader);
             }
             1 => {
-                etcd.signal(round % 2, Signal::STOP);
-                sleep(Duration::from_secs(2));
-                etcd.signal(round % 2, Signal::CONT);
+                etcd.borrow().signal(round % 3, Signal::STOP);
+                a_while();
+                a_while();
+                etcd.borrow().signal(round % 3, Signal::CONT);
+            }
+            2 => {
+                etcd.borrow().cut_off(leader);
+                a_while();
+                a_while();
+                etcd.borrow().join();
             }
             _ => {
-                (0..3).for_each(|member| etcd.signal(member, Signal::STOP));
-                sleep(Duration::from_secs(1));
-                (0..3).for_each(|member| etcd.signal(member, Signal::CONT));
+                (0..3).for_each(|member| etcd.borrow().signal(member, Signal::STOP));
+                a_while();
+                (0..3).for_each(|member| etcd.borrow().signal(member, Signal::CONT));
             }
         }
-        etcd.wait_until_it_serves();
-    });
+        etcd.borrow().wait_until_it_serves();
+    }
+}
+
+/// What the report of Jepsen did to the locks of etcd: a value is read, changed and written back under a lease of 2 s, while members
+/// are killed, stopped and cut off.
+#[test]
+fn no_increment_is_lost() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let etcd = RefCell::new(etcd);
+    let times = if is_soak() { 2000 } else { 40 };
+    increments_through_outages(&world, 5, times, &["-t", "2s", "--grace", "100ms"], outages(&etcd));
+}
+
+/// The leader is cut off from the others, and its clients reach it alone: it renews nothing, and the others go on.
+#[test]
+fn a_leader_that_is_cut_off_keeps_no_lease() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let leader = etcd.leader();
+    let members = |which: &dyn Fn(usize) -> bool| {
+        let all = (0..3).filter(|member| which(*member));
+        let all = all.map(|member| format!("127.0.0.1:{}", etcd.port(member))).collect::<Vec<_>>();
+        format!("etcd://{}", all.join(","))
+    };
+    let (alone, others) = (members(&|member| member == leader), members(&|member| member != leader));
+    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
+    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
+    let pid = world.wait_for_pid("pid");
+    let waiter = world.run("k", &["-w", "--store", &alone], "echo last >> log").any_stderr().spawn();
+    wait_until("it waits", || world.waiters("k") == 1);
+    etcd.cut_off(leader);
+    world.run("free", &["--store", &others, "-w", "30s"], "echo free >> log").any_stderr().run();
+    world.run("other", &["--store", &alone], "true").status(69).any_stderr().run();
+    holder.finish();
+    assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
+    let next = world.run("k", &["-w", "--store", &others], "echo next >> log").any_stderr();
+    next.run();
+    etcd.join();
+    waiter.finish();
+    assert_eq!(world.log(), ["free", "next", "last"]);
 }
 
 /// etcd bounds how much one transaction may have.
 #[test]
-fn many_locks_of_one_run_are_given_back() {
+fn many_locks_of_one_run_are_given_back_and_more_are_refused() {
     let (world, _etcd) = own_cluster(1, &[]);
-    for count in [34, 64] {
-        let keys: Vec<String> =
-            (1..=count).flat_map(|number| ["-k".to_owned(), format!("m{number}")]).collect();
+    let keys = |count: usize| -> Vec<String> {
+        (1..=count).flat_map(|number| ["-k".to_owned(), format!("m{number}")]).collect()
+    };
+    for count in [34, 100] {
+        let keys = keys(count);
         let run = |job: &str| {
             let arguments = ["run".to_owned(), "--ttl".to_owned(), "5m".to_owned(), "-w".to_owned()];
             let job = ["--", "sh", "-c", job].map(str::to_owned);
@@ -491,4 +566,8 @@ fn many_locks_of_one_run_are_given_back() {
             std::fs::remove_file(world.path(name)).expect("it is there");
         }
     }
+    let more = world.dlock(["run"]).args(keys(101)).args(["--", "sh", "-c", "echo ran >> log"]);
+    let refused = more.status(78).any_stderr().run().stderr;
+    assert!(refused.contains("no run of more than 100 locks at once"), "{refused}");
+    assert_eq!((world.lines("ran"), world.state("m101")), (0, "free".into()));
 }

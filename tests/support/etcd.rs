@@ -8,10 +8,12 @@ use dlock::store::etcd::Target;
 use dlock::store::net::Address;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -22,13 +24,79 @@ pub struct Etcd {
     options: Vec<String>,
     /// How clients speak to it.
     scheme: &'static str,
+    /// What is between the members.
+    wires: Arc<Mutex<Wires>>,
 }
 
 struct Member {
-    /// Where clients find it, and where the others do.
+    /// Where clients find it, where it listens to the other members, and where these are told to find it.
     client: u16,
     peer: u16,
+    door: u16,
     child: Option<Child>,
+}
+
+/// All connections between members. They pass through the doors of those that they lead to.
+#[derive(Default)]
+struct Wires {
+    open: Vec<Wire>,
+    /// Which member is cut off from the others, and its id.
+    cut_off: Option<(usize, String)>,
+}
+
+struct Wire {
+    /// The id of the member that made it, and the number of the other.
+    from: String,
+    to: usize,
+    ends: [TcpStream; 2],
+}
+
+impl Wires {
+    fn is_cut(&self, from: &str, to: usize) -> bool {
+        self.cut_off.as_ref().is_some_and(|(number, id)| *number == to || id == from)
+    }
+}
+
+/// Opens a door before the port where a member listens to the others.
+fn open_door(wires: &Arc<Mutex<Wires>>, to: usize, peer: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let wires = Arc::clone(wires);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let wires = Arc::clone(&wires);
+            thread::spawn(move || pass_through(stream, &wires, to, peer));
+        }
+    });
+    port
+}
+
+fn pass_through(mut near: TcpStream, wires: &Mutex<Wires>, to: usize, peer: u16) -> Option<()> {
+    let (mut head, mut buffer) = (Vec::new(), [0; 4096]);
+    while !head.windows(4).any(|four| four == b"\r\n\r\n") {
+        let count = near.read(&mut buffer).ok().filter(|count| *count > 0)?;
+        head.extend_from_slice(&buffer[..count]);
+    }
+    let text = String::from_utf8_lossy(&head);
+    let from = text.lines().find_map(|line| line.strip_prefix("X-Server-From: ")).unwrap_or_default();
+    let mut far = TcpStream::connect(("127.0.0.1", peer)).ok()?;
+    far.write_all(&head).ok()?;
+    let (mut there, mut back) = (near.try_clone().ok()?, near.try_clone().ok()?);
+    {
+        let mut wires = wires.lock().expect("nobody panics here");
+        if wires.is_cut(from, to) {
+            return None;
+        }
+        let ends = [near, far.try_clone().ok()?];
+        wires.open.push(Wire { from: from.into(), to, ends });
+    }
+    let mut answers = far.try_clone().ok()?;
+    thread::spawn(move || {
+        drop(std::io::copy(&mut answers, &mut back));
+        back.shutdown(Shutdown::Both)
+    });
+    drop(std::io::copy(&mut there, &mut far));
+    far.shutdown(Shutdown::Both).ok()
 }
 
 impl Etcd {
@@ -45,11 +113,16 @@ impl Etcd {
     fn new(home: &Path, members: usize, options: &[&str]) -> Self {
         let home = home.join("etcd");
         fs::create_dir(&home).expect("a directory");
-        let members = (0..members).map(|_| Member { client: free_port(), peer: free_port(), child: None });
+        let wires = Arc::default();
+        let member = |number| {
+            let (client, peer) = (free_port(), free_port());
+            Member { client, peer, door: open_door(&wires, number, peer), child: None }
+        };
+        let members = (0..members).map(member).collect();
         // Leases of a second, and no disk of a test is worth waiting for.
         let usual = ["--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync"];
         let options = usual.iter().chain(options).map(ToString::to_string).collect();
-        Self { members: members.collect(), home, options, scheme: "http" }
+        Self { members, home, options, scheme: "http", wires }
     }
 
     /// One member that is spoken to over TLS; not waited for.
@@ -79,7 +152,7 @@ impl Etcd {
     /// Starts a member, again.
     pub fn run(&mut self, number: usize) {
         let url = |port| format!("http://127.0.0.1:{port}");
-        let all = self.members.iter().enumerate().map(|(at, member)| format!("m{at}={}", url(member.peer)));
+        let all = self.members.iter().enumerate().map(|(at, member)| format!("m{at}={}", url(member.door)));
         let all = all.collect::<Vec<_>>().join(",");
         let member = &mut self.members[number];
         let log =
@@ -91,7 +164,7 @@ impl Etcd {
         let clients = format!("{}://127.0.0.1:{}", self.scheme, member.client);
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &url(member.peer)]);
-        command.args(["--initial-advertise-peer-urls", &url(member.peer)]);
+        command.args(["--initial-advertise-peer-urls", &url(member.door)]);
         command.args(["--initial-cluster", &all, "--initial-cluster-state", "new"]);
         command.args(&self.options);
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
@@ -165,6 +238,16 @@ impl Etcd {
         self.ctl(&["del", "--prefix", &prefix(url)]);
     }
 
+    /// What the first member has counted under names that begin so.
+    pub fn count(&self, name: &str) -> f64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port(0))).expect("it is there");
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it hears");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).expect("it answers");
+        let counted = said.lines().filter(|line| line.starts_with(name));
+        counted.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
     /// Sends a member a signal.
     pub fn signal(&self, number: usize, signal: Signal) {
         let child = self.members[number].child.as_ref();
@@ -176,6 +259,26 @@ impl Etcd {
     pub fn kill(&mut self, number: usize) {
         self.signal(number, Signal::KILL);
         self.members[number].child.take().expect("it runs").wait().expect("it ends");
+    }
+
+    /// Cuts a member off from the others, until [`Etcd::join`]. Its clients reach it.
+    pub fn cut_off(&self, number: usize) {
+        let all = self.ctl(&["member", "list"]);
+        let id = all.lines().find(|line| line.contains(&format!(" m{number}, ")));
+        let id = id.and_then(|line| line.split(',').next()).expect("a member").to_owned();
+        let mut wires = self.wires.lock().expect("nobody panics here");
+        wires.cut_off = Some((number, id));
+        let (cut, open) =
+            std::mem::take(&mut wires.open).into_iter().partition(|wire| wires.is_cut(&wire.from, wire.to));
+        wires.open = open;
+        for wire in cut {
+            wire.ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
+        }
+    }
+
+    /// Nobody is cut off any more.
+    pub fn join(&self) {
+        self.wires.lock().expect("nobody panics here").cut_off = None;
     }
 
     /// Which member leads.
@@ -211,7 +314,7 @@ fn prefix(url: &str) -> String {
 fn free_port() -> u16 {
     wait_for("a free port for etcd", || {
         let port = next_port();
-        std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+        TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
     })
 }
 
