@@ -20,6 +20,7 @@ on_every_store!(
     a_script_that_holds_it_is_waited_for,
     while_it_is_paused_nobody_is_asked_to_end,
     what_happens_is_told,
+    who_gives_up_says_whom_it_asked,
     in_a_storm_the_newest_wins,
     #[ignore = "long; ./test --soak"]
     in_a_long_storm_the_newest_wins,
@@ -52,6 +53,20 @@ fn wait_for_a_waiter(world: &World, waiter: &Running) {
     } else {
         world.wait_for_waiters("k", 1);
     }
+}
+
+fn who_gives_up_says_whom_it_asked(backend: Backend) {
+    let world = World::new(backend);
+    let stubborn = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
+    let holder = world.run("k", &["--grace", "1m", "-t", "2m"], stubborn).any_stderr().spawn();
+    world.wait_for_log("up");
+    let said = world.run("k", &["--replace", "-w", "2s"], "true").status(75).any_stderr().run().stderr;
+    assert!(
+        said.contains(", asked to stop for ") && said.contains("a newer run; the command did not"),
+        "{said}"
+    );
+    world.write("end", "");
+    assert_eq!(holder.output().end(), End::Status(79));
 }
 
 fn the_newest_runs_when_the_old_job_is_dead(backend: Backend) {

@@ -241,15 +241,25 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         _ => and_others(blocker.others, ", and by"),
     };
     format!(
-        "{how} {} since {} ({} ago), running {}{because}, lease good until {} ({} more){others}{}",
+        "{how} {} since {} ({} ago), running {}{because}, lease good until {} ({} more){}{others}{}",
         who(&holder.owner),
         local(holder.since, now),
         span(holder.held),
         what(&holder.owner),
         local(end, now),
         span(holder.lease),
+        asked_to_stop(holder),
         otherwise(blocker, asked),
     )
+}
+
+/// Who asked a holder to end, as a clause.
+pub fn asked_to_stop(holder: &Holder) -> String {
+    match &holder.asked {
+        Some(by) if holder.superseded => format!(", asked to stop for {}, a newer run", who(by)),
+        Some(by) => format!(", asked to stop by {}", who(by)),
+        None => String::new(),
+    }
 }
 
 /// How many more there are.

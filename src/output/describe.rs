@@ -1,7 +1,7 @@
 //! What is seen of a lock by one who does not want it? One clause on its state, for `wait` and `release`; what is in the
 //! way of one who does want it is in `busy`.
 
-use super::busy::and_others;
+use super::busy::{and_others, asked_to_stop};
 use super::columns::{Width, width};
 use super::owner::{as_one_of, because, who};
 use super::time::{local, millis, span};
@@ -88,11 +88,7 @@ pub fn hold(holder: &Holder) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
     let because = because(&holder.owner);
-    let asked = match &holder.asked {
-        Some(by) if holder.superseded => format!(", asked to stop for {}, a newer run", who(by)),
-        Some(by) => format!(", asked to stop by {}", who(by)),
-        None => String::new(),
-    };
+    let asked = asked_to_stop(holder);
     let (how, what) = match holder.owner.by {
         By::Run => ("runs", &holder.owner.command),
         By::Acquire => ("acquired by a script:", &holder.owner.command),
