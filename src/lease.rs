@@ -239,8 +239,9 @@ impl Lease {
                 self.alone.replace(Alone::Keeps(keeping, at));
             }
             Some(Ok(Acquired::Waiting(mut waiting))) => {
-                let next = progress
-                    .hear(request, &mut waiting, |name, by| store.inspect_unless(alarm, name, by)?.ok());
+                let next = progress.hear(request, &mut waiting, |name, by| {
+                    store.inspect_unless(alarm, name, by)?.ok().map(|view| view.log)
+                });
                 keeper.say(Report::Waiting(waiting));
                 self.alone.replace(Alone::Waits(Box::new(progress), next));
             }

@@ -8,7 +8,8 @@
 use crate::clock::Moment;
 use crate::exit::Exit;
 use crate::law::{
-    Acquired, Ask, End, Left, NewPattern, NewPause, Patterns, Proof, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Left, LoggedEnd, NewPattern, NewPause, Patterns, Proof, Renewal, Requested, Revoke,
+    Revoked,
 };
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
@@ -133,6 +134,11 @@ pub trait Store: Send {
 
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
+
+    /// The last ends of holds of the lock, newest first, for one who waits for it with that token. Changes nothing.
+    fn ends(&mut self, name: &Name, _token: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        self.inspect(name, by).map(|view| view.log)
+    }
 
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;

@@ -4,9 +4,9 @@
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::{self, Moment};
 use crate::law::view::{turn_in, typical};
-use crate::law::{Acquired, Ask, Blocker, End, Ran, State, Waiting};
+use crate::law::{Acquired, Ask, Blocker, End, LoggedEnd, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
-use crate::store::{Error, Store, View};
+use crate::store::{Error, Store};
 use std::time::Duration;
 
 /// A waiter never asks faster than this, whatever the store says.
@@ -62,12 +62,12 @@ impl Progress {
         }
     }
 
-    /// One who stands in the queue. When to ask again at the latest; `inspect` tells of a lock, if it can.
+    /// One who stands in the queue. When to ask again at the latest; `ends` tells of the last ends of a lock, if it can.
     pub fn hear(
         &mut self,
         request: &Request,
         waiting: &mut Waiting,
-        inspect: impl FnOnce(&Name, Moment) -> Option<View>,
+        ends: impl FnOnce(&Name, Moment) -> Option<Vec<LoggedEnd>>,
     ) -> Moment {
         let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
         self.blocker = Some(waiting.blocker.clone());
@@ -77,7 +77,7 @@ impl Progress {
             // If nobody can say, nothing depends on it.
             self.usual = match request.names.as_slice() {
                 [name] if request.ask.mode == Mode::Exclusive => {
-                    inspect(name, by).and_then(|view| typical(&view.log))
+                    ends(name, by).and_then(|ends| typical(&ends))
                 }
                 _ => None,
             };
@@ -161,7 +161,9 @@ impl Obtaining<'_> {
                         self.report(Report::Recovered);
                     }
                     let Self { store, request, progress, .. } = self;
-                    let next = progress.hear(request, &mut waiting, |name, by| store.inspect(name, by).ok());
+                    let token = &request.ask.token;
+                    let next =
+                        progress.hear(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
                     let in_the_way = waiting.blocker.clone();
                     self.report(Report::Waiting(waiting));
                     match self.sleep(next) {

@@ -36,8 +36,7 @@ use transaction::{Look, Transaction};
 /// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
 const WATCHED_MOST: usize = 256;
 
-/// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
-/// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
+/// See [`Adapter::crowd`].
 const CROWD: u64 = 50;
 /// So many times as rarely at most.
 const RARELY: u32 = 8;
@@ -65,6 +64,12 @@ pub trait Adapter: Clone + Send {
     /// Whether it answers without asking anybody.
     fn is_at_hand(&self) -> bool {
         false
+    }
+
+    /// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
+    /// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
+    fn crowd(&self) -> u64 {
+        CROWD
     }
 
     /// The records of these locks in order of name, and the time for all of them, read before what holders and waiters have
@@ -518,7 +523,9 @@ impl<A: Adapter> Engine<A> {
         }
         loop {
             let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
-            let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)).min(until));
+            let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)));
+            // Who asks again soon is heard then.
+            let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
             let others = self.watched.lives.values();
             if self.adapter.sleep(names, token, self.ahead, others, next.left(), alarm)? {
                 self.is_woken = true;
@@ -620,8 +627,9 @@ impl<A: Adapter> Store for Engine<A> {
         };
         match &mut answer {
             Acquired::Waiting(waiting) => {
-                if waiting.ahead > CROWD {
-                    let rarely = u32::try_from(waiting.ahead / CROWD).unwrap_or(RARELY);
+                let crowd = self.adapter.crowd();
+                if waiting.ahead > crowd {
+                    let rarely = u32::try_from(waiting.ahead / crowd).unwrap_or(RARELY);
                     waiting.next = HEARTBEAT * (1 + rarely).min(RARELY);
                 }
                 (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
@@ -786,6 +794,13 @@ impl<A: Adapter> Store for Engine<A> {
         self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
             transaction.table.revoke(transaction.now, name, revoke)
         })
+    }
+
+    /// Whoever else waits is not read.
+    fn ends(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        self.adapter.refresh(deadline)?;
+        let (mut entries, now) = self.read(&name.clone().into(), Some(token), deadline)?;
+        Ok(view(name, now, &mut entries[0]).log)
     }
 
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {

@@ -16,7 +16,8 @@
 //! short time: never ahead of that clock where others are judged, never behind it where one's own lease is written.
 //!
 //! *Who wakes whom.* A life is written to, and its owner watches it; who stands before one is watched for its end. Watches
-//! are lost with a connection, and set again. A waiter says that it is there by writing to its own life.
+//! are lost with a connection, and set again. A waiter says that it is there by writing to its place in the queue, which
+//! nobody watches: one request, whoever else waits.
 
 mod jute;
 mod node;
@@ -25,7 +26,7 @@ mod session;
 mod wire;
 
 use crate::clock::Moment;
-use crate::law::{Due, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Due, LOG_KEPT, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
@@ -54,8 +55,12 @@ const STAMP_GOOD: Duration = Duration::from_secs(2);
 const DRIFT: u32 = 100;
 /// A lease whose session lives lasts so long at the least.
 const LASTS: Duration = Duration::from_millis(500);
-/// So many of a queue are read at once.
+/// So many of a queue are read at once where several of them may be granted the lock.
 const FRONT: usize = 3;
+/// Who waits reads so many of the last ends: enough to tell how long a run mostly takes.
+const ENDS: usize = 16;
+/// Whoever has more than so many before it looks at the records more rarely: it is woken by whoever is before it.
+const NEAR: u64 = 4;
 /// Where a connection failed while one waited.
 const PAUSE: Duration = Duration::from_millis(25);
 /// How long nothing is heard after a subscription failed.
@@ -89,12 +94,14 @@ pub struct Znodes {
     uncertain: Cell<Duration>,
     /// Who asked for the last step.
     asker: RefCell<Option<Token>>,
-    /// The lives that were looked at in this step.
-    lives: RefCell<BTreeMap<Token, Option<Stat>>>,
+    /// The lives that were looked at in this step, and whether they are there.
+    lives: RefCell<BTreeMap<Token, bool>>,
+    /// When those who wait were last heard of, in milliseconds since 1970, as far as this step has read it.
+    heard: RefCell<BTreeMap<Token, u64>>,
     /// Until when holders are believed by the record, as the last step read it.
     believed: RefCell<BTreeMap<Token, Due>>,
     /// Where this process waits, by lock.
-    places: RefCell<BTreeMap<String, String>>,
+    places: RefCell<BTreeMap<String, Place>>,
     /// A server may lag behind what was done.
     must_sync: Cell<bool>,
 }
@@ -110,10 +117,17 @@ struct Mine {
 struct Life {
     /// That of this session.
     turn: u64,
-    /// How often it was written to, as far as that is known.
-    version: i32,
+    /// The connection on which it is watched.
+    dial: u64,
     /// Somebody else has ended it.
     was_ended: bool,
+}
+
+/// The node of this process in a queue, as it was read or written last.
+struct Place {
+    path: String,
+    data: Vec<u8>,
+    version: i32,
 }
 
 /// What the clock of the leader showed.
@@ -178,6 +192,7 @@ impl Znodes {
             uncertain: Cell::new(Duration::ZERO),
             asker: RefCell::default(),
             lives: RefCell::default(),
+            heard: RefCell::default(),
             believed: RefCell::default(),
             places: RefCell::default(),
             must_sync: Cell::new(false),
@@ -310,6 +325,7 @@ impl Znodes {
                 return Ok(());
             }
             let path = self.life_path(&mine.token);
+            let dial = self.session.borrow().dial();
             let mut answers = self
                 .ask(
                     &[
@@ -329,7 +345,7 @@ impl Znodes {
                     drop(self.ask(&[Ask::Delete { path }], Again::Yes)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner == id => {
-                    self.life.set(Some(Life { turn, version: stat.version, was_ended: false }));
+                    self.life.set(Some(Life { turn, dial, was_ended: false }));
                     return Ok(());
                 }
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
@@ -352,7 +368,6 @@ impl Znodes {
         whom: CatchUp,
     ) -> Result<(Vec<LockNode>, Time), Error> {
         self.asker.replace(me.cloned());
-        self.lives.borrow_mut().clear();
         let is_own = self.mine.as_ref().is_some_and(|mine| me == Some(&mine.token));
         let mut is_again = false;
         loop {
@@ -362,11 +377,13 @@ impl Znodes {
                     self.shown()
                 )));
             }
+            self.forget_seen();
             if is_own {
                 self.ensure()?;
             }
             let life = self.life.get().filter(|life| !life.was_ended);
             let mine = self.mine.as_ref().filter(|_| life.is_some());
+            let dial = self.session.borrow().dial();
             let mut asks = Vec::with_capacity(2 * names.len() + 3);
             let began = Moment::now();
             let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
@@ -419,9 +436,10 @@ impl Znodes {
                     continue;
                 }
                 match &answers[first - 1] {
-                    Ok(Answer::Stat(stat)) => {
-                        life.version = stat.version;
-                        self.lives.borrow_mut().insert(mine.token.clone(), Some(*stat));
+                    Ok(Answer::Stat(_)) => {
+                        // Had it connected anew in between, it would be watched on a later one. Then it looks once more.
+                        life.dial = dial;
+                        self.lives.borrow_mut().insert(mine.token.clone(), true);
                     }
                     _ => life.was_ended = true,
                 }
@@ -453,7 +471,6 @@ impl Znodes {
         now: Time,
     ) -> Result<Option<Vec<LockNode>>, Error> {
         let (mut entries, mut answers) = (Vec::with_capacity(names.len()), answers.into_iter());
-        let mine = self.mine.as_ref().map(|mine| &mine.token);
         for name in names {
             let path = self.lock_path(name);
             let entry = match (answers.next(), answers.next()) {
@@ -468,12 +485,6 @@ impl Znodes {
                 (Some(Err(Code::NO_NODE)), _) | (_, Some(Err(Code::NO_NODE))) => return Ok(None),
                 (Some(Err(code)), _) | (_, Some(Err(code))) => return Err(self.refused(code)),
                 _ => return Err(self.refused(Code(0))),
-            };
-            let place = mine.and_then(|mine| entry.queue.find(mine)).map(|at| &entry.queue.waiting[at]);
-            let path = place.filter(|_| mine.is_some_and(|mine| entry.queue.is_queued(mine)));
-            match path.map(|waiting| entry.waiter_path(waiting)) {
-                Some(path) => self.places.borrow_mut().insert(name.clone(), path),
-                None => self.places.borrow_mut().remove(name),
             };
             entries.push(entry);
         }
@@ -490,11 +501,16 @@ impl Znodes {
     ) -> Result<bool, Error> {
         const HOLDERS: usize = 8;
         let is_all = whom == CatchUp::All && me.is_none();
-        let front = if is_all { usize::MAX } else { FRONT };
+        let is_single = entries.len() == 1;
         let (mut asks, mut notes, mut lives, mut ends) =
             (Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
         for (at, entry) in entries.iter().enumerate() {
             let parked = entry.queue.waiting.iter().filter(|_| is_all);
+            let front = match (is_all, entry.queue.is_for_one()) {
+                (true, _) => usize::MAX,
+                (false, true) if is_single => 1,
+                (false, _) => FRONT,
+            };
             for waiting in entry.wanted(front, me).into_iter().chain(parked) {
                 let Some(token) = waiting.token().filter(|token| !notes.contains(&(at, token.clone())))
                 else {
@@ -510,8 +526,11 @@ impl Znodes {
                 entry.tracked.contains_key(**token) && (is_few || node::is_over(&entry.record, token, now))
             };
             lives.extend(held.iter().filter(asked).map(|token| (*token).clone()));
+            // Those who have left are forgotten when they are gone.
+            let spent = entry.record.spent.keys().filter(|token| entry.tracked.contains_key(*token));
+            lives.extend(spent.take(HOLDERS).cloned());
             if whom == CatchUp::All {
-                for path in entry.end_paths() {
+                for path in entry.end_paths().into_iter().take(if is_all { LOG_KEPT } else { ENDS }) {
                     asks.push(Ask::Get { path });
                     ends.push(at);
                 }
@@ -526,7 +545,7 @@ impl Znodes {
         let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
         for ((at, token), answer) in notes.into_iter().zip(&mut answers) {
             match answer {
-                Ok(Answer::Data(data, _)) => drop(entries[at].notes.insert(token, data)),
+                Ok(Answer::Data(data, stat)) => self.saw(&mut entries[at], token, data, stat),
                 Err(Code::NO_NODE) => return Ok(false),
                 Err(code) => return Err(self.refused(code)),
                 Ok(_) => {}
@@ -542,20 +561,42 @@ impl Znodes {
             entries[at].set_log(log.iter().map(Vec::as_slice));
         }
         for (token, answer) in looked.into_iter().zip(answers) {
-            let stat = match answer {
-                Ok(Answer::Stat(stat)) => Some(stat),
-                Err(Code::NO_NODE) => None,
+            let is_there = match answer {
+                Ok(Answer::Stat(_)) => true,
+                Err(Code::NO_NODE) => false,
                 Ok(_) => continue,
                 Err(code) => return Err(self.refused(code)),
             };
-            self.lives.borrow_mut().insert(token, stat);
+            self.lives.borrow_mut().insert(token, is_there);
         }
         Ok(true)
     }
 
+    /// What the node of one who waits tells, besides what it holds: when it was last heard of, and if it is this process',
+    /// where that makes itself heard.
+    fn saw(&self, entry: &mut LockNode, token: Token, data: Vec<u8>, stat: Stat) {
+        let mut heard = self.heard.borrow_mut();
+        let last = heard.entry(token.clone()).or_default();
+        *last = stat.mtime.max(*last);
+        if self.is_own(&token)
+            && let Some(at) = entry.queue.find(&token).filter(|_| entry.queue.is_queued(&token))
+        {
+            let path = entry.waiter_path(&entry.queue.waiting[at]);
+            let place = Place { path, data: data.clone(), version: stat.version };
+            self.places.borrow_mut().insert(entry.name.clone(), place);
+        }
+        entry.notes.insert(token, data);
+    }
+
+    /// What was read before is of another step.
+    fn forget_seen(&self) {
+        self.lives.borrow_mut().clear();
+        self.heard.borrow_mut().clear();
+    }
+
     /// Says of each hold whether its lease is over. See the beginning of this file.
     fn judge(&self, entries: &mut [LockNode], me: Option<&Token>, now: Time) {
-        let lives = self.lives.borrow();
+        let (lives, seen) = (self.lives.borrow(), self.heard.borrow());
         let mut believed = BTreeMap::new();
         for entry in entries.iter_mut() {
             believed.extend(node::believed(&entry.record).map(|(token, until)| (token.clone(), until)));
@@ -566,22 +607,21 @@ impl Znodes {
                 }
                 let Some(tracked) = entry.tracked.get(&token).copied() else { continue };
                 match lives.get(&token) {
-                    Some(Some(_)) => entry.record.lasts(&token, Due::after(now, LASTS)),
+                    Some(true) => entry.record.lasts(&token, Due::after(now, LASTS)),
                     // The clock of another leader may be behind: nobody waits for longer than a lease for that.
-                    Some(None) => {
+                    Some(false) => {
                         cap(&mut entry.record, &token, Due::after(now, Duration::from_millis(tracked.ttl)))
                     }
                     None => {}
                 }
             }
             if entry.record.absence.heard.0 > 0 {
-                let waiting = entry.queue.waiting.iter().filter_map(|waiting| waiting.token());
-                let heard = waiting.filter_map(|token| (*lives.get(&token)?).map(|stat| stat.mtime)).max();
+                let heard = entry.notes.keys().filter_map(|token| seen.get(token).copied()).max();
                 let absence = &mut entry.record.absence;
                 absence.heard = absence.heard.max(Due(heard.unwrap_or_default()));
             }
         }
-        drop(lives);
+        drop((lives, seen));
         self.believed.replace(believed);
         let is_over = |mine: &Arc<Mine>| {
             Some(&mine.token) == me
@@ -600,32 +640,27 @@ impl Znodes {
         until.zip(now).is_some_and(|(until, now)| !until.passed(now))
     }
 
-    /// Whether somebody has written to the own life since it was looked at.
-    fn was_woken(&self, version: i32) -> bool {
-        self.life.get().is_none_or(|life| life.version != version)
-    }
-
     /// Sets the watches that the last connection had. Whether something has happened meanwhile.
-    fn arm<'a>(&self, token: &Token, others: impl Iterator<Item = &'a Watch>) -> Result<bool, Failure> {
+    fn arm<'a>(&self, others: impl Iterator<Item = &'a Watch>) -> Result<bool, Failure> {
         self.session.borrow_mut().connect(self.by.get())?;
         let dial = self.session.borrow().dial();
         let unarmed: Vec<&Watch> = others.filter(|watch| watch.dial.get() != dial).collect();
         if unarmed.is_empty() {
             return Ok(false);
         }
-        let mut asks: Vec<Ask> =
-            unarmed.iter().map(|watch| Ask::WatchEnd { path: watch.path.clone() }).collect();
-        asks.push(Ask::Look { path: self.life_path(token), watch: true });
-        let mut answers = self.ask(&asks, Again::No)?;
-        let mine = answers.pop();
+        let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd { path: watch.path.clone() }).collect();
+        let answers = self.ask(&asks, Again::No)?;
         for watch in &unarmed {
             watch.dial.set(dial);
         }
-        let woken = match mine {
-            Some(Ok(Answer::Stat(stat))) => self.was_woken(stat.version),
-            _ => true,
-        };
-        Ok(woken || answers.iter().any(Result::is_err))
+        Ok(answers.iter().any(Result::is_err))
+    }
+
+    /// Whether the own life is still watched. If it is not, it may have been written to without anybody being told.
+    fn is_watched(&self) -> bool {
+        let session = self.session.borrow();
+        let is_same = |life: Life| life.turn == session.turn() && life.dial == session.dial();
+        session.is_connected() && self.life.get().is_some_and(is_same)
     }
 
     fn wait<'a>(
@@ -635,13 +670,7 @@ impl Znodes {
         until: Moment,
     ) -> Result<bool, Failure> {
         let others: Vec<&Watch> = others.collect();
-        let Some(life) = self.life.get() else { return Ok(true) };
-        let was_connected = self.session.borrow().is_connected();
-        if self.arm(token, others.iter().copied())? {
-            return Ok(true);
-        }
-        // Another session, or a watch on the own life that went with the connection.
-        if self.session.borrow().turn() != life.turn || !was_connected {
+        if self.life.get().is_none() || self.arm(others.iter().copied())? || !self.is_watched() {
             return Ok(true);
         }
         let mine = self.life_path(token);
@@ -661,34 +690,24 @@ impl Znodes {
         }
     }
 
-    /// Writes to the own life. Whether its owner still waits there, and has not been woken.
-    fn beat(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
-        let Some(mut life) = self.life.get() else { return Ok(false) };
-        let path = self.life_path(token);
-        let mut asks =
-            vec![Ask::Set { path: path.clone(), data: Vec::new() }, Ask::Look { path, watch: true }];
-        let places = self.places.borrow();
-        let waits = names.iter().map(|name| places.get(name.as_str()));
-        let Some(waits) = waits.collect::<Option<Vec<_>>>() else { return Ok(false) };
-        asks.extend(waits.into_iter().map(|path| Ask::Look { path: path.clone(), watch: false }));
-        drop(places);
-        let answers = self.ask(&asks, Again::No)?;
-        if self.session.borrow().turn() != life.turn {
-            return Ok(false);
+    /// Writes to the own places. Whether all of them are still there, and nothing has happened.
+    fn beat(&self, names: &Names) -> Result<bool, Failure> {
+        let mut places = self.places.borrow_mut();
+        let known = names.iter().map(|name| places.get(name.as_str()));
+        let Some(known) = known.collect::<Option<Vec<_>>>() else { return Ok(false) };
+        let said = known.into_iter().map(|Place { path, data, version }| Ask::SetIf {
+            path: path.clone(),
+            data: data.clone(),
+            version: *version,
+        });
+        let answers = self.ask(&said.collect::<Vec<_>>(), Again::No)?;
+        for (name, answer) in names.iter().zip(&answers) {
+            let Ok(Answer::Stat(stat)) = answer else { return Ok(false) };
+            if let Some(place) = places.get_mut(name.as_str()) {
+                place.version = stat.version;
+            }
         }
-        let (Some(Ok(Answer::Stat(said))), Some(Ok(Answer::Stat(seen)))) = (answers.first(), answers.get(1))
-        else {
-            return Ok(false);
-        };
-        if said.version != life.version.wrapping_add(1) || seen.version != said.version {
-            return Ok(false);
-        }
-        life.version = seen.version;
-        self.life.set(Some(life));
-        // What was told until now is of what was just written.
-        let events = self.session.borrow_mut().events();
-        let path = self.life_path(token);
-        Ok(answers.iter().all(Result::is_ok) && events.iter().all(|event| event.path == path))
+        Ok(self.is_watched() && self.session.borrow_mut().events().is_empty())
     }
 
     /// Removes locks that nobody has used for long.
@@ -800,7 +819,7 @@ impl Adapter for Znodes {
             let asks = [Ask::Get { path: place }, Ask::Look { path: self.life_path(&token), watch: false }];
             let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
             match answers.next() {
-                Some(Ok(Answer::Data(data, _))) => drop(entry.notes.insert(token.clone(), data)),
+                Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),
                 // It has left since, so nothing of this can be written.
                 Some(Err(Code::NO_NODE)) => {
                     entry.drop_waiter(waiter);
@@ -809,20 +828,19 @@ impl Adapter for Znodes {
                 Some(Err(code)) => return Err(self.refused(code)),
                 _ => return Err(self.refused(Code(0))),
             }
-            let stat = match answers.next() {
-                Some(Ok(Answer::Stat(stat))) => Some(stat),
-                _ => None,
-            };
-            self.lives.borrow_mut().insert(token.clone(), stat);
+            let is_there = matches!(answers.next(), Some(Ok(Answer::Stat(_))));
+            self.lives.borrow_mut().insert(token.clone(), is_there);
         }
-        let heard = self.lives.borrow().get(&token).and_then(|stat| stat.map(|stat| stat.mtime));
+        // One whose life is gone is not heard any more, whenever it last was.
+        let is_there = self.lives.borrow().get(&token).copied().unwrap_or(false);
+        let heard = self.heard.borrow().get(&token).copied().filter(|_| is_there);
         let data = entry.notes.get(&token).cloned().unwrap_or_default();
         let shown = entry.show(waiter, &data, heard, record);
         shown.map_err(|why| node::garbled(self.shown(), &entry.name, &entry.path, why))
     }
 
     fn write(&self, entries: Vec<(LockNode, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {
-        self.lives.borrow_mut().clear();
+        self.forget_seen();
         if entries.iter().all(|(_, changed)| *changed == Changed::No) {
             return Ok(Written::Yes);
         }
@@ -885,13 +903,11 @@ impl Adapter for Znodes {
             Err(failure) => return Err(failure.into()),
         };
         match answer {
-            Some(Ok(_)) => {
-                let mut known = self.places.borrow_mut();
-                for (name, place) in places {
-                    match place {
-                        Some(path) => known.insert(name, path),
-                        None => known.remove(&name),
-                    };
+            Some(Ok(Answer::All(answers))) => {
+                if asker.is_some_and(|asker| self.is_own(&asker))
+                    && let Some(Ask::All(all)) = asks.into_iter().next()
+                {
+                    self.keep_places(places, all, &answers);
                 }
                 Ok(Written::Yes)
             }
@@ -903,12 +919,12 @@ impl Adapter for Znodes {
                 Ok(Written::Conflict)
             }
             Some(Err(code)) => Err(self.refused(code)),
-            None => Err(self.refused(Code(0))),
+            _ => Err(self.refused(Code(0))),
         }
     }
 
     fn release(&self, _: Vec<LockNode>) {
-        self.lives.borrow_mut().clear();
+        self.forget_seen();
     }
 
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
@@ -933,6 +949,10 @@ impl Adapter for Znodes {
 
     fn now(&self) -> Duration {
         Moment::now().since_boot()
+    }
+
+    fn crowd(&self) -> u64 {
+        NEAR
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
@@ -980,8 +1000,8 @@ impl Adapter for Znodes {
 
     fn say_heard(&self, names: &Names, token: &Token, _: Duration) -> bool {
         self.allow();
-        self.lives.borrow_mut().clear();
-        self.is_own(token) && self.beat(names, token).unwrap_or(false)
+        self.forget_seen();
+        self.is_own(token) && self.beat(names).unwrap_or(false)
     }
 
     /// What was looked at in this step is known. Otherwise it is watched as well.
@@ -989,7 +1009,7 @@ impl Adapter for Znodes {
         let path = self.life_path(token);
         let known = self.lives.borrow().get(token).copied();
         let (is_there, dial) = match known {
-            Some(stat) => (stat.is_some(), 0),
+            Some(is_there) => (is_there, 0),
             None => {
                 self.allow();
                 let answer = self.ask(&[Ask::WatchEnd { path: path.clone() }], Again::Yes);
@@ -1046,6 +1066,33 @@ impl Adapter for Znodes {
 }
 
 impl Znodes {
+    /// Where this process waits after a step that has written these.
+    fn keep_places(&self, places: BTreeMap<String, Option<String>>, asks: Vec<Ask>, answers: &[Answer]) {
+        let mut known = self.places.borrow_mut();
+        let mut written: BTreeMap<String, (Vec<u8>, i32)> = BTreeMap::new();
+        for (ask, answer) in asks.into_iter().zip(answers) {
+            match (ask, answer) {
+                // Of a node that it makes it tells no version: it is the first.
+                (Ask::Create { path, data }, Answer::Done) => drop(written.insert(path, (data, 0))),
+                (Ask::Set { path, data }, Answer::Stat(stat)) => {
+                    drop(written.insert(path, (data, stat.version)));
+                }
+                _ => {}
+            }
+        }
+        for (name, path) in places {
+            let is_same = |place: &Place| Some(&place.path) == path.as_ref();
+            match path.as_ref().and_then(|path| written.remove(path)) {
+                Some((data, version)) => {
+                    let path = path.unwrap_or_default();
+                    known.insert(name, Place { path, data, version });
+                }
+                None if known.get(&name).is_some_and(is_same) => {}
+                None => drop(known.remove(&name)),
+            }
+        }
+    }
+
     fn is_own(&self, token: &Token) -> bool {
         self.mine.as_ref().is_some_and(|mine| mine.token == *token)
     }

@@ -155,6 +155,12 @@ impl Queue {
         self.waiting.iter().position(|waiting| waiting.is(token))
     }
 
+    /// Whether the first in the queue, if there is one, wants the lock for itself alone.
+    pub fn is_for_one(&self) -> bool {
+        let mut queued = self.waiting.iter().filter(|waiting| waiting.is_queued());
+        queued.next().is_none_or(|head| head.mode == Mode::Exclusive)
+    }
+
     /// Whether the token stood in the queue when this was read.
     pub fn is_queued(&self, token: &Token) -> bool {
         self.find(token).is_some_and(|at| self.waiting[at].is_queued())

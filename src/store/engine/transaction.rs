@@ -28,7 +28,7 @@
 //!
 //! Deliberately without a journal: it would cost every operation a write more.
 
-use super::queue::{Joins, Place};
+use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
@@ -177,13 +177,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// How many of each queue the law is to be shown at first: whom an end of a hold grants the lock, and if somebody else
     /// could hold it beside that, who is behind it.
     pub fn front(&self) -> usize {
-        let is_exclusive = |opened: &Opened<A::Entry>| {
-            let mut queue = opened.entry.queue().waiting.iter();
-            queue
-                .find(|waiting| waiting.place == Place::Queued)
-                .is_none_or(|head| head.mode == Mode::Exclusive)
-        };
-        if self.opened.len() == 1 && self.opened.iter().all(is_exclusive) { 1 } else { 2 }
+        let is_for_one = self.opened.iter().all(|opened| opened.entry.queue().is_for_one());
+        if self.opened.len() == 1 && is_for_one { 1 } else { 2 }
     }
 
     /// Whether the law came to waiters that it was not shown. It looks at nobody behind the one whom it granted a lock that

@@ -148,16 +148,20 @@ impl LockNode {
         self.log = ends.filter_map(|end| serde_json::from_slice(end).ok()).collect();
     }
 
-    /// Those whose nodes are worth reading before anybody asks for them: the first `front`, `me`, and the one before that; the
-    /// last, and the newest of those that replace others.
+    /// Those whose nodes are worth reading before anybody asks for them: the first `front`, `me`, and the one before that, or
+    /// the last if that is where `me` may come to stand; and the newest of those that replace others.
     pub fn wanted(&self, front: usize, me: Option<&Token>) -> Vec<&Waiting> {
         let queued: Vec<&Waiting> =
             self.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued).collect();
-        let mut wanted: Vec<&Waiting> = queued.iter().take(front).chain(queued.last()).copied().collect();
-        if let Some(at) = me.and_then(|me| self.queue.find(me)) {
-            let mine = &self.queue.waiting[at];
-            wanted.push(mine);
-            wanted.extend(queued.iter().rev().find(|waiting| waiting.key() < mine.key()));
+        let mut wanted: Vec<&Waiting> = queued.iter().take(front).copied().collect();
+        match me.map(|me| self.queue.find(me)) {
+            Some(Some(at)) => {
+                let mine = &self.queue.waiting[at];
+                wanted.push(mine);
+                wanted.extend(queued.iter().rev().find(|waiting| waiting.key() < mine.key()));
+            }
+            Some(None) => wanted.extend(queued.last()),
+            None => {}
         }
         let newest = self.record.newest.as_ref().and_then(|newest| self.queue.find(&newest.token));
         wanted.extend(newest.map(|at| &self.queue.waiting[at]));
