@@ -1,10 +1,13 @@
 //! What may befall an ensemble of ZooKeeper that keeps locks, and those who hold them there: sessions that end too soon or too
 //! late, servers killed, stopped and elected anew. And who gets in.
 
-use crate::support::storm::{Wish, runs, storm};
+use crate::support::certificates::Authority;
+use crate::support::dlock::{End, finish_all};
+use crate::support::outages::storm_through_outages;
+use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
-use crate::support::zookeeper::{Ensemble, ZooKeeper};
+use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
 use dlock::clock::Moment;
 use dlock::law::{Acquired, Ask, Patience, Terms};
 use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
@@ -13,7 +16,7 @@ use dlock::store::net::Address;
 use dlock::store::zookeeper::{Target, ZooKeeperStore};
 use rustix::process::Signal;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A job that goes on until `go` is there.
 const JOB: &str = "echo $$ > pid; echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
@@ -228,34 +231,148 @@ fn nodes_are_their_makers_own() {
     assert!(said.contains("there is no /closed/dlock yet"), "{said}");
 }
 
+/// Over TLS: who is trusted, and who gets in.
+#[test]
+fn servers_are_spoken_to_over_tls() {
+    let authority = Authority::new("the ensemble's");
+    let mut world = World::without_redis();
+    let path = |name: &str| world.path(name).display().to_string();
+    authority.write(&world.path("ca.pem"));
+    Authority::new("another").write(&world.path("other.pem"));
+    let shown = authority.issue(&["localhost"]);
+    world.write("server.pem", &(shown.pem + &shown.key));
+    authority.issue(&["client"]).write(&world.path(""), "client");
+    let port = free_port();
+    let settings = [
+        format!("secureClientPort={port}"),
+        "secureClientPortAddress=127.0.0.1".into(),
+        format!("ssl.keyStore.location={}", path("server.pem")),
+        format!("ssl.trustStore.location={}", path("ca.pem")),
+        "ssl.clientAuth=need".into(),
+    ];
+    let settings: Vec<&str> = TLS.into_iter().chain(settings.iter().map(String::as_str)).collect();
+    let _server = ZooKeeper::start(&world.path(""), &settings);
+    let (ca, cert) = (path("ca.pem"), format!("cert={}&key={}", path("client.pem"), path("client.key")));
+    let other = path("other.pem");
+    world.use_store(format!("zookeepers://localhost:{port}/ops?ca={ca}&{cert}"));
+    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    let doctor = world.dlock(["doctor"]).any_stdout().any_stderr().run().stdout;
+    assert!(doctor.contains("3."), "each server tells its version: {doctor}");
+    let refused = |host: &str, parameters: &str, status: i32| {
+        let url = format!("zookeepers://{host}:{port}/ops?{parameters}");
+        let run = world.run("k", &["--store", &url, "--connect-timeout", "2s"], "echo ran >> log");
+        run.status(status).any_stderr().run().stderr
+    };
+    let said = refused("localhost", &format!("ca={other}&{cert}"), 69);
+    assert!(said.contains("cannot trust") && said.contains("other.pem"), "another authority: {said}");
+    let said = refused("127.0.0.1", &format!("ca={ca}&{cert}"), 69);
+    assert!(said.contains("not for 127.0.0.1"), "another name: {said}");
+    let said = refused("localhost", &format!("ca={ca}"), 77);
+    assert!(said.contains("wants a client certificate"), "no certificate of one's own: {said}");
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// What a server is asked does not grow with those who wait: neither for a hand-over, nor, much, while nothing happens.
+#[test]
+fn those_who_wait_ask_little() {
+    const CROWD: usize = 30;
+    let (world, server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=CROWD)
+        .map(|count| {
+            let waiter = world.run("k", &["-t", "60s", "-w"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", count);
+            waiter
+        })
+        .collect();
+    // Each makes itself heard every 1.6 s, and those who are far behind look at the records more rarely still.
+    let (began, before) = (Instant::now(), server.requests());
+    sleep(Duration::from_secs(5));
+    let (waited, idle) = (began.elapsed(), server.requests() - before);
+    println!("{CROWD} wait: {idle} requests in {waited:?}");
+    let spell = |time: Duration| CROWD as f64 * time.as_secs_f64();
+    assert!((idle as f64) < 8.0 * spell(waited), "{idle} requests in {waited:?}");
+    let (began, before) = (Instant::now(), server.requests());
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    let (took, asked) = (began.elapsed(), server.requests() - before);
+    println!("{} hand-overs in {took:?}: {asked} requests", CROWD + 1);
+    assert!((asked as f64) < 60.0 * (CROWD + 1) as f64 + 8.0 * spell(took), "{asked} requests in {took:?}");
+}
+
 /// Who waits and who holds leave nothing when they are gone, however they went.
 #[test]
 fn a_storm_leaves_no_node_of_anybody() {
     let (world, server) = own_server(&[]);
-    let alone = Wish { keys: &["k"], options: &[], kind: "alone" };
-    let shared = Wish { keys: &["k"], options: &["-s"], kind: "shared" };
-    let two = Wish { keys: &["k", "l"], options: &[], kind: "alone" };
-    storm(&world, 6, 20, &[alone, shared, two]);
-    println!("{} runs", 6 * runs(20));
+    storm(&world, 8, 20, &WISHES);
+    println!("{} runs", 8 * runs(20));
     wait_until("no life is left", || !server.sessions().contains("/dlock/lives/"));
     let said = server.command(&["ls", "-R", "/ops/locks/dlock/locks"]);
     let waiters: Vec<&str> = said.lines().filter(|line| line.contains("/w-")).collect();
     assert!(waiters.iter().all(|path| path.contains("-p")), "nobody waits: {waiters:?}");
 }
 
-/// What is read, changed and written back under the lock, while the leader fails again and again.
+const WISHES: [Wish; 3] = [
+    Wish { keys: &["k"], options: &[], kind: "alone" },
+    Wish { keys: &["k"], options: &["-s"], kind: "shared" },
+    Wish { keys: &["k", "l"], options: &[], kind: "alone" },
+];
+
+/// Servers are killed, stopped and started under a crowd: nobody meets whom it must not meet.
+#[test]
+fn a_storm_through_outages_of_servers_lets_nobody_meet() {
+    let (world, mut ensemble) = ensemble();
+    let mut round = 0;
+    let grants = if is_soak() { 1000 } else { 40 };
+    storm_through_outages(&world, 6, grants, &WISHES, || {
+        round += 1;
+        let leader = ensemble.leader();
+        match round % 3 {
+            0 => {
+                ensemble.servers[leader].kill();
+                sleep(Duration::from_secs(1));
+                ensemble.servers[leader].run();
+            }
+            1 => {
+                ensemble.servers[leader].signal(Signal::STOP);
+                sleep(Duration::from_secs(2));
+                ensemble.servers[leader].signal(Signal::CONT);
+            }
+            _ => {
+                ensemble.servers.iter().for_each(|server| server.signal(Signal::STOP));
+                sleep(Duration::from_secs(1));
+                ensemble.servers.iter().for_each(|server| server.signal(Signal::CONT));
+            }
+        }
+        ensemble.leader();
+    });
+}
+
+/// What is read, changed and written back under the lock, while the leader fails again and again. A lease of 2 s, for the
+/// long test, is over before there is another leader; what its job has written then stays all the same.
 #[test]
 fn no_increment_is_lost() {
     let (world, mut ensemble) = ensemble();
     world.write("count", "0\n");
     let add = "n=$(cat count); echo $((n+1)) > count.new; mv count.new count; echo add >> log";
-    std::thread::scope(|scope| {
+    let (ttl, each) = if is_soak() { ("2s", 250) } else { ("5s", 6) };
+    let failed = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    for _ in 0..runs(6) {
-                        world.run("k", &["-t", "5s", "-w"], add).any_stderr().run();
-                    }
+                    let run = || world.run("k", &["-t", ttl, "-w"], add).any_stderr().spawn().output();
+                    (0..each)
+                        .map(|_| run())
+                        .filter(|output| output.end() != End::Status(0))
+                        .collect::<Vec<_>>()
                 })
             })
             .collect();
@@ -264,9 +381,14 @@ fn no_increment_is_lost() {
             ensemble.servers[leader].kill();
             sleep(Duration::from_secs(2));
             ensemble.servers[leader].run();
-            sleep(Duration::from_secs(if runs(1) > 1 { 8 } else { 2 }));
+            sleep(Duration::from_secs(if is_soak() { 8 } else { 2 }));
         }
+        clients.into_iter().flat_map(|client| client.join().expect("it does not panic")).collect::<Vec<_>>()
     });
-    assert_eq!(world.read("count").trim(), (4 * runs(6)).to_string());
-    assert_eq!(world.lines("add"), 4 * runs(6));
+    let count: usize = world.read("count").trim().parse().expect("a number");
+    let added = world.lines("add");
+    println!("{count} counted, {added} said so, {} runs failed", failed.len());
+    assert!(is_soak() || failed.is_empty(), "{failed:?}");
+    assert!((added..=added + failed.len()).contains(&count), "{count} counted, {added} said so: {failed:?}");
+    assert!(added + failed.len() >= 4 * each, "{failed:?}");
 }

@@ -7,7 +7,7 @@ use super::world::{World, suite_home};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,14 @@ use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar";
+const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar:/usr/share/java/netty-codec.jar:\
+     /usr/share/java/netty-resolver.jar";
+/// What makes it take clients over TLS.
+pub const TLS: [&str; 3] = [
+    "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+    "ssl.keyStore.type=PEM",
+    "ssl.trustStore.type=PEM",
+];
 /// Sessions may be as short and as long as leases are.
 const SETTINGS: [&str; 6] = [
     "minSessionTimeout=400",
@@ -117,7 +124,6 @@ impl ZooKeeper {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
         stream.write_all(word.as_bytes()).ok()?;
-        stream.shutdown(Shutdown::Write).ok()?;
         let mut said = String::new();
         stream.read_to_string(&mut said).ok()?;
         Some(said)
@@ -166,6 +172,13 @@ impl ZooKeeper {
     pub fn forget(&self, world: &World) {
         let said = self.command(&["deleteall", &format!("{}/dlock/locks", chroot(world))]);
         assert!(!said.contains("Exception"), "{said}");
+    }
+
+    /// How many requests it was sent since it was started.
+    pub fn requests(&self) -> usize {
+        let said = self.say("mntr").expect("an answer");
+        let figure = said.lines().find_map(|line| line.strip_prefix("zk_packets_received"));
+        figure.and_then(|figure| figure.trim().parse().ok()).expect("a number")
     }
 
     /// Whether it is the leader of others.
@@ -246,7 +259,7 @@ impl Ensemble {
     }
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     wait_for("a free port for ZooKeeper", || {
         let port = next_port();
         TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
