@@ -1,7 +1,8 @@
 //! Does the judge of a night find what is wrong? Histories into which one thing each was planted.
 
 use super::check::{
-    Ended, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time, Told, Trouble, judge,
+    Ended, FULL_DIRECTORY, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time, Told, Trouble,
+    judge,
 };
 use super::lives::Life;
 use dlock::lock::Mode;
@@ -196,6 +197,14 @@ fn an_end_that_nothing_explains() {
     lost.runs[1].outcome = Outcome::Status(79);
     lost.troubles.push(trouble(4000, 8000, false));
     finds(&lost, &[]);
+    // What ends for want of memory is as good as killed; its job may not go on.
+    let mut starved = with(Outcome::Signal(6));
+    finds(&starved, &[Fault::Status]);
+    starved.runs[1].hits.push((0, Hit::LittleMemory));
+    finds(&starved, &[]);
+    starved.runs[1].ended = 300 * MS;
+    starved.lives[1].last = 300 * MS + TTL + MS;
+    finds(&starved, &[Fault::Status]);
     // No job, and the status of one.
     let mut missing = round(&[(100, 200), (300, 400)]);
     missing.lives.pop();
@@ -243,6 +252,18 @@ fn what_the_store_tells_wrongly() {
     finds(&told(&|told| told.history[0].fence = 1), &[Fault::History]);
     finds(&told(&|told| told.grants = 1), &[Fault::Metrics]);
     finds(&told(&|told| told.grants = 3), &[Fault::Metrics]);
+    // Nobody heard of the first grant before its lease was over.
+    let mut deaf = told(&|told| told.grants = 3);
+    deaf.runs[0].spawned = 0;
+    deaf.troubles.push(trouble(0, 900, false));
+    finds(&deaf, &[Fault::Metrics]);
+    deaf.runs[0].ttl = 900 * MS;
+    finds(&deaf, &[]);
+    // A directory on a full disk gives back without writing down the end.
+    let mut full = told(&|told| drop(told.history.remove(0)));
+    finds(&full, &[Fault::History]);
+    full.troubles.push(Trouble { kind: FULL_DIRECTORY, ..trouble(3500, 4001, false) });
+    finds(&full, &[]);
     finds(&told(&|told| told.succeeded = 3), &[Fault::Metrics]);
     finds(&told(&|told| told.state = "held".into()), &[Fault::LeftOver]);
     finds(&told(&|told| told.waiters = 1), &[Fault::LeftOver]);
