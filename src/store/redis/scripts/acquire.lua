@@ -54,7 +54,7 @@ local function park_silent_before(locks, work)
       local rank = redis.call('ZRANK', lock.QUEUE, token)
       if not rank or rank == 0 then break end
       local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
-      if is_heard(lock, before) then break end
+      if heard(lock, before) then break end
       park(lock, before, work)
     end
   end

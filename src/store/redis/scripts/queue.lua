@@ -126,10 +126,11 @@ local function write_absence(lock, last)
   redis.call('PEXPIRE', key_of('heard', lock), TICKET_KEPT)
 end
 
-local function is_heard(lock, token)
+-- What the record of a waiter says, if it is heard of.
+local function heard(lock, token)
   if absence(lock).is_news then write_absence(lock, lock.absence.last) end
   local w = waiter_of(lock, token)
-  return w and silent_at(lock, w.silent) > ms
+  return w and silent_at(lock, w.silent) > ms and w or nil
 end
 
 -- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
@@ -151,11 +152,12 @@ local function opened(names)
   return locks
 end
 
--- The first in the queue that is heard of.
+-- The first in the queue that is heard of, and what its record says.
 local function head_of(lock, work)
   while true do
     local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
-    if not head or is_heard(lock, head) then return head end
+    local w = head and heard(lock, head)
+    if w or not head then return head, w end
     park(lock, head, work)
   end
 end
@@ -167,10 +169,8 @@ local function is_before(lock, token, ticket)
 end
 
 -- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
-local function serve_one(at, token, work, caller)
-  local w = waiter_of(at, token)
+local function serve_one(at, token, w, work, caller)
   local mode, names, locks = w.mode, w.names, {}
-  local _, ticket = extreme(at.QUEUE, 0)
   if w.once_per > 0 and done(opened(names), w.once_per) then
     -- It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
     park(at, token, work)
@@ -185,6 +185,7 @@ local function serve_one(at, token, work, caller)
       if first ~= token then
         -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
         -- them would send each other round.
+        local _, ticket = extreme(at.QUEUE, 0)
         if first and is_before(lock, token, ticket) then work[#work + 1] = rest end
         return false
       end
@@ -211,8 +212,8 @@ local function serve(work, caller)
     local lock = open(work[i])
     expire(lock)
     while is_open(lock) do
-      local head = head_of(lock, work)
-      if not head or not serve_one(lock, head, work, caller) then break end
+      local head, w = head_of(lock, work)
+      if not head or not serve_one(lock, head, w, work, caller) then break end
     end
     i = i + 1
   end

@@ -316,7 +316,9 @@ end
 local function tally_end(lock, hold, outcome, job)
   local counts, times = counted(hold, outcome, job)
   tally(lock, counts)
-  for field, at in pairs(times) do redis.pcall('HSET', lock.STAT, field, int(at)) end
+  local fields = {}
+  for field, at in pairs(times) do fields[#fields + 1], fields[#fields + 2] = field, int(at) end
+  redis.pcall('HSET', lock.STAT, unpack(fields))
 end
 
 -- A number that a record has as text; nothing where somebody else wrote there what dlock does not.
@@ -378,8 +380,9 @@ local function finish(lock, token, outcome, job, by)
   erase(lock, token, hold)
   if is_logged(hold) then
     -- A log that somebody made something else of must not keep the lock from being given back.
-    if type(redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))) == 'number' then
-      redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1)
+    local length = redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))
+    if type(length) == 'number' then
+      if length > LOG_KEPT then redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1) end
       redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
