@@ -267,7 +267,7 @@ fn a_signal_leaves_the_queue(backend: Backend) {
         waiter.finish();
         // It ends at once, whatever a busy store does; a place that nobody gave back stands for longer than that. A
         // database on a busy machine may not get to it in time.
-        let within = if matches!(backend, Backend::Redis | Backend::File) { 4 } else { 20 };
+        let within = if matches!(backend, Backend::Redis | Backend::File) { 4 } else { 60 };
         wait_within(Duration::from_secs(within), "nobody waits", || (world.waiters("k") == 0).then_some(()));
     }
     let waiter = world.dlock(["acquire", "--export", "-k", "k", "-w"]).stdout("(exit 143)\n").dies_of(15);
