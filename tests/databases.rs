@@ -164,7 +164,7 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     let kept = ask(&format!("SELECT DISTINCT {} FROM dlock_locks WHERE name = 'dlock:k'", kind.text("body")));
     assert_eq!(kept, "nonsense");
     world.run("other", &[], "echo other >> log").run();
-    assert!(said.contains("delete its row in dlock_locks"), "{said}");
+    assert!(said.contains("delete its rows in dlock_locks"), "{said}");
     ask("DELETE FROM dlock_locks WHERE name = 'dlock:k'");
     world.run("k", &[], "echo well >> log").run();
     assert_eq!(world.log(), ["other", "well"]);

@@ -1,10 +1,11 @@
 //! `dlock pause` and `resume`: nobody is granted the lock meanwhile, whoever holds it goes on, and it ends by itself.
 
 use crate::support::cluster::Cluster;
-use crate::support::dlock::{BINARY, Running, finish_all};
+use crate::support::dlock::{BINARY, End, Running, finish_all};
 use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 
 on_every_store!(
     nobody_is_granted_what_is_paused,
@@ -19,6 +20,8 @@ on_every_store!(
     what_a_pattern_pauses_is_not_opened_by_its_name,
     nothing_new_gets_past_a_pattern,
     there_are_patterns_enough,
+    a_longer_pause_outlasts_a_pattern,
+    who_was_granted_it_just_before_is_asked_to_end,
 );
 
 const REFUSED: &str = "dlock: k in .* is busy: paused by .*@.* \\(pid \\d+\\) \\(freeze\\), for 59m.* more; \
@@ -103,6 +106,40 @@ fn who_holds_it_is_asked_to_end(backend: Backend) {
     world.dlock(["pause", "-v", "k", "--stop", "--reason", "r"]).stderr_like(said).run();
     assert_eq!(holder.output().status.code(), Some(79));
     assert_eq!(world.state("k"), "paused");
+}
+
+/// Whoever was granted the lock and has not come for it yet begins later, and is to be known of.
+fn who_was_granted_it_just_before_is_asked_to_end(backend: Backend) {
+    let is_known = || {
+        let world = World::new(backend);
+        let holder = hold(&world);
+        let options = ["-w", "20s", "-t", "1m", "--grace", "100ms"];
+        let waiter = world.run("k", &options, "exec sleep 1000").any_stderr().spawn();
+        world.wait_for_waiters("k", 1);
+        waiter.signal(Signal::STOP);
+        world.write("end", "");
+        holder.finish();
+        let said = world.dlock(["pause", "k", "--stop", "-v", "--reason", "now"]).any_stderr().run().stderr;
+        waiter.signal(Signal::CONT);
+        let end = waiter.output().end();
+        assert!(matches!(end, End::Status(75 | 79)), "{end:?}");
+        // A grant lasts for some seconds, which is short on a busy machine.
+        said.contains("was granted it just before and is asked to end")
+    };
+    assert!((0..5).any(|_| is_known()), "nobody was told of");
+}
+
+fn a_longer_pause_outlasts_a_pattern(backend: Backend) {
+    let world = World::new(backend);
+    world.run("deploy-a", &[], "true").run();
+    world.dlock(["pause", "deploy-a", "--for", "40h", "--reason", "audit"]).any_stderr().run();
+    let said = world
+        .dlock(["pause", "deploy-*", "--for", "1h", "-v", "--reason", "freeze"])
+        .any_stderr()
+        .run()
+        .stderr;
+    assert!(said.contains("deploy-a in ") && said.contains(" stays paused for longer, by "), "{said}");
+    assert_eq!(world.status("deploy-a")["paused"]["reason"], "audit");
 }
 
 fn a_pause_ends_by_itself(backend: Backend) {

@@ -16,6 +16,7 @@ use crate::output::Kind;
 use crate::output::owner::{because, who};
 use crate::output::time::span;
 use crate::store::{self, Store, Which};
+use std::time::Duration;
 
 /// `dlock pause`.
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
@@ -38,15 +39,23 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             &format!("is paused for {}: nobody is granted what looks like it", span(flags.lasts)),
         );
     }
-    let patterns = locks.patterns()?;
+    let (patterns, said) = (locks.patterns()?, locks.wanted.patterns.clone());
     let count = locks.each(|store, name, is_named| {
         let new = NewPause { by: &by, lasts: flags.lasts, pattern: None };
         let until = patterns.now.saturating_add(law::millis(flags.lasts));
         // The pause that ends last counts: a pattern goes on for a lock that is paused by its name for a shorter time.
         let longer = patterns.of(name.key()).filter(|pause| !is_named || pause.until > until);
         let new = longer.map_or(new, |pause| NewPause::rest_of(pause, patterns.now));
+        if !is_named && let Some(own) = longer_of_its_own(context, store, name, new.lasts)? {
+            let held = stop_or_not(context, store, name, flags.stop.then_some(&by))?;
+            return Ok((
+                format!("stays paused for longer, by {}{}{held}", who(&own.by), because(&own.by)),
+                Stays::No,
+            ));
+        }
         store.pause(name, Some(new), context.deadline())?;
-        let of = new.pattern.filter(|_| is_named).map(|pattern| format!(" by {pattern}")).unwrap_or_default();
+        let of = new.pattern.filter(|pattern| is_named || !said.contains(pattern));
+        let of = of.map(|pattern| format!(" by {pattern}")).unwrap_or_default();
         let held = stop_or_not(context, store, name, flags.stop.then_some(&by))?;
         Ok((format!("is paused for {}{of}: nobody is granted it{held}", span(new.lasts)), Stays::No))
     })?;
@@ -56,7 +65,19 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What becomes of those who hold it: they go on, or are asked to end.
+/// The pause of a lock by its name, if that lasts longer.
+fn longer_of_its_own(
+    context: &Context,
+    store: &mut dyn Store,
+    name: &Name,
+    lasts: Duration,
+) -> Result<Option<law::Pause>, store::Error> {
+    let view = store.inspect(name, context.deadline())?;
+    let until = view.now.saturating_add(law::millis(lasts));
+    Ok(view.paused.filter(|own| own.pattern.is_none() && own.until > until))
+}
+
+/// What becomes of those who hold it, or were granted it just before: they go on, or are asked to end.
 fn stop_or_not(
     context: &Context,
     store: &mut dyn Store,
@@ -66,11 +87,12 @@ fn stop_or_not(
     let view = store.inspect(name, context.deadline())?;
     let goes_on = if by.is_some() { "is asked to end" } else { "goes on" };
     let mut said = String::new();
-    for holder in view.holders.iter().filter(|holder| holder.confirmed) {
+    for holder in &view.holders {
         if let Some(by) = by {
             store.request(name, holder.fence, by, context.deadline())?;
         }
-        said.push_str(&format!("; {} {goes_on}", who(&holder.owner)));
+        let just = if holder.confirmed { "" } else { "was granted it just before and " };
+        said.push_str(&format!("; {} {just}{goes_on}", who(&holder.owner)));
     }
     Ok(said)
 }

@@ -576,9 +576,17 @@ impl Record {
         }
     }
 
-    /// Whether nothing depends on it any more but what is remembered of the past.
-    pub fn is_vacant(&self) -> bool {
-        self.lock == Lock::Free && self.holds.is_empty() && self.paused.is_none() && self.patterns.is_empty()
+    /// Whether nothing depends on it any more but what is remembered of the past. A hold whose end has passed may still be one:
+    /// a store may keep that end elsewhere.
+    pub fn is_vacant(&self, now: Time) -> bool {
+        let is_free = match self.lock {
+            Lock::Free => true,
+            Lock::Cooling { until } => until.passed(now),
+            _ => false,
+        };
+        let is_over = |hold: &Hold| hold.phase == Phase::Cooling && hold.cool.passed(now);
+        let is_open = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
+        is_free && self.holds.values().all(is_over) && is_open && self.patterns.is_empty()
     }
 
     /// Whether anybody at all may be admitted.

@@ -38,7 +38,7 @@ const WATCHED_MOST: usize = 256;
 
 /// See [`Adapter::crowd`].
 const CROWD: u64 = 50;
-/// So many times as rarely at most.
+/// See [`Adapter::rarely`].
 const RARELY: u32 = 8;
 
 /// So long one may be kept waiting who has something else to heed.
@@ -70,6 +70,11 @@ pub trait Adapter: Clone + Send {
     /// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
     fn crowd(&self) -> u64 {
         CROWD
+    }
+
+    /// How many times as rarely as others at most.
+    fn rarely(&self) -> u32 {
+        RARELY
     }
 
     /// The records of these locks in order of name, and the time for all of them, read before what holders and waiters have
@@ -629,8 +634,8 @@ impl<A: Adapter> Store for Engine<A> {
             Acquired::Waiting(waiting) => {
                 let crowd = self.adapter.crowd();
                 if waiting.ahead > crowd {
-                    let rarely = u32::try_from(waiting.ahead / crowd).unwrap_or(RARELY);
-                    waiting.next = HEARTBEAT * (1 + rarely).min(RARELY);
+                    let rarely = u32::try_from(waiting.ahead / crowd).unwrap_or(u32::MAX);
+                    waiting.next = HEARTBEAT * rarely.saturating_add(1).min(self.adapter.rarely());
                 }
                 (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
                 self.watch_lives(whom);

@@ -66,6 +66,8 @@ const LETS_PASS: Duration = Duration::from_millis(50);
 /// A lease to hold with is asked for ahead of time if it is not shorter than that of a waiter, which keeps both, nor longer
 /// than this, for that of a waiter that is killed lasts to its end.
 const AHEAD_MOST: Duration = Duration::from_secs(300);
+/// So many records at most are looked at for that at a time.
+const TIDIED: u64 = 64;
 /// Of so many first requests one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
 
@@ -389,9 +391,15 @@ fn is_same_term(one: &Header, other: &Header) -> bool {
 }
 
 fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
+    let key = |kind| Layout(prefix).key(kind, name);
     Error::Garbled(format!(
-        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete its keys \
-         below {prefix}/ when nothing runs under it"
+        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: when \
+         nothing runs under it, delete the key {} and all keys that begin with {}/, {}/, {}/ or {}/",
+        key("lock"),
+        key("hold"),
+        key("wait"),
+        key("call"),
+        key("end")
     ))
 }
 
@@ -748,13 +756,19 @@ impl Keys {
         Ok(heard)
     }
 
-    /// Removes what nobody has used for twice as long as it is kept.
+    /// Removes what nobody has used for twice as long as it is kept, of what was not written for longest.
     fn remove_old(&self) -> Result<(), Error> {
         let layout = self.layout();
-        let all = Txn { compare: Vec::new(), success: vec![Act::Range(layout.locks().whole())] };
-        let (answer, now) = self.client.txn(&all)?;
+        let oldest = Range {
+            limit: Some(Number(TIDIED)),
+            sort_order: Some("ASCEND"),
+            sort_target: Some("MOD"),
+            ..layout.locks().whole()
+        };
+        let (answer, now) =
+            self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(oldest)] })?;
         for pair in answer.ranges().flat_map(|range| range.kvs) {
-            let used = entry::free_since(&pair.value.0).unwrap_or(u64::MAX);
+            let used = entry::free_since(&pair.value.0, now).unwrap_or(u64::MAX);
             let Some(name) = layout.name_of(&pair.key) else { continue };
             if now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
                 let compare = vec![Compare::unchanged(pair.key.clone(), pair.mod_revision.0)];
@@ -824,7 +838,9 @@ impl Adapter for Keys {
         whom: CatchUp,
     ) -> Result<(Vec<Node>, Time), Error> {
         let is_all = whom == CatchUp::All;
-        let depth = if is_all && me.is_none() { Depth::All } else { Depth::Places };
+        // Who waits and reads the last ends has not heard by that what happened before.
+        let me = me.filter(|_| !is_all);
+        let depth = if is_all { Depth::All } else { Depth::Places };
         self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
     }
 

@@ -713,6 +713,7 @@ impl Znodes {
     /// Removes locks that nobody has used for long.
     fn sweep(&self) -> Result<(), Failure> {
         let Some(stamp) = self.stamp.get() else { return Ok(()) };
+        let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::law::HISTORY_KEPT));
         let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,
@@ -726,7 +727,7 @@ impl Znodes {
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
         for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No)?.chunks(2)) {
             let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
-            if stat.mtime >= old || read.version != stat.version || !node::is_vacant(body) {
+            if stat.mtime >= old || read.version != stat.version || !node::is_vacant(body, now) {
                 continue;
             }
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];
@@ -953,6 +954,12 @@ impl Adapter for Znodes {
 
     fn crowd(&self) -> u64 {
         NEAR
+    }
+
+    /// The session of one that was granted the lock and died may last for long: whoever is behind it sees within a
+    /// [`SILENCE`](crate::law::SILENCE) that it did not confirm.
+    fn rarely(&self) -> u32 {
+        3
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {

@@ -35,7 +35,7 @@ impl Kept {
 
     /// Takes over a record that was used last at `used`, in milliseconds since 1970, unless it is only of what is long past.
     pub fn set_record(&mut self, record: Record, used: u64, now: Time) {
-        if !record.is_vacant() || now.millis().saturating_sub(used) <= millis(HISTORY_KEPT) {
+        if !record.is_vacant(now) || now.millis().saturating_sub(used) <= millis(HISTORY_KEPT) {
             self.record = record;
         }
     }

@@ -33,7 +33,8 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.'
 pub struct Layout<'p>(pub &'p str);
 
 impl Layout<'_> {
-    fn key(&self, kind: &str, name: &str) -> String {
+    /// That of one kind, or the beginning of all of it.
+    pub fn key(&self, kind: &str, name: &str) -> String {
         format!("{}/{kind}/{}", self.0, utf8_percent_encode(name, PLAIN))
     }
 
@@ -253,9 +254,9 @@ pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json
 
 /// When a record was used last of which nothing else depends: its lock is free. In milliseconds since 1970. A holder's
 /// renewals do not change it, so one that looks old may be of a lock that is held.
-pub fn free_since(value: &[u8]) -> Option<u64> {
+pub fn free_since(value: &[u8], now: Time) -> Option<u64> {
     let body = serde_json::from_slice::<Body<Record>>(value).ok()?;
-    (body.format == FORMAT && body.record.is_vacant()).then_some(body.used)
+    (body.format == FORMAT && body.record.is_vacant(now)).then_some(body.used)
 }
 
 /// The token at the end of a key.
@@ -274,9 +275,12 @@ mod tests {
     fn what_is_held_is_not_old() -> Result<()> {
         let body = |record| serde_json::to_vec(&Body { format: FORMAT, ends: 3, used: 5, record });
         let held = Lock::Exclusive { token: Token::random()?, until: Due(9) };
-        ensure!(free_since(&body(Record::default())?) == Some(5));
-        ensure!(free_since(&body(Record { lock: held, ..Record::default() })?).is_none());
-        ensure!(free_since(b"not a record").is_none());
+        ensure!(free_since(&body(Record::default())?, Time(7_000)) == Some(5));
+        ensure!(free_since(&body(Record { lock: held, ..Record::default() })?, Time(10_000)).is_none());
+        let kept = |until| Record { lock: Lock::Cooling { until: Due(until) }, ..Record::default() };
+        ensure!(free_since(&body(kept(9))?, Time(10_000)) == Some(5));
+        ensure!(free_since(&body(kept(11))?, Time(10_000)).is_none());
+        ensure!(free_since(b"not a record", Time(10_000)).is_none());
         Ok(())
     }
 }

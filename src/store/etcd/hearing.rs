@@ -79,6 +79,9 @@ impl Ears {
             if watched.events.iter().any(|event| new(event.kv.mod_revision.0)) {
                 return Ok(true);
             }
+            if until.passed() {
+                break;
+            }
         }
         Ok(false)
     }

@@ -135,17 +135,22 @@ impl Connection {
 
     /// The next line, if it comes until then.
     pub fn next_line(&mut self, until: Moment) -> Result<Option<Vec<u8>>, Failure> {
+        let mut has_read = false;
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
                 let rest = self.line.split_off(end + 1);
                 return Ok(Some(std::mem::replace(&mut self.line, rest)));
+            }
+            // A member that never stops talking keeps nobody.
+            if has_read && until.passed() {
+                return Ok(None);
             }
             let mut line = std::mem::take(&mut self.line);
             let took = self.take_body(&mut line);
             self.line = line;
             match took? {
                 Took::Some if self.line.len() > ANSWER_MOST => return Err(self.not_etcd()),
-                Took::Some => {}
+                Took::Some => has_read = true,
                 Took::Over => return Err(self.failure(&ErrorKind::UnexpectedEof.into())),
                 Took::Nothing => {
                     let is_there = self.wait(until).map_err(|error| self.failure(&error))?;

@@ -145,9 +145,12 @@ pub struct Range {
     pub span: Span,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Number>,
-    /// Last first.
+    /// Last first, or first first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_order: Option<&'static str>,
+    /// By what else than the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sort_target: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keys_only: bool,
     /// What the member that is asked knows will do.

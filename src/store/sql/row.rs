@@ -179,8 +179,8 @@ fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
 /// The error for what is not understood.
 pub fn garbled(shown: &str, name: &str, why: &str) -> Error {
     Error::Garbled(format!(
-        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete its row in \
-         dlock_locks when nothing runs under it"
+        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete its rows \
+         in dlock_locks, and on PostgreSQL in dlock_waiters and dlock_ends, when nothing runs under it"
     ))
 }
 

@@ -40,9 +40,9 @@ struct Body<R, T> {
 }
 
 /// Whether nothing depends any more on the lock with this record. A holder's session may last although its record is old.
-pub fn is_vacant(body: &[u8]) -> bool {
+pub fn is_vacant(body: &[u8], now: Time) -> bool {
     let body = serde_json::from_slice::<Body<Record, serde::de::IgnoredAny>>(body);
-    body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant())
+    body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant(now))
 }
 
 /// What the node of one who waits holds, besides what its name says.
