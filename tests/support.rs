@@ -17,7 +17,7 @@ pub mod masters;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 pub mod night;
-#[cfg(any(feature = "sql", feature = "etcd"))]
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 pub mod outages;
 #[cfg(feature = "postgres")]
 pub mod postgres;
