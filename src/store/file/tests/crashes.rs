@@ -25,11 +25,11 @@ impl Process {
 fn ensure_all_is_well(place: &Place, keys: &[&str]) -> Result<()> {
     for key in keys {
         let mut one = exclusive(place, &[*key])?;
-        one.granted().with_context(|| format!("{key} alone"))?;
+        one.granted_soon().with_context(|| format!("{key} alone"))?;
         one.leave()?;
     }
     let mut all = exclusive(place, keys)?;
-    all.granted().context("all of them")?;
+    all.granted_soon().context("all of them")?;
     all.leave()?;
     Ok(())
 }
@@ -432,7 +432,7 @@ fn play(wants: &[(usize, Mode)], events: &[Event]) -> Result<()> {
     world.processes.clear();
     let mut survivor = exclusive(&place, &KEYS)?;
     survivor.store.adapter.boot.ahead = world.ahead;
-    survivor.granted().context("with all the others dead")?;
+    survivor.granted_soon().context("with all the others dead")?;
     Ok(())
 }
 
