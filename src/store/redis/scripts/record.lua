@@ -380,9 +380,9 @@ local function finish(lock, token, outcome, job, by)
   erase(lock, token, hold)
   if is_logged(hold) then
     -- A log that somebody made something else of must not keep the lock from being given back.
-    local length = redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))
-    if type(length) == 'number' then
-      if length > LOG_KEPT then redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1) end
+    if type(redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))) == 'number' then
+      -- Each time, so that a right to it that is missing shows at the first end, and not at the 65th.
+      redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1)
       redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
