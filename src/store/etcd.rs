@@ -66,10 +66,10 @@ const LETS_PASS: Duration = Duration::from_millis(50);
 /// A lease to hold with is asked for ahead of time if it is not shorter than that of a waiter, which keeps both, nor longer
 /// than this, for that of a waiter that is killed lasts to its end.
 const AHEAD_MOST: Duration = Duration::from_secs(300);
-/// So many records at most are looked at for that at a time.
-const TIDIED: u64 = 64;
 /// Of so many first requests one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
+/// So many records at most are looked at for that.
+const TIDIED: u64 = 64;
 
 /// A cluster of etcd with locks in it.
 pub type EtcdStore = Engine<Keys>;
