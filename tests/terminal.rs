@@ -62,6 +62,7 @@ fn stop_background_foreground(backend: Backend) {
     world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
     terminal.type_line("dlock run -k k -t 1m -- ./idle");
     let job = world.wait_for_pid("job.pid");
+    let dlock = dlock_above(job);
     terminal.press(CTRL_Z);
     let shown = terminal.expect("Stopped");
     let message =
@@ -73,6 +74,10 @@ fn stop_background_foreground(backend: Backend) {
     assert_eq!(world.state("k"), "held");
     terminal.type_line("bg");
     wait_until("the job goes on", || !proc::stopped(job));
+    // dlock passes the shell's CONT on. A key that comes before that would be undone by it. WINCH is passed on after it.
+    wait_until("dlock goes on", || !proc::stopped(dlock));
+    proc::signal(dlock, Signal::WINCH);
+    world.wait_for_log("WINCH");
     terminal.type_line("fg");
     wait_until("the keyboard is the job's", || proc::in_foreground(job));
     terminal.press(CTRL_Z);
@@ -87,6 +92,12 @@ fn stop_background_foreground(backend: Backend) {
     terminal.close();
 }
 
+/// The dlock that runs this job.
+fn dlock_above(job: i32) -> i32 {
+    let mut all = proc::pids().into_iter();
+    all.find(|pid| proc::name(*pid) == "dlock" && proc::is_below(job, *pid)).expect("dlock is above its job")
+}
+
 /// Whoever continues CMD alone continues dlock with it, for a job that runs needs its lock renewed.
 #[test]
 fn continuing_the_job_continues_dlock() {
@@ -95,8 +106,7 @@ fn continuing_the_job_continues_dlock() {
     world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
     terminal.type_line("dlock run -k k -t 1m -- ./idle");
     let job = world.wait_for_pid("job.pid");
-    let dlock = proc::pids().into_iter().find(|pid| proc::name(*pid) == "dlock" && proc::is_below(job, *pid));
-    let dlock = dlock.expect("dlock is above its job");
+    let dlock = dlock_above(job);
     terminal.press(CTRL_Z);
     terminal.expect("Stopped");
     wait_until("dlock stops", || proc::stopped(dlock) && proc::stopped(job));
