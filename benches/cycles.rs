@@ -1,6 +1,6 @@
 //! How much can a Redis server do for dlock? Speaks to one through dlock's own store code, so that what goes over the wire is
 //! what dlock says. `cycles PORT run KEYS SECONDS` prints how many cycles of acquire and leave were done. `hold KEYS` and
-//! `leave KEYS` leave so many locks held, or idle. `storm COUNT` makes so many connections within a second, each for one
+//! `leave KEYS` leave so many locks held, or idle; `queue KEYS` has one wait for each of those held. `storm COUNT` makes so many connections within a second, each for one
 //! cycle, and prints how many failed and after how many seconds the last was through.
 
 use dlock::clock::Moment;
@@ -25,6 +25,8 @@ const LONG: Duration = Duration::from_secs(30);
 enum Then {
     Keep,
     Leave,
+    /// It is held: to wait for it is what is wanted.
+    Queue,
 }
 
 fn store(port: u16) -> RedisStore {
@@ -40,7 +42,7 @@ fn store(port: u16) -> RedisStore {
     })
 }
 
-/// Whether the lock was had.
+/// Whether the lock was had, or is waited for as was wanted.
 fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
     let names = Names::from(Name::new("dlock:", &Key::new(&format!("bench-{key}"))?)?);
     let ask = Ask {
@@ -56,12 +58,16 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
             reason: None,
             by: By::Run,
         },
-        patience: Patience::None,
+        patience: if then == Then::Queue { Patience::Queue } else { Patience::None },
         terms: Terms::default(),
         waited: Duration::ZERO,
     };
     let by = Moment::now().after(LONG);
-    let is_had = matches!(store.acquire(&names, &ask, by)?, Acquired::Granted(_));
+    let acquired = store.acquire(&names, &ask, by)?;
+    let is_had = match then {
+        Then::Queue => matches!(acquired, Acquired::Waiting(_)),
+        Then::Keep | Then::Leave => matches!(acquired, Acquired::Granted(_)),
+    };
     if is_had && then == Then::Leave {
         let end = End { ran: Ran::Cut(Outcome::Released), job: None };
         store.leave(&names, &ask.token, &end, by)?;
@@ -106,8 +112,12 @@ fn main() -> Done {
             })?;
             println!("{done}");
         }
-        "hold" | "leave" => {
-            let then = if what == "hold" { Then::Keep } else { Then::Leave };
+        "hold" | "leave" | "queue" => {
+            let then = match what.as_str() {
+                "hold" => Then::Keep,
+                "leave" => Then::Leave,
+                _ => Then::Queue,
+            };
             together(port, |store| {
                 let key = next.fetch_add(1, Ordering::Relaxed);
                 Ok(key < count && cycle(store, key, then)?)
@@ -130,7 +140,7 @@ fn main() -> Done {
             });
             println!("{} {}", failed.into_inner(), began.elapsed().as_secs_f64());
         }
-        _ => return Err("run, hold, leave or storm".into()),
+        _ => return Err("run, hold, leave, queue or storm".into()),
     }
     Ok(())
 }

@@ -324,11 +324,13 @@ def server(redis):
         busy = redis.info('used_cpu_user') + redis.info('used_cpu_sys') - busy
         row(f'{done / busy:.0f}', '', f'cycles a second of one core of the server, {keys} keys', f'{busy / 4 * 100:.0f} % of a core busy; a cycle is an acquire and a release')
     redis.ask('FLUSHALL')
-    for what, words in (('held', ('hold', 2000)), ('idle', ('leave', 2000))):
+    for what, word, more in (('is idle', 'leave', 'the log and the totals with it'), ('is held', 'hold', ''), ('somebody waits for', 'queue', 'on top of being held')):
         before = redis.info('used_memory')
-        cycles(*words)
-        row(f'{(redis.info("used_memory") - before) / 2000:.0f} B', '', f'memory of a key that is {what}', 'the log and the totals with it' if what == 'idle' else '')
-        redis.ask('FLUSHALL')
+        cycles(word, 2000)
+        row(f'{(redis.info("used_memory") - before) / 2000:.0f} B', '', f'memory of a key that {what}', more)
+        if word == 'leave':
+            redis.ask('FLUSHALL')
+    redis.ask('FLUSHALL')
     failed, took = cycles('storm', 2000)
     row(f'{took:.2f} s', '1 s', '2,000 fresh connections, each a whole acquire', f'{failed:.0f} failed')
     return None

@@ -50,6 +50,9 @@ pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 /// A token that was given back is remembered this long (I4).
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
+/// One step grants a lock to so many who wait for it together at most, or a store could not take what is written. Whoever
+/// was granted it confirms, and that step grants on.
+pub const GRANTED_AT_ONCE: usize = 64;
 /// How often the head of the queue looks at a lock that is not dlock's: nobody will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
 /// Who watches a lock is told of changes for this long, and then has to say that it still does.
@@ -120,6 +123,8 @@ impl LockTable {
                     self.record(name.as_str()).replace(now, came, &ask.owner);
                 }
             }
+        } else {
+            self.serve(now, worklist(names));
         }
         if self.is_held_by(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
@@ -457,10 +462,11 @@ impl LockTable {
     fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
-            if !self.record(&name).is_open() {
-                continue;
-            }
-            while let Some(head) = self.head(now, &name, &mut work) {
+            for _ in 0..GRANTED_AT_ONCE {
+                if !self.record(&name).is_open() {
+                    break;
+                }
+                let Some(head) = self.head(now, &name, &mut work) else { break };
                 if !self.serve_one(now, &name, &head, &mut work) {
                     break;
                 }

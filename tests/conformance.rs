@@ -16,7 +16,7 @@ use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{
-    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, Terms, When,
+    Acquired, Ask, End, GRANTED_AT_ONCE, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, Terms, When,
 };
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 #[cfg(feature = "etcd")]
@@ -89,6 +89,7 @@ on_all!(with a queue:
     waiters_are_served_in_order,
     several_locks_are_taken_together,
     holders_share_and_have_slots,
+    a_crowd_of_readers_comes_in_step_by_step,
     who_looks_on_is_woken,
     a_sleep_ends_on_an_alarm,
     a_look_before_a_sleep_misses_nothing,
@@ -487,6 +488,27 @@ fn holders_share_and_have_slots(stage: &Stage) {
     });
     assert_eq!(given, [Some(0), Some(1), None]);
     stage.person(&["n"], Mode::Slots(3)).is_busy();
+}
+
+fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
+    let mut writer = stage.person(&["s"], Mode::Exclusive);
+    writer.holds();
+    let mut reader = stage.person(&["s"], Mode::Shared);
+    let readers: Vec<_> = (0..GRANTED_AT_ONCE + 6).map(|_| Token::random().expect("a token")).collect();
+    for token in &readers {
+        reader.token = token.clone();
+        let answer = reader.asks(&reader.ask(Patience::Queue));
+        assert!(matches!(answer, Acquired::Waiting(_)), "{answer:?}");
+    }
+    assert_eq!(writer.leaves(), RELEASED);
+    let held = || stage.store().inspect(&name("s"), deadline()).expect("a view").holders.len();
+    let first = held();
+    assert!((1..=GRANTED_AT_ONCE).contains(&first), "{first} in one step");
+    for token in &readers {
+        reader.token = token.clone();
+        reader.is_served();
+    }
+    assert_eq!(held(), readers.len());
 }
 
 fn who_looks_on_is_woken(stage: &Stage) {

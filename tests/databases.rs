@@ -338,7 +338,9 @@ fn statements_that_may_take_a_millisecond_let_nobody_in_twice(kind: Kind) {
         // The lease of one that cannot be renewed ends.
         let known = [0, 69, 75, 79].map(End::Status);
         assert!(known.contains(&output.end()), "{output:?}");
-        assert!(output.end() != End::Status(69) || output.stderr.contains("broke off"), "{output:?}");
+        // On a machine that is busy the server may not answer at all in time.
+        let is_explained = ["broke off", "no answer in time"].iter().any(|why| output.stderr.contains(why));
+        assert!(output.end() != End::Status(69) || is_explained, "{output:?}");
     }
     assert!(world.log().iter().all(|line| line == "ran"), "{:?}", world.log());
     world.use_store(own);

@@ -134,6 +134,25 @@ fn all_readers_at_the_head_are_granted_in_one_step() {
 }
 
 #[test]
+fn a_crowd_of_readers_is_granted_step_by_step() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", X));
+    let most = u32::try_from(GRANTED_AT_ONCE).unwrap_or(u32::MAX);
+    let readers = 2..2 + 3 * most;
+    for who in readers.clone() {
+        assert!(!scene.queue(who, "a", S));
+    }
+    scene.leave(1, "a");
+    assert_eq!(scene.seen("a").holders.len(), GRANTED_AT_ONCE);
+    assert!(scene.queue(2, "a", S));
+    assert_eq!(scene.seen("a").holders.len(), 2 * GRANTED_AT_ONCE, "who confirms has others come in");
+    // The others were granted it and are silent: who waits behind them does not wait for ever.
+    scene.pass(CONFIRM_WITHIN.as_secs() * 1000);
+    assert!(scene.queue(1 + 3 * most, "a", S));
+    assert!(readers.clone().all(|who| scene.queue(who, "a", S)));
+}
+
+#[test]
 fn a_crashed_reader_ends_alone() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", S));

@@ -117,6 +117,7 @@ impl Code {
 fn assembled(layout: &Layout, parts: &[&str]) -> String {
     let constants = [
         ("SILENCE", law::millis(law::SILENCE)),
+        ("GRANTED_AT_ONCE", law::GRANTED_AT_ONCE as u64),
         ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
         ("HEARTBEAT", law::millis(law::HEARTBEAT)),
         ("ABSENCE", law::millis(law::ABSENCE)),

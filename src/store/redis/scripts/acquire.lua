@@ -250,6 +250,9 @@ if not held_everywhere(locks, token) then
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end
+elseif mode ~= 'exclusive' then
+  -- The step before may have granted it to as many as one step grants.
+  serve(worklist(locks), token)
 end
 if held_everywhere(locks, token) then
   local hold

@@ -211,8 +211,9 @@ local function serve(work, caller)
   while work[i] do
     local lock = open(work[i])
     expire(lock)
-    while is_open(lock) do
-      local head, w = head_of(lock, work)
+    for _ = 1, GRANTED_AT_ONCE do
+      local head, w
+      if is_open(lock) then head, w = head_of(lock, work) end
       if not head or not serve_one(lock, head, w, work, caller) then break end
     end
     i = i + 1
