@@ -4,6 +4,8 @@
 
 use crate::support::database::{Kind, Server, on_every_database};
 use crate::support::dlock::{Dlock, End};
+pub use crate::support::hand_over::JOB;
+use crate::support::hand_over::hand_over;
 use crate::support::outages::storm_through_outages;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak};
@@ -32,9 +34,6 @@ on_every_database!(
     rows_that_are_gone_are_a_lock_that_is_lost,
 );
 
-/// A job that goes on until `go` is there.
-pub const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
-
 /// A world with a server of its own.
 fn own_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, &[]), Server::url)
@@ -51,19 +50,12 @@ pub fn is_of_use(world: &World, url: &str) {
     fn with<'w>(dlock: Dlock<'w>, url: &str) -> Dlock<'w> {
         dlock.env("DLOCK_STORE", url).any_stderr()
     }
-    let holder = with(world.run("k", &["-t", "20s"], JOB), url).spawn();
-    world.wait_for_log("up");
-    let waiter = with(world.run("k", &["-w"], "echo next >> log"), url).spawn();
-    world.wait_for_waiters("k", 1);
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
+    hand_over(world, |dlock| with(dlock, url));
     for words in
         [&["status"][..], &["history", "k"], &["doctor", "--strict"], &["metrics"], &["release", "k"]]
     {
         with(world.dlock(words), url).any_stdout().run();
     }
-    assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
 fn restarts_disturb_no_job_and_no_queue(kind: Kind) {

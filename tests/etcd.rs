@@ -4,23 +4,21 @@
 
 use crate::support::certificates::Authority;
 use crate::support::etcd::Etcd;
-use crate::support::outages::{increments_through_outages, storm_through_outages};
+use crate::support::hand_over::{JOB, hand_over};
+use crate::support::members::{a_leader_is_cut_off, increments_through_outages, outages_of};
+use crate::support::outages::storm_through_outages;
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 use rustix::process::Signal;
-use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
-
-/// A job that goes on until `go` is there.
-const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 
 /// A world with a cluster of its own.
 fn own_cluster(members: usize, options: &[&str]) -> (World, Etcd) {
@@ -213,6 +211,7 @@ fn compaction_under_load_loses_nothing() {
                 let revision = status[0]["Status"]["header"]["revision"].to_string();
                 // Nothing may have happened since the last time.
                 drop(etcd.try_ctl(&["compact", &revision]));
+                etcd.ctl(&["defrag"]);
             }
         });
         let runs: Vec<_> = (0..12)
@@ -406,22 +405,15 @@ fn members_are_spoken_to_over_tls() {
     let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
     world.use_store(format!("etcds://{host}?ca={ca}&cert={cert}&key={key}"));
     wait_until("it serves", || {
-        let run = world.run("k", &["-w", "1s"], "echo ran >> log").any_stderr().spawn();
+        let run = world.run("k", &["-w", "1s"], "true").any_stderr().spawn();
         run.output().end() == crate::support::dlock::End::Status(0)
     });
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
+    hand_over(&world, |dlock| dlock);
     let refused = |url: String, status: i32| {
         world.run("k", &["--store", &url], "true").status(status).any_stderr().run().stderr
     };
     refused(format!("etcds://{host}?ca={ca}"), 77);
     refused(format!("etcds://{host}"), 69);
-    assert_eq!(world.log(), ["ran", "up", "done", "next"]);
 }
 
 const WISHES: [Wish; 4] = [
@@ -448,88 +440,25 @@ fn is_record(key: &str) -> bool {
 /// Members are killed, stopped and cut off under a crowd: nobody meets whom it must not meet, and nothing is left of anybody.
 #[test]
 fn a_storm_through_outages_of_members_lets_nobody_meet() {
-    let (world, etcd) = own_cluster(3, &[]);
-    let etcd = RefCell::new(etcd);
+    let (world, mut etcd) = own_cluster(3, &[]);
     let grants = if is_soak() { 3000 } else { 60 };
-    storm_through_outages(&world, 6, grants, &WISHES, outages(&etcd));
-    wait_until("all leases have ended", || etcd.borrow().ctl(&["lease", "list"]) == "found 0 leases");
-    let keys = etcd.borrow().keys("/dlock");
+    storm_through_outages(&world, 6, grants, &WISHES, outages_of(&mut etcd));
+    wait_until("all leases have ended", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
+    let keys = etcd.keys("/dlock");
     assert!(keys.iter().all(|key| is_record(key)), "{keys:?}");
 }
 
-/// One after the other: the leader is killed, one member stands still, all do, the leader is cut off from the others.
-fn outages(etcd: &RefCell<Etcd>) -> impl FnMut() {
-    let mut round = 0;
-    move || {
-        // How long an outage lasts is what is tried.
-        let a_while = || sleep(Duration::from_secs(1));
-        round += 1;
-        let leader = etcd.borrow().leader();
-        match round % 4 {
-            0 => {
-                etcd.borrow_mut().kill(leader);
-                a_while();
-                etcd.borrow_mut().run(leader);
-            }
-            1 => {
-                etcd.borrow().signal(round % 3, Signal::STOP);
-                a_while();
-                a_while();
-                etcd.borrow().signal(round % 3, Signal::CONT);
-            }
-            2 => {
-                etcd.borrow().cut_off(leader);
-                a_while();
-                a_while();
-                etcd.borrow().join();
-            }
-            _ => {
-                (0..3).for_each(|member| etcd.borrow().signal(member, Signal::STOP));
-                a_while();
-                (0..3).for_each(|member| etcd.borrow().signal(member, Signal::CONT));
-            }
-        }
-        etcd.borrow().wait_until_it_serves();
-    }
-}
-
-/// What the report of Jepsen did to the locks of etcd: a value is read, changed and written back under a lease of 2 s, while members
-/// are killed, stopped and cut off.
 #[test]
 fn no_increment_is_lost() {
-    let (world, etcd) = own_cluster(3, &[]);
-    let etcd = RefCell::new(etcd);
-    let times = if is_soak() { 2000 } else { 40 };
-    increments_through_outages(&world, 5, times, &["-t", "2s", "--grace", "100ms"], outages(&etcd));
+    let (world, mut etcd) = own_cluster(3, &[]);
+    let (times, ttl) = if is_soak() { (2000, "2s") } else { (60, "5s") };
+    increments_through_outages(&world, times, &["-t", ttl, "--grace", "100ms"], outages_of(&mut etcd));
 }
 
-/// The leader is cut off from the others, and its clients reach it alone: it renews nothing, and the others go on.
 #[test]
 fn a_leader_that_is_cut_off_keeps_no_lease() {
     let (world, etcd) = own_cluster(3, &[]);
-    let leader = etcd.leader();
-    let members = |which: &dyn Fn(usize) -> bool| {
-        let all = (0..3).filter(|member| which(*member));
-        let all = all.map(|member| format!("127.0.0.1:{}", etcd.port(member))).collect::<Vec<_>>();
-        format!("etcd://{}", all.join(","))
-    };
-    let (alone, others) = (members(&|member| member == leader), members(&|member| member != leader));
-    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
-    let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
-    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
-    let pid = world.wait_for_pid("pid");
-    let waiter = world.run("k", &["-w", "--store", &alone], "echo last >> log").any_stderr().spawn();
-    wait_until("it waits", || world.waiters("k") == 1);
-    etcd.cut_off(leader);
-    world.run("free", &["--store", &others, "-w", "30s"], "echo free >> log").any_stderr().run();
-    world.run("other", &["--store", &alone], "true").status(69).any_stderr().run();
-    holder.finish();
-    assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
-    let next = world.run("k", &["-w", "--store", &others], "echo next >> log").any_stderr();
-    next.run();
-    etcd.join();
-    waiter.finish();
-    assert_eq!(world.log(), ["free", "next", "last"]);
+    a_leader_is_cut_off(&world, &etcd);
 }
 
 /// etcd bounds how much one transaction may have.

@@ -10,10 +10,14 @@ pub mod disk;
 pub mod dlock;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+pub mod hand_over;
 pub mod hole;
 pub mod job;
 pub mod machine;
 pub mod masters;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub mod members;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 pub mod night;
@@ -29,6 +33,8 @@ pub mod replicated;
 pub mod sentinel;
 pub mod storm;
 pub mod wait;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub mod wires;
 pub mod world;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;

@@ -2,7 +2,9 @@
 //! late, servers killed, stopped and elected anew. And who gets in.
 
 use crate::support::certificates::Authority;
-use crate::support::dlock::{End, finish_all};
+use crate::support::dlock::finish_all;
+use crate::support::hand_over::hand_over;
+use crate::support::members::{Cluster as _, a_leader_is_cut_off, increments_through_outages, outages_of};
 use crate::support::outages::storm_through_outages;
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{wait_for, wait_until};
@@ -33,7 +35,7 @@ fn own_server(settings: &[&str]) -> (World, ZooKeeper) {
 fn ensemble() -> (World, Ensemble) {
     let mut world = World::without_redis();
     let ensemble = Ensemble::start(&world.path(""), &[]);
-    world.use_store(ensemble.url("/ops"));
+    world.use_store(ensemble.url_of(&[0, 1, 2]));
     (world, ensemble)
 }
 
@@ -255,13 +257,7 @@ fn servers_are_spoken_to_over_tls() {
     let (ca, cert) = (path("ca.pem"), format!("cert={}&key={}", path("client.pem"), path("client.key")));
     let other = path("other.pem");
     world.use_store(format!("zookeepers://localhost:{port}/ops?ca={ca}&{cert}"));
-    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
+    hand_over(&world, |dlock| dlock);
     let doctor = world.dlock(["doctor"]).any_stdout().any_stderr().run().stdout;
     assert!(doctor.contains("3."), "each server tells its version: {doctor}");
     let refused = |host: &str, parameters: &str, status: i32| {
@@ -332,66 +328,53 @@ const WISHES: [Wish; 3] = [
 #[ignore = "long; ./test --soak"]
 fn a_storm_through_outages_of_servers_lets_nobody_meet() {
     let (world, mut ensemble) = ensemble();
-    let mut round = 0;
     let grants = if is_soak() { 3000 } else { 40 };
+    let mut outage = outages_of(&mut ensemble);
     storm_through_outages(&world, 6, grants, &WISHES, || {
-        round += 1;
-        let leader = ensemble.leader();
-        match round % 3 {
-            0 => {
-                ensemble.servers[leader].kill();
-                sleep(Duration::from_secs(1));
-                ensemble.servers[leader].run();
-            }
-            1 => {
-                ensemble.servers[leader].signal(Signal::STOP);
-                sleep(Duration::from_secs(2));
-                ensemble.servers[leader].signal(Signal::CONT);
-            }
-            _ => {
-                ensemble.servers.iter().for_each(|server| server.signal(Signal::STOP));
-                sleep(Duration::from_secs(1));
-                ensemble.servers.iter().for_each(|server| server.signal(Signal::CONT));
-            }
-        }
-        ensemble.leader();
+        outage();
         sleep(Duration::from_secs(8));
     });
 }
 
-/// What is read, changed and written back under the lock, while the leader fails again and again. A lease of 2 s, for the
-/// long test, is over before there is another leader; what its job has written then stays all the same.
+/// A new leader has all sessions last for as long again.
 #[test]
 fn no_increment_is_lost() {
     let (world, mut ensemble) = ensemble();
-    world.write("count", "0\n");
-    let add = "n=$(cat count); echo $((n+1)) > count.new; mv count.new count; echo add >> log";
-    let (ttl, each) = if is_soak() { ("2s", 250) } else { ("5s", 6) };
-    let failed = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..4)
-            .map(|_| {
-                scope.spawn(|| {
-                    let run = || world.run("k", &["-t", ttl, "-w"], add).any_stderr().spawn().output();
-                    (0..each)
-                        .map(|_| run())
-                        .filter(|output| output.end() != End::Status(0))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        while clients.iter().any(|client| !client.is_finished()) {
-            let leader = ensemble.leader();
-            ensemble.servers[leader].kill();
-            sleep(Duration::from_secs(2));
-            ensemble.servers[leader].run();
-            sleep(Duration::from_secs(if is_soak() { 8 } else { 2 }));
-        }
-        clients.into_iter().flat_map(|client| client.join().expect("it does not panic")).collect::<Vec<_>>()
-    });
-    let count: usize = world.read("count").trim().parse().expect("a number");
-    let added = world.lines("add");
-    println!("{count} counted, {added} said so, {} runs failed", failed.len());
-    assert!(is_soak() || failed.is_empty(), "{failed:?}");
-    assert!((added..=added + failed.len()).contains(&count), "{count} counted, {added} said so: {failed:?}");
-    assert!(added + failed.len() >= 4 * each, "{failed:?}");
+    let (times, ttl) = if is_soak() { (2000, "2s") } else { (60, "5s") };
+    increments_through_outages(&world, times, &["-t", ttl, "--grace", "100ms"], outages_of(&mut ensemble));
+}
+
+#[test]
+fn a_leader_that_is_cut_off_keeps_no_session() {
+    let (world, ensemble) = ensemble();
+    a_leader_is_cut_off(&world, &ensemble);
+}
+
+/// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another
+/// one each time.
+#[test]
+fn snapshots_and_clocks_that_step_lose_nothing() {
+    let (world, mut server) = own_server(&["snapCount=20"]);
+    let holder = world.run("k", &["-t", "2m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=10)
+        .map(|count| {
+            let waiter = world.run("k", &["-t", "2m", "-w"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", count);
+            waiter
+        })
+        .collect();
+    let fence = world.fence("k");
+    for ahead in [10, -10, 0] {
+        server.kill();
+        server.set_clock(ahead);
+        server.run();
+        world.wait_for_waiters("k", 10);
+        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+    }
+    assert!(server.snapshots() > 3, "{}", server.snapshots());
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    assert_eq!((world.log(), world.state("k")), (vec!["up".into(), "done".into()], "free".into()));
 }

@@ -1,19 +1,21 @@
 //! A real cluster of etcd, of one member or several. One of one member is shared by the scenarios, each of which has keys of
 //! its own there; a scenario that kills or sets up members has a cluster for itself.
 
+use super::members::Cluster;
 use super::redis::next_port;
 use super::wait::{wait_for, wait_until};
+use super::wires::Wires;
 use super::world::suite_home;
 use dlock::store::etcd::Target;
 use dlock::store::net::Address;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ pub struct Etcd {
     /// How clients speak to it.
     scheme: &'static str,
     /// What is between the members.
-    wires: Arc<Mutex<Wires>>,
+    wires: Wires,
 }
 
 struct Member {
@@ -36,42 +38,8 @@ struct Member {
     child: Option<Child>,
 }
 
-/// All connections between members. They pass through the doors of those that they lead to.
-#[derive(Default)]
-struct Wires {
-    open: Vec<Wire>,
-    /// Which member is cut off from the others, and its id.
-    cut_off: Option<(usize, String)>,
-}
-
-struct Wire {
-    /// The id of the member that made it, and the number of the other.
-    from: String,
-    to: usize,
-    ends: [TcpStream; 2],
-}
-
-impl Wires {
-    fn is_cut(&self, from: &str, to: usize) -> bool {
-        self.cut_off.as_ref().is_some_and(|(number, id)| *number == to || id == from)
-    }
-}
-
-/// Opens a door before the port where a member listens to the others.
-fn open_door(wires: &Arc<Mutex<Wires>>, to: usize, peer: u16) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let wires = Arc::clone(wires);
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let wires = Arc::clone(&wires);
-            thread::spawn(move || pass_through(stream, &wires, to, peer));
-        }
-    });
-    port
-}
-
-fn pass_through(mut near: TcpStream, wires: &Mutex<Wires>, to: usize, peer: u16) -> Option<()> {
+/// Who has connected says so in the head of its first request.
+fn greet(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let (mut head, mut buffer) = (Vec::new(), [0; 4096]);
     while !head.windows(4).any(|four| four == b"\r\n\r\n") {
         let count = near.read(&mut buffer).ok().filter(|count| *count > 0)?;
@@ -79,24 +47,7 @@ fn pass_through(mut near: TcpStream, wires: &Mutex<Wires>, to: usize, peer: u16)
     }
     let text = String::from_utf8_lossy(&head);
     let from = text.lines().find_map(|line| line.strip_prefix("X-Server-From: ")).unwrap_or_default();
-    let mut far = TcpStream::connect(("127.0.0.1", peer)).ok()?;
-    far.write_all(&head).ok()?;
-    let (mut there, mut back) = (near.try_clone().ok()?, near.try_clone().ok()?);
-    {
-        let mut wires = wires.lock().expect("nobody panics here");
-        if wires.is_cut(from, to) {
-            return None;
-        }
-        let ends = [near, far.try_clone().ok()?];
-        wires.open.push(Wire { from: from.into(), to, ends });
-    }
-    let mut answers = far.try_clone().ok()?;
-    thread::spawn(move || {
-        drop(std::io::copy(&mut answers, &mut back));
-        back.shutdown(Shutdown::Both)
-    });
-    drop(std::io::copy(&mut there, &mut far));
-    far.shutdown(Shutdown::Both).ok()
+    Some((from.to_owned(), head))
 }
 
 impl Etcd {
@@ -113,10 +64,10 @@ impl Etcd {
     fn new(home: &Path, members: usize, options: &[&str]) -> Self {
         let home = home.join("etcd");
         fs::create_dir(&home).expect("a directory");
-        let wires = Arc::default();
+        let wires = Wires::default();
         let member = |number| {
             let (client, peer) = (free_port(), free_port());
-            Member { client, peer, door: open_door(&wires, number, peer), child: None }
+            Member { client, peer, door: wires.door(number, peer, greet), child: None }
         };
         let members = (0..members).map(member).collect();
         // Leases of a second, and no disk of a test is worth waiting for.
@@ -189,9 +140,7 @@ impl Etcd {
 
     /// The URL of the whole cluster.
     pub fn url(&self) -> String {
-        let members: Vec<String> =
-            self.members.iter().map(|member| format!("127.0.0.1:{}", member.client)).collect();
-        format!("etcd://{}", members.join(","))
+        self.url_of(&(0..self.members.len()).collect::<Vec<_>>())
     }
 
     /// How to reach the keys of such a URL from within.
@@ -261,26 +210,6 @@ impl Etcd {
         self.members[number].child.take().expect("it runs").wait().expect("it ends");
     }
 
-    /// Cuts a member off from the others, until [`Etcd::join`]. Its clients reach it.
-    pub fn cut_off(&self, number: usize) {
-        let all = self.ctl(&["member", "list"]);
-        let id = all.lines().find(|line| line.contains(&format!(" m{number}, ")));
-        let id = id.and_then(|line| line.split(',').next()).expect("a member").to_owned();
-        let mut wires = self.wires.lock().expect("nobody panics here");
-        wires.cut_off = Some((number, id));
-        let (cut, open) =
-            std::mem::take(&mut wires.open).into_iter().partition(|wire| wires.is_cut(&wire.from, wire.to));
-        wires.open = open;
-        for wire in cut {
-            wire.ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
-        }
-    }
-
-    /// Nobody is cut off any more.
-    pub fn join(&self) {
-        self.wires.lock().expect("nobody panics here").cut_off = None;
-    }
-
     /// Which member leads.
     pub fn leader(&self) -> usize {
         wait_for("a leader", || {
@@ -293,6 +222,45 @@ impl Etcd {
                 status.is_some_and(|status| status.split(", ").nth(4) == Some("true"))
             })
         })
+    }
+}
+
+impl Cluster for Etcd {
+    fn leader(&self) -> usize {
+        Self::leader(self)
+    }
+
+    fn url_of(&self, members: &[usize]) -> String {
+        let members: Vec<String> =
+            members.iter().map(|member| format!("127.0.0.1:{}", self.port(*member))).collect();
+        format!("etcd://{}", members.join(","))
+    }
+
+    fn kill(&mut self, member: usize) {
+        Self::kill(self, member);
+    }
+
+    fn run(&mut self, member: usize) {
+        Self::run(self, member);
+    }
+
+    fn signal(&self, member: usize, signal: Signal) {
+        Self::signal(self, member, signal);
+    }
+
+    fn cut_off(&self, member: usize) {
+        let all = self.ctl(&["member", "list"]);
+        let id = all.lines().find(|line| line.contains(&format!(" m{member}, ")));
+        let id = id.and_then(|line| line.split(',').next()).expect("a member");
+        self.wires.cut_off(member, id.to_owned());
+    }
+
+    fn join(&self) {
+        self.wires.join();
+    }
+
+    fn wait_until_it_serves(&self) {
+        Self::wait_until_it_serves(self);
     }
 }
 

@@ -69,7 +69,7 @@ pub fn storm_through_outages(
 }
 
 /// Where one of many threads fails, the others end, too.
-struct EndOfAll<'a>(&'a AtomicBool);
+pub struct EndOfAll<'a>(pub &'a AtomicBool);
 
 impl Drop for EndOfAll<'_> {
     fn drop(&mut self) {
@@ -93,46 +93,4 @@ fn no_queue_stands_idle(world: &World, key: &str, is_over: impl Fn() -> bool) {
         );
         sleep(Duration::from_millis(200));
     }
-}
-
-/// Has `workers` add to a number, each by runs of its own under one lock, until it was done so many times, while there is one outage
-/// of the store after the other. Nobody may add to what somebody else has added to.
-#[cfg(feature = "etcd")]
-pub fn increments_through_outages(
-    world: &World,
-    workers: usize,
-    times: usize,
-    options: &[&str],
-    mut outage: impl FnMut(),
-) {
-    const ADD: &str =
-        "n=$(($(cat count) + 1)); sleep 0.01; echo $n > count.$$; mv count.$$ count; echo $n >> log";
-    world.write("count", "0\n");
-    let (ran, one_has_ended, began) = (AtomicUsize::new(0), AtomicBool::new(false), Instant::now());
-    let is_over = || ran.load(Ordering::Relaxed) >= times || one_has_ended.load(Ordering::Relaxed);
-    let mut outages = 0;
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            let (ran, end) = (&ran, EndOfAll(&one_has_ended));
-            scope.spawn(move || {
-                let _end = end;
-                while !is_over() {
-                    let run = world.run("count", &[&["-w"], options].concat(), ADD).any_stderr();
-                    let output = run.spawn().output();
-                    assert!([0, 69, 79].map(End::Status).contains(&output.end()), "{output:?}");
-                    ran.fetch_add(usize::from(output.end() == End::Status(0)), Ordering::Relaxed);
-                }
-            });
-        }
-        let _end = EndOfAll(&one_has_ended);
-        while !is_over() {
-            outage();
-            outages += 1;
-        }
-    });
-    let (log, all) = (world.log(), world.read("count").trim().parse::<usize>().expect("a number"));
-    let distinct = log.iter().collect::<std::collections::BTreeSet<_>>();
-    println!("{all} increments and {outages} outages in {:?}", began.elapsed());
-    assert_eq!(distinct.len(), log.len(), "two have added to the same number: {log:?}");
-    assert!(all >= ran.load(Ordering::Relaxed), "{all}");
 }

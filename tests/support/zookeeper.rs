@@ -1,8 +1,11 @@
 //! Real ZooKeeper servers. One is shared by the scenarios, each of which has a node of its own there; a scenario that kills
 //! its server, or wants an ensemble, has them for itself.
 
+use super::masters::steered_clock;
+use super::members::Cluster;
 use super::redis::next_port;
 use super::wait::{wait_for, wait_until};
+use super::wires::Wires;
 use super::world::{World, suite_home};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -38,6 +41,8 @@ pub struct ZooKeeper {
     port: u16,
     home: PathBuf,
     child: Option<Child>,
+    /// By how much its clock is ahead, in microseconds.
+    offset: i64,
 }
 
 impl ZooKeeper {
@@ -89,7 +94,7 @@ impl ZooKeeper {
         }
         fs::create_dir(home.join("data")).expect("a directory");
         fs::write(home.join("zoo.cfg"), text).expect("a file");
-        Self { port, home, child: None }
+        Self { port, home, child: None, offset: 0 }
     }
 
     /// Starts it, and does not wait for it.
@@ -97,6 +102,9 @@ impl ZooKeeper {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log"));
         let log = log.expect("a log");
         let mut command = Command::new("setpriv");
+        if self.offset != 0 {
+            command.env("LD_PRELOAD", steered_clock()).env("STEERED_OFFSET", self.offset.to_string());
+        }
         command.args(["--pdeathsig", "KILL", "--", "java", "-Xmx128m", "-XX:+UseSerialGC"]);
         command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
         command.args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]);
@@ -112,6 +120,11 @@ impl ZooKeeper {
     pub fn run(&mut self) {
         self.spawn();
         wait_until("ZooKeeper serves", || self.serves());
+    }
+
+    /// Sets its clock, by so many seconds ahead of this machine's; from when it is started again.
+    pub fn set_clock(&mut self, ahead: i64) {
+        self.offset = ahead * 1_000_000;
     }
 
     /// Whether it takes clients.
@@ -186,6 +199,13 @@ impl ZooKeeper {
         self.say("srvr").is_some_and(|said| said.contains("Mode: leader"))
     }
 
+    /// How often it has written down all that it knows, as far as that is kept.
+    pub fn snapshots(&self) -> usize {
+        let names = fs::read_dir(self.home.join("data/version-2")).expect("its data");
+        let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter(|name| name.starts_with("snapshot.")).count()
+    }
+
     /// The nodes that go with a session, and the sessions there are.
     pub fn sessions(&self) -> String {
         self.say("dump").expect("an answer")
@@ -224,25 +244,66 @@ fn chroot(world: &World) -> String {
 /// Three servers.
 pub struct Ensemble {
     pub servers: Vec<ZooKeeper>,
+    /// What is between them.
+    wires: Wires,
+}
+
+/// A server that comes to follow says after 16 bytes which one it is.
+fn greet_to_follow(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+    let mut head = [0; 24];
+    near.read_exact(&mut head).ok()?;
+    let (_, id) = head.split_last_chunk::<8>()?;
+    Some((i64::from_be_bytes(*id).to_string(), head.to_vec()))
+}
+
+/// One that comes to elect says which one it is, and where it is to be found. It is not to be found there, but behind its door:
+/// who is told only the former asks there.
+fn greet_to_elect(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+    let mut next = [0; 8];
+    near.read_exact(&mut next).ok()?;
+    if i64::from_be_bytes(next) < 0 {
+        near.read_exact(&mut next).ok()?;
+        let mut length = [0; 4];
+        near.read_exact(&mut length).ok()?;
+        let length = usize::try_from(u32::from_be_bytes(length)).ok().filter(|length| *length < 4096)?;
+        near.read_exact(&mut vec![0; length]).ok()?;
+    }
+    Some((i64::from_be_bytes(next).to_string(), next.to_vec()))
 }
 
 impl Ensemble {
     pub fn start(home: &Path, settings: &[&str]) -> Self {
-        let places: Vec<String> =
-            (1..=3).map(|id| format!("server.{id}=127.0.0.1:{}:{}", free_port(), free_port())).collect();
-        let mut all: Vec<&str> = vec!["initLimit=50", "syncLimit=10"];
-        all.extend(places.iter().map(String::as_str));
-        all.extend(settings);
-        let servers = (1..=3).map(|id| {
-            let mut server = ZooKeeper::prepare(home, &format!("zookeeper{id}"), &all);
-            fs::write(server.home.join("data/myid"), id.to_string()).expect("a file");
+        let wires = Wires::default();
+        // Where each listens to the others, and where these are told to find it.
+        let places: Vec<[String; 2]> = (0..3)
+            .map(|number| {
+                let (quorum, election) = (free_port(), free_port());
+                let doors = (
+                    wires.door(number, quorum, greet_to_follow),
+                    wires.door(number, election, greet_to_elect),
+                );
+                let place =
+                    |ports: (u16, u16)| format!("server.{}=127.0.0.1:{}:{}", number + 1, ports.0, ports.1);
+                [place((quorum, election)), place(doors)]
+            })
+            .collect();
+        let servers = (0..3).map(|number| {
+            let mut all: Vec<&str> = vec!["initLimit=50", "syncLimit=10"];
+            all.extend(
+                places.iter().enumerate().map(
+                    |(at, [own, door])| {
+                        if at == number { own.as_str() } else { door.as_str() }
+                    },
+                ),
+            );
+            all.extend(settings);
+            let mut server = ZooKeeper::prepare(home, &format!("zookeeper{}", number + 1), &all);
+            fs::write(server.home.join("data/myid"), (number + 1).to_string()).expect("a file");
             server.spawn();
             server
         });
-        let ensemble = Self { servers: servers.collect() };
-        for server in &ensemble.servers {
-            wait_until("ZooKeeper serves", || server.serves());
-        }
+        let ensemble = Self { servers: servers.collect(), wires };
+        ensemble.wait_until_it_serves();
         ensemble
     }
 
@@ -252,10 +313,43 @@ impl Ensemble {
             self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
         format!("zookeeper://{}{chroot}", servers.join(","))
     }
+}
 
-    /// Which of them leads.
-    pub fn leader(&self) -> usize {
+impl Cluster for Ensemble {
+    fn leader(&self) -> usize {
         wait_for("a leader", || self.servers.iter().position(ZooKeeper::leads))
+    }
+
+    fn url_of(&self, members: &[usize]) -> String {
+        let servers: Vec<String> =
+            members.iter().map(|member| format!("127.0.0.1:{}", self.servers[*member].port)).collect();
+        format!("zookeeper://{}/ops", servers.join(","))
+    }
+
+    fn kill(&mut self, member: usize) {
+        self.servers[member].kill();
+    }
+
+    fn run(&mut self, member: usize) {
+        self.servers[member].run();
+    }
+
+    fn signal(&self, member: usize, signal: Signal) {
+        self.servers[member].signal(signal);
+    }
+
+    fn cut_off(&self, member: usize) {
+        self.wires.cut_off(member, (member + 1).to_string());
+    }
+
+    fn join(&self) {
+        self.wires.join();
+    }
+
+    fn wait_until_it_serves(&self) {
+        for server in self.servers.iter().filter(|server| server.child.is_some()) {
+            wait_until("ZooKeeper serves", || server.serves());
+        }
     }
 }
 

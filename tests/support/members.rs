@@ -1,0 +1,195 @@
+//! Several servers that keep the same locks, of which one leads: what may befall them, and what is done meanwhile under their
+//! locks.
+
+use super::dlock::End;
+use super::outages::EndOfAll;
+use super::proc;
+use super::storm::Dice;
+use super::wait::wait_until;
+use super::world::World;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// What may be done to them.
+pub trait Cluster {
+    /// Which member leads.
+    fn leader(&self) -> usize;
+    /// The URL of these members.
+    fn url_of(&self, members: &[usize]) -> String;
+    fn kill(&mut self, member: usize);
+    /// Starts one that was killed.
+    fn run(&mut self, member: usize);
+    fn signal(&self, member: usize, signal: Signal);
+    /// Cuts a member off from the others, until [`Cluster::join`]. Its clients reach it.
+    fn cut_off(&self, member: usize);
+    fn join(&self);
+    /// Waits until every member that runs serves.
+    fn wait_until_it_serves(&self);
+}
+
+/// Outages of three members, one after the other: one stands still, the leader is cut off from the others, all stand still, the
+/// leader is killed.
+pub fn outages_of(cluster: &mut impl Cluster) -> impl FnMut() {
+    let mut round = 0;
+    move || {
+        round += 1;
+        let leader = cluster.leader();
+        // How long an outage lasts is what is tried.
+        let lasts = |seconds| sleep(Duration::from_secs(seconds));
+        match round % 4 {
+            0 => {
+                cluster.kill(leader);
+                lasts(1);
+                cluster.run(leader);
+            }
+            1 => {
+                cluster.signal(round / 4 % 3, Signal::STOP);
+                lasts(2);
+                cluster.signal(round / 4 % 3, Signal::CONT);
+            }
+            2 => {
+                cluster.cut_off(leader);
+                lasts(3);
+                cluster.join();
+            }
+            _ => {
+                (0..3).for_each(|member| cluster.signal(member, Signal::STOP));
+                lasts(1);
+                (0..3).for_each(|member| cluster.signal(member, Signal::CONT));
+            }
+        }
+        cluster.wait_until_it_serves();
+    }
+}
+
+/// The leader is cut off from the others, and the holder and one who waits reach it alone: it renews nothing, and the others grant
+/// the lock when nothing of the job is alive.
+pub fn a_leader_is_cut_off(world: &World, cluster: &impl Cluster) {
+    let leader = cluster.leader();
+    let alone = cluster.url_of(&[leader]);
+    let others = cluster.url_of(&[(leader + 1) % 3, (leader + 2) % 3]);
+    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
+    let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
+    world.wait_for_pid("pid");
+    let waiter = world.run("k", &["-w", "--store", &alone], "echo last >> log").any_stderr().spawn();
+    wait_until("it waits", || world.waiters("k") == 1);
+    cluster.cut_off(leader);
+    let next = "read -r pid < pid; kill -0 $pid 2> /dev/null && echo both >> log; echo next >> log";
+    world.run("k", &["-w", "--store", &others], next).any_stderr().run();
+    world.run("other", &["--store", &alone], "true").status(69).any_stderr().run();
+    holder.finish();
+    cluster.join();
+    waiter.finish();
+    assert_eq!(world.log(), ["next", "last"]);
+}
+
+/// Adds to a number as everybody does, who reads it and writes it back; and to a register that takes nothing from anybody with a
+/// smaller fence than it has seen.
+const ADD: &str = r#"
+register() { flock "$k.mutex" sh -c '
+    read -r seen value < "$1.register"
+    [ "$2" -ge "$seen" ] || { echo "$2 $seen" >> "$1.refused"; exit 1; }
+    echo "$2 ${3-$value}" > "$1.register.new"; mv "$1.register.new" "$1.register"
+    if [ "${3+set}" ]; then echo "$3" >> "$1.behind"; else echo "$value"; fi' sh "$k" "$DLOCK_FENCE" "$@"; }
+k=$DLOCK_KEY
+number=$(cat "$k.plain"); value=$(register) || exit 1
+sleep 0.02
+echo $((number + 1)) > "$k.plain.new.$$"; mv "$k.plain.new.$$" "$k.plain"; echo $((number + 1)) >> "$k.added"
+register $((value + 1))
+"#;
+
+/// What the report of Jepsen did to the locks of etcd: values are read, changed and written back under short leases, by runs of
+/// several workers until it was done so many times, while there is one outage of the store after the other. Nobody may add to
+/// what somebody else has added to. Of a second lock, dlock, guard and job are stopped as well, all of it for longer than a lease,
+/// as when a machine stands still: then only what looks at the fence need be right.
+pub fn increments_through_outages(world: &World, times: usize, options: &[&str], mut outage: impl FnMut()) {
+    let each = (times / 50).max(10);
+    for key in ["kept", "paused"] {
+        world.write(&format!("{key}.plain"), "0\n");
+        world.write(&format!("{key}.register"), "0 0\n");
+        ["added", "behind", "refused"].iter().for_each(|log| world.write(&format!("{key}.{log}"), ""));
+    }
+    let (ran, one_has_ended, began) = (AtomicUsize::new(0), AtomicBool::new(false), Instant::now());
+    let is_over = || ran.load(Ordering::Relaxed) >= times || one_has_ended.load(Ordering::Relaxed);
+    let (mut outages, lost, pauses) = (0, AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for worker in 0..6 {
+            let (ran, lost, pauses, end) = (&ran, &lost, &pauses, EndOfAll(&one_has_ended));
+            scope.spawn(move || {
+                let _end = end;
+                let mut dice = Dice(worker + 1);
+                let (key, is_paused) = if worker < 4 { ("kept", false) } else { ("paused", true) };
+                while !is_over() {
+                    let run = world.run(key, &[&["-w"], options].concat(), ADD).any_stderr().spawn();
+                    if is_paused && dice.roll(4) == 0 {
+                        sleep(Duration::from_millis(dice.roll(120)));
+                        stand_still(run.pid(), Duration::from_secs(3));
+                        pauses.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let output = run.output();
+                    let expected: &[i32] = if is_paused { &[0, 1, 69, 79] } else { &[0, 69, 79] };
+                    assert!(expected.iter().any(|status| output.end() == End::Status(*status)), "{output:?}");
+                    if !is_paused {
+                        let counter = if output.end() == End::Status(0) { ran } else { lost };
+                        counter.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let _end = EndOfAll(&one_has_ended);
+        while !is_over() {
+            let goal = ran.load(Ordering::Relaxed) + each;
+            outage();
+            outages += 1;
+            // Some succeed between two outages.
+            while !is_over() && ran.load(Ordering::Relaxed) < goal {
+                sleep(Duration::from_millis(20));
+            }
+        }
+    });
+    let numbers = |name: &str| -> Vec<String> { world.read(name).lines().map(str::to_owned).collect() };
+    let twice = |name: &str| {
+        let all = numbers(name);
+        all.len() - all.iter().collect::<BTreeSet<_>>().len()
+    };
+    println!(
+        "{} increments, {} behind the fence, {outages} outages in {:?}; {} runs lost the lock or never had it. Of the other lock {} \
+         were paused: {} increments, of which {} lost; {} behind the fence, which refused {} times",
+        numbers("kept.added").len(),
+        numbers("kept.behind").len(),
+        began.elapsed(),
+        lost.into_inner(),
+        pauses.into_inner(),
+        numbers("paused.added").len(),
+        twice("paused.added"),
+        numbers("paused.behind").len(),
+        numbers("paused.refused").len(),
+    );
+    assert_eq!(twice("kept.added"), 0, "two have added to the same number: {:?}", numbers("kept.added"));
+    assert_eq!(numbers("kept.refused"), [""; 0], "nobody came after a later one");
+    for key in ["kept", "paused"] {
+        assert_eq!(twice(&format!("{key}.behind")), 0, "the fence has let both in: {key}");
+    }
+    assert!(numbers("kept.behind").len() >= times);
+}
+
+/// dlock, its guard and its job stand still for so long.
+fn stand_still(dlock: i32, time: Duration) {
+    let mut all = vec![dlock];
+    let mut at = 0;
+    while at < all.len() {
+        proc::signal(all[at], Signal::STOP);
+        all.extend(proc::children(all[at]));
+        at += 1;
+    }
+    sleep(time);
+    // The job first, which does what it was about to do before anybody stops it.
+    let (keepers, job) = all.split_at(all.len().min(2));
+    job.iter().for_each(|pid| proc::signal(*pid, Signal::CONT));
+    sleep(Duration::from_millis(50));
+    keepers.iter().for_each(|pid| proc::signal(*pid, Signal::CONT));
+}
