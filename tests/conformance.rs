@@ -16,7 +16,8 @@ use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::law::{
-    Acquired, Ask, End, GRANTED_AT_ONCE, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked, State, Terms, When,
+    Acquired, Ask, End, GRANTED_AT_ONCE, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked,
+    State, Terms, When,
 };
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
 #[cfg(feature = "etcd")]

@@ -4,7 +4,7 @@
 
 use crate::support::certificates::Authority;
 use crate::support::etcd::Etcd;
-use crate::support::hand_over::{JOB, hand_over};
+use crate::support::hand_over::{JOB, hand_over, hand_over_to_readers};
 use crate::support::members::{a_leader_is_cut_off, increments_through_outages, outages_of};
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
@@ -283,21 +283,11 @@ fn writes_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> f6
     writes
 }
 
-/// More than fit into one transaction of etcd.
+/// All of them would not fit into one transaction of etcd.
 #[test]
-fn many_are_granted_a_shared_lock_at_once() {
-    let world = World::with_etcd();
-    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let job = "echo in >> log; while [ ! -e over ]; do sleep 0.2; done";
-    let waiters: Vec<_> =
-        (0..60).map(|_| world.run("k", &["-w", "-s", "-t", "1m"], job).any_stderr().spawn()).collect();
-    world.wait_for_waiters("k", 60);
-    world.write("go", "");
-    holder.finish();
-    world.wait_for_lines("in", 60);
-    world.write("over", "");
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+#[ignore = "long; ./test --soak"]
+fn a_crowd_of_readers_is_let_in() {
+    hand_over_to_readers(&World::with_etcd());
 }
 
 #[test]

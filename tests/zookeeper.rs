@@ -3,7 +3,7 @@
 
 use crate::support::certificates::Authority;
 use crate::support::dlock::finish_all;
-use crate::support::hand_over::hand_over;
+use crate::support::hand_over::{hand_over, hand_over_to_readers};
 use crate::support::members::{Cluster as _, a_leader_is_cut_off, increments_through_outages, outages_of};
 use crate::support::outages::storm_through_outages;
 use crate::support::storm::{Wish, is_soak, runs, storm};
@@ -302,6 +302,12 @@ fn those_who_wait_ask_little() {
     let (took, asked) = (began.elapsed(), server.requests() - before);
     println!("{} hand-overs in {took:?}: {asked} requests", CROWD + 1);
     assert!((asked as f64) < 60.0 * (CROWD + 1) as f64 + 8.0 * spell(took), "{asked} requests in {took:?}");
+}
+
+#[test]
+#[ignore = "long; ./test --soak"]
+fn a_crowd_of_readers_is_let_in() {
+    hand_over_to_readers(&World::with_zookeeper());
 }
 
 /// Who waits and who holds leave nothing when they are gone, however they went.

@@ -1,6 +1,8 @@
 //! One holds a lock, one waits, and it is handed over: who can do that at a store can use it.
 
 use super::dlock::Dlock;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use super::dlock::finish_all;
 use super::world::World;
 
 /// A job that goes on until `go` is there.
@@ -17,4 +19,21 @@ pub fn hand_over<'w>(world: &'w World, dlock: impl Fn(Dlock<'w>) -> Dlock<'w>) {
     holder.finish();
     waiter.finish();
     assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// A crowd that may have the lock together is let in, in more than one step.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub fn hand_over_to_readers(world: &World) {
+    const CROWD: usize = dlock::law::GRANTED_AT_ONCE + 6;
+    let holder = world.run("k", &["-t", "2m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let job = "echo in >> log; while [ ! -e over ]; do sleep 0.2; done";
+    let run = |_| world.run("k", &["-w", "-s", "-t", "2m"], job).any_stderr().spawn();
+    let readers: Vec<_> = (0..CROWD).map(run).collect();
+    world.wait_for_waiters("k", CROWD);
+    world.write("go", "");
+    holder.finish();
+    world.wait_for_lines("in", CROWD);
+    world.write("over", "");
+    finish_all(readers);
 }

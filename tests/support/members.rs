@@ -124,9 +124,10 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
                 let mut dice = Dice(worker + 1);
                 let (key, is_paused) = if worker < 4 { ("kept", false) } else { ("paused", true) };
                 while !is_over() {
-                    let run = world.run(key, &[&["-w"], options].concat(), ADD).any_stderr().spawn();
+                    let mut run = world.run(key, &[&["-w"], options].concat(), ADD).any_stderr().spawn();
                     if is_paused && dice.roll(4) == 0 {
-                        sleep(Duration::from_millis(dice.roll(120)));
+                        wait_until("it runs", || run.has_ended() || has_job(run.pid()));
+                        sleep(Duration::from_millis(dice.roll(40)));
                         stand_still(run.pid(), Duration::from_secs(3));
                         pauses.fetch_add(1, Ordering::Relaxed);
                     }
@@ -175,6 +176,10 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
         assert_eq!(twice(&format!("{key}.behind")), 0, "the fence has let both in: {key}");
     }
     assert!(numbers("kept.behind").len() >= times);
+}
+
+fn has_job(dlock: i32) -> bool {
+    proc::children(dlock).into_iter().any(|guard| !proc::children(guard).is_empty())
 }
 
 /// dlock, its guard and its job stand still for so long.
