@@ -768,6 +768,30 @@ fn a_lock_that_most_have_forgotten_at_the_end_was_lost() {
     holder.finish();
 }
 
+/// Masters that were started again have given the lock to nobody since, so that they do not know it is no loss.
+#[test]
+fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
+    let mut masters = Masters::aged(3);
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let (names, ask) = (names(), ask(Duration::from_secs(120)));
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
+    assert!(matches!(store.acquire(&names, &ask, by()), Ok(Acquired::Granted(_))));
+    for at in [0, 1] {
+        masters.at_mut(at).restart();
+    }
+    // The first two have been up for one hour and two, as they tell it, and the last one for three.
+    let longest = Duration::from_secs(9000);
+    let mut store = store_within(&masters.ports(), longest, Duration::from_secs(5));
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)) };
+    // The second time, too.
+    for _ in 0..2 {
+        let left = store.leave(&names, &ask.token, &end, by());
+        assert!(matches!(left, Err(Error::Unreachable(_))), "{left:?}");
+    }
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
+    assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::NotHeld));
+}
+
 /// A user who has used up his processes gets a clear word.
 #[test]
 fn threads_that_cannot_be_made_are_an_error() {

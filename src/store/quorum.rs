@@ -578,7 +578,8 @@ impl QuorumStore {
         job: &str,
         by: Moment,
     ) -> Result<Left, Error> {
-        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good"]);
+        let longest = self.longest();
+        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good", &longest]);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
         // As leave.lua tells it: any other word is the outcome of a job.

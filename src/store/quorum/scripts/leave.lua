@@ -1,7 +1,8 @@
 -- leave.lua: gives this master back: for good, or to try again later.
 -- ARGV: token, 'not-run', 'refused' (it did not wait), 'sent-home' (by one that came later) or how the hold ended (released, crashed, …), how the job ended
--- (JSON or ''), 'for-good' or the attempt that has failed.
--- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}.
+-- (JSON or ''), 'for-good' or the attempt that has failed, longest lease ms (of a hold that ran).
+-- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}; of a hold that ran, and that it does not know, as
+--          acquire.lua's for a master that does not count: it may have forgotten it, and has given it to nobody.
 -- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
 -- (I4). An attempt that failed takes back only itself and what came before it: it may arrive, on a connection of its
 -- own, after the next attempt of the same token was granted and counted here.
@@ -11,8 +12,9 @@ local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-h
 write_first()
 local lock = named(token)[1]
 expire(lock)
+local function unknown() return ran and unfit(tonumber(ARGV[5])) or answer('not-held') end
 local spent = redis.call('GET', spent_key(lock, token))
-if spent then return answer(spent == '1' and 'already' or 'not-held') end
+if spent then return spent == '1' and answer('already') or unknown() end
 
 local what, cooling = 'not-held', 0
 if is_held_by(lock, token) then
@@ -32,4 +34,4 @@ if not attempt then
   if has_waited and outcome == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end
   spend(lock, token, what == 'released' and '1' or '0')
 end
-return answer(what, int(cooling))
+return what == 'not-held' and unknown() or answer(what, int(cooling))
