@@ -421,5 +421,6 @@ read -r rest
 for process in /proc/[0-9]*; do
     grep -qF "$home" "$process/environ" && kill -9 "${process#/proc/}"
 done
+grep -F " $home/" /proc/mounts | while read -r _ place _; do umount -l "$place"; done
 rm -rf "$home"
 "#;
