@@ -10,18 +10,19 @@ mod network;
 mod peers;
 mod planted;
 mod site;
+mod tasks;
 
 use super::proc;
 use super::redis::Redis;
-use super::sentinel::Sentinel;
+use super::sentinel::{self, Sentinel};
 use super::storm::Dice;
 use super::wait::PATIENCE;
 use super::world::World;
-use check::{Ended, Round, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds};
+use check::{Ended, Hit, Round, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds};
 use crowd::{Crowd, REGISTERS, now};
 use hosts::Host;
-pub use nemesis::Profile;
 use nemesis::{Nemesis, belongs};
+pub use nemesis::{Outages, Profile};
 pub use peers::{Row, Tool};
 use serde_json::Value;
 pub use site::Arrangement;
@@ -55,20 +56,26 @@ struct Played {
     complaints: Vec<String>,
 }
 
-/// Makes one round of so long, with so many workers, and adds what came of it to the report.
-pub fn round(
-    arrangement: Arrangement,
-    profile: Profile,
-    seed: u64,
-    workers: usize,
-    span: Duration,
-    report: &mut Report,
-) {
+/// What a round is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub arrangement: Arrangement,
+    pub profile: Profile,
+    pub outages: Outages,
+    pub seed: u64,
+    pub workers: usize,
+    /// For how long it is raged.
+    pub span: Duration,
+}
+
+/// Makes one round, and adds what came of it to the report.
+pub fn round(plan: Plan, report: &mut Report) {
+    let Plan { arrangement, profile, seed, .. } = plan;
     let mut site = Site::new(arrangement);
     let has_queue = !matches!(arrangement, Arrangement::Quorum(_));
     let Site { world, hosts, store } = &mut site;
     let crowd = Crowd::new(world, hosts, has_queue);
-    let mut played = play(&crowd, world, hosts, store, profile, seed, workers, span);
+    let mut played = play(&crowd, world, hosts, store, plan);
     let round = &mut played.round;
     round.has_queue = has_queue;
     round.told = tell(world, &crowd.keys());
@@ -80,35 +87,20 @@ pub fn round(
 }
 
 /// The same for whoever takes locks there, with what every tool can do.
-pub fn round_of_peers(
-    arrangement: Arrangement,
-    tool: Tool,
-    seed: u64,
-    workers: usize,
-    span: Duration,
-    row: &mut Row,
-) {
-    let mut site = Site::new(arrangement);
+pub fn round_of_peers(plan: Plan, tool: Tool, row: &mut Row) {
+    let mut site = Site::new(plan.arrangement);
     let Site { world, hosts, store } = &mut site;
     let crowd = Crowd::of_peers(world, hosts, tool);
-    let played = play(&crowd, world, hosts, store, Profile::Safe, seed, workers, span);
+    let played = play(&crowd, world, hosts, store, plan);
     row.add(&played.round, played.counts.values().sum());
 }
 
-#[expect(clippy::too_many_arguments, reason = "a crowd, where it is, and a nemesis")]
-fn play(
-    crowd: &Crowd,
-    world: &World,
-    hosts: &[Host],
-    store: &mut StoreSide,
-    profile: Profile,
-    seed: u64,
-    workers: usize,
-    span: Duration,
-) -> Played {
+fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, plan: Plan) -> Played {
+    let Plan { profile, outages, seed, workers, span, .. } = plan;
     let mut round = Round::default();
     let began = Instant::now();
     let mut counts = BTreeMap::new();
+    let sentinels: Vec<u16> = store.sentinels.iter().map(Sentinel::port).collect();
     thread::scope(|scope| {
         for worker in 0..workers {
             let dice = dice(seed, worker + 1);
@@ -117,8 +109,8 @@ fn play(
             scope.spawn(move || crowd.work(dice, long));
         }
         let looks = scope.spawn(|| look(world, crowd));
-        let feels = scope.spawn(|| feel(world, crowd));
-        let mut nemesis = Nemesis::new(dice(seed, 0), profile, store, hosts, world, crowd);
+        let feels = scope.spawn(|| feel(world, crowd, &sentinels));
+        let mut nemesis = Nemesis::new(dice(seed, 0), profile, outages, store, hosts, world, crowd);
         nemesis.rage(now() + u64::try_from(span.as_nanos()).expect("a night"));
         (round.troubles, counts) = (nemesis.troubles, nemesis.counts);
         crowd.stop();
@@ -131,6 +123,15 @@ fn play(
         round.troubles.extend(feels.join().expect("it only starts programs"));
     });
     round.runs = crowd.runs();
+    for (_, hit) in round.runs.iter().flat_map(|run| &run.hits) {
+        let kind = match hit {
+            Hit::FewFiles => "few descriptors",
+            Hit::LittleMemory => "little memory",
+            Hit::FewTasks => "few processes",
+            _ => continue,
+        };
+        *counts.entry(kind).or_default() += 1;
+    }
     round.lives = crowd.book.lives();
     round.registers = (0..REGISTERS).map(|at| (at, crowd.book.register(at))).collect();
     let complaints = std::mem::take(&mut *crowd.complaints.lock().expect("nobody panics"));
@@ -146,9 +147,12 @@ fn dice(seed: u64, who: usize) -> Dice {
     dice
 }
 
-/// Starts a program that needs no store, again and again: when did even that take long, so busy was this machine?
-fn feel(world: &World, crowd: &Crowd) -> Vec<Trouble> {
-    let mut slow = Vec::new();
+/// What a busy machine does by itself. Starts a program that needs no store, again and again: when did even that take long?
+/// And asks the sentinels when they had another master, for one that gets no processor is dead to them.
+fn feel(world: &World, crowd: &Crowd, sentinels: &[u16]) -> Vec<Trouble> {
+    let mut felt = Vec::new();
+    let named = || sentinels.iter().find_map(|sentinel| sentinel::named_by(*sentinel));
+    let (mut master, mut asked) = (named(), now());
     while !crowd.live().is_empty() || !crowd.stop.load(Ordering::Relaxed) {
         let from = now();
         drop(world.dlock(["--version"]).any_stdout().any_stderr().spawn().output());
@@ -156,11 +160,17 @@ fn feel(world: &World, crowd: &Crowd) -> Vec<Trouble> {
         if at - from > SECOND / 4 {
             // What others were told to wait for a second for may have begun before, and end after it.
             let (from, until) = (from.saturating_sub(SECOND), at + SECOND);
-            slow.push(Trouble { kind: "busy machine", from, until, forgets: false, empties: false });
+            felt.push(Trouble { kind: "busy machine", from, until, forgets: false, empties: false });
+        }
+        let before = std::mem::replace(&mut asked, now());
+        if named().is_some_and(|new| master.replace(new).is_some_and(|old| old != new)) {
+            // The old one may serve for a while still.
+            let (from, until) = (before.saturating_sub(SECOND), now() + 6 * SECOND);
+            felt.push(Trouble { kind: "another master", from, until, forgets: true, empties: false });
         }
         sleep(Duration::from_millis(100));
     }
-    slow
+    felt
 }
 
 /// Looks who waits, again and again.
@@ -245,21 +255,32 @@ fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> 
     }
     let mut left = left();
     if store.arrangement == Arrangement::File {
-        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all.
-        for key in crowd.keys() {
-            drop(world.run(key, &["-w", "20s"], "true").any_stderr().spawn().output());
+        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all. On a busy
+        // machine they may not come to it at once.
+        let deadline = Instant::now() + PATIENCE;
+        let mut files = files_without_a_use(world, crowd);
+        while !files.is_empty() && Instant::now() < deadline {
+            files = files_without_a_use(world, crowd);
         }
-        drop(world.dlock(["status"]).any_stdout().any_stderr().spawn().output());
-        for file in fs::read_dir(on_disk(world)).expect("the store").flatten() {
-            let name = file.file_name().to_string_lossy().into_owned();
-            // A FIFO of one that died before it was used is left for an hour, for it cannot be told from one that is new.
-            let stays = [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
-            if !stays {
-                left.push(format!("file {name}"));
-            }
-        }
+        left.extend(files);
     }
     left
+}
+
+/// What lies in a directory after each lock was taken once more and all are listed, and need not be there.
+fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
+    for key in crowd.keys() {
+        let run = world.run(key, &["-w", "20s"], "true").env("DLOCK_OP_TIMEOUT", "20s");
+        drop(run.any_stderr().spawn().output());
+    }
+    let list = world.dlock(["status"]).env("DLOCK_OP_TIMEOUT", "20s");
+    drop(list.any_stdout().any_stderr().spawn().output());
+    let files = fs::read_dir(on_disk(world)).expect("the store").flatten();
+    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+    // A FIFO of one that died before it was used is left for an hour, for it cannot be told from one that is new.
+    let stays =
+        |name: &str| [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
+    names.filter(|name| !stays(name)).map(|name| format!("file {name}")).collect()
 }
 
 fn keys_without_an_end(store: &StoreSide) -> Vec<String> {

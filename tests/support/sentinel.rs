@@ -87,10 +87,7 @@ impl Sentinel {
 
     /// The same, where it may be stopped.
     pub fn try_named(&self) -> Option<u16> {
-        let mut connection = dial(self.port).ok()?;
-        connection.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
-        ask::<(String, u16)>(&mut connection, &words).ok().map(|(_, port)| port)
+        named_by(self.port)
     }
 
     /// Plans a failover, as an administrator does; whether it was begun.
@@ -131,6 +128,14 @@ impl Drop for Sentinel {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// The port of the master that the sentinel on this port names, if it answers.
+pub fn named_by(sentinel: u16) -> Option<u16> {
+    let mut connection = dial(sentinel).ok()?;
+    connection.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
+    ask::<(String, u16)>(&mut connection, &words).ok().map(|(_, port)| port)
 }
 
 fn dial(port: u16) -> redis::RedisResult<Connection> {

@@ -48,6 +48,8 @@ pub enum Hit {
     FewFiles,
     /// It was started with less memory than it may need.
     LittleMemory,
+    /// It may have fewer processes and threads at a time than it may need.
+    FewTasks,
 }
 
 /// How the process that was started ended.
@@ -451,7 +453,7 @@ impl Judge<'_> {
 
     fn end_is_explained(&self, run: &Run, life: Option<&Life>) -> Result<(), (Fault, String)> {
         let has = |hits: &[Hit]| run.hits.iter().any(|(_, hit)| hits.contains(hit));
-        let limited = has(&[Hit::FewFiles, Hit::LittleMemory]);
+        let limited = has(&[Hit::FewFiles, Hit::LittleMemory, Hit::FewTasks]);
         let wrong = |why: &str| Err((Fault::Status, why.to_owned()));
         match run.outcome {
             Outcome::Status(status) if status == run.wanted && life.is_some_and(|life| life.ended) => Ok(()),

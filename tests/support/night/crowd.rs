@@ -5,6 +5,7 @@ use super::check::{Hit, Kind, Outcome, Run, SECOND, Time};
 use super::hosts::Host;
 use super::lives::Book;
 use super::peers::Tool;
+use super::tasks::TaskLimits;
 use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::storm::Dice;
@@ -126,22 +127,6 @@ struct Choice {
     patience: &'static [&'static str],
 }
 
-/// A limit of dlock's process that may be too small for it, as a word for prlimit(1).
-fn limit(dice: &mut Dice) -> (Hit, String) {
-    static LEAST: OnceLock<u64> = OnceLock::new();
-    match dice.roll(4) {
-        // About as much as it takes to start. The job needs more, and takes it.
-        0 => (
-            Hit::LittleMemory,
-            format!("--as={}:", LEAST.get_or_init(least_memory) + dice.roll(2 << 20) - (1 << 19)),
-        ),
-        which => (
-            Hit::FewFiles,
-            format!("--nofile={}", [5, 8, 12][usize::try_from(which - 1).expect("one of three")]),
-        ),
-    }
-}
-
 /// With how many bytes dlock can tell its version.
 fn least_memory() -> u64 {
     let suffices = |bytes: u64| {
@@ -173,6 +158,8 @@ pub struct Crowd<'s> {
     /// Whose process has not been waited for yet, by its id.
     live: Mutex<BTreeMap<i32, Run>>,
     over: Mutex<Vec<Run>>,
+    /// Where they can be had.
+    task_limits: Option<TaskLimits>,
     pub stop: AtomicBool,
     pub complaints: Mutex<Vec<String>>,
 }
@@ -197,6 +184,7 @@ impl<'s> Crowd<'s> {
             next: AtomicU64::new(1),
             live: Mutex::default(),
             over: Mutex::default(),
+            task_limits: TaskLimits::new(),
             stop: AtomicBool::new(false),
             complaints: Mutex::default(),
         }
@@ -281,6 +269,22 @@ impl<'s> Crowd<'s> {
         self.one_run(wish, Choice { group, host, ttl_ms, span, patience }, dice);
     }
 
+    /// A limit that may be too small for dlock, as what stands before its run.
+    fn limit(&self, id: u64, dice: &mut Dice) -> (Hit, Vec<OsString>) {
+        static LEAST: OnceLock<u64> = OnceLock::new();
+        let prlimit = |word: String| vec!["prlimit".into(), word.into()];
+        match (dice.roll(6), &self.task_limits) {
+            // About as much as it takes to start. The job needs more, and takes it.
+            (0, _) => {
+                let most = LEAST.get_or_init(least_memory) + dice.roll(2 << 20) - (1 << 19);
+                (Hit::LittleMemory, prlimit(format!("--as={most}:")))
+            }
+            // Without its guard, its command, a thread, and one for each of several masters.
+            (1 | 2, Some(limits)) => (Hit::FewTasks, limits.words(id, 1 + dice.roll(10)).into()),
+            _ => (Hit::FewFiles, prlimit(format!("--nofile={}", dice.of(&[5, 8, 12])))),
+        }
+    }
+
     fn one_run(&self, wish: &Wish, choice: Choice, dice: &mut Dice) {
         let Choice { group, host, ttl_ms, span, mut patience } = choice;
         let status = if dice.roll(6) == 0 { 3 } else { 0 };
@@ -293,8 +297,8 @@ impl<'s> Crowd<'s> {
         let keys: Vec<&'static str> = wish.keys.chars().map(|letter| key(letter, group)).collect();
         let written = if wish.mode == Mode::Shared { "" } else { wish.keys };
         let registers: Vec<usize> = written.chars().map(|letter| register(letter, group)).collect();
-        let limit = (dice.roll(50) == 0 && !self.is_plain).then(|| limit(dice));
         let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let limit = (dice.roll(30) == 0 && !self.is_plain).then(|| self.limit(id, dice));
 
         let ttl = format!("{ttl_ms}ms");
         let mut options: Vec<OsString> = Vec::new();
@@ -318,7 +322,7 @@ impl<'s> Crowd<'s> {
             _ => {}
         }
         if limit.is_some() && !patience.is_empty() {
-            // With too few descriptors for a connection it would wait for ever.
+            // With too few descriptors or threads for a connection it would wait for ever.
             patience = &["-w", "1s"];
         }
         option(patience);
@@ -328,8 +332,8 @@ impl<'s> Crowd<'s> {
         job.extend([status.to_string().into(), OsString::from(&flags)]);
         job.extend(registers.iter().map(|register| register.to_string().into()));
         let mut words = self.words[host].clone();
-        if let Some((_, word)) = &limit {
-            words.extend(["prlimit".into(), word.into()]);
+        if let Some((_, limit)) = &limit {
+            words.extend_from_slice(limit);
         }
         let mut run = vec![BINARY.into(), "run".into(), "-q".into()];
         run.extend(options);

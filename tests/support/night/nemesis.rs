@@ -30,10 +30,20 @@ pub enum Profile {
     Jumpy,
 }
 
+/// How long what is done may last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outages {
+    /// Less than half a lease, which every lease outlasts.
+    Short,
+    /// Some of them longer than a lease.
+    Any,
+}
+
 /// The one who does it.
 pub struct Nemesis<'a> {
     pub dice: Dice,
     pub profile: Profile,
+    pub outages: Outages,
     pub store: &'a mut StoreSide,
     pub hosts: &'a [Host],
     pub world: &'a World,
@@ -81,13 +91,14 @@ impl<'a> Nemesis<'a> {
     pub fn new(
         dice: Dice,
         profile: Profile,
+        outages: Outages,
         store: &'a mut StoreSide,
         hosts: &'a [Host],
         world: &'a World,
         crowd: &'a Crowd<'a>,
     ) -> Self {
         let (counts, troubles, open, busy) = <_>::default();
-        Self { dice, profile, store, hosts, world, crowd, counts, troubles, open, busy }
+        Self { dice, profile, outages, store, hosts, world, crowd, counts, troubles, open, busy }
     }
 
     /// Does harm until then, and puts everything right at the end.
@@ -209,6 +220,7 @@ impl<'a> Nemesis<'a> {
     /// that what still runs then meets who is next.
     fn span(&mut self, sides: u64) -> u64 {
         match self.dice.roll(sides) {
+            _ if self.outages == Outages::Short => 20 + self.dice.roll(1000),
             0 => 3200 + self.dice.roll(3500),
             1 => 1500 + self.dice.roll(2000),
             _ => 20 + self.dice.roll(1000),
@@ -233,7 +245,8 @@ impl<'a> Nemesis<'a> {
                 ("terminate dlock", Hit::Interrupt),
             ]
         });
-        let ms = if self.dice.roll(4) == 0 { 2000 + self.dice.roll(5000) } else { 5 + self.dice.roll(600) };
+        let is_long = self.outages == Outages::Any && self.dice.roll(4) == 0;
+        let ms = if is_long { 2000 + self.dice.roll(5000) } else { 5 + self.dice.roll(600) };
         let mut live = self.crowd.live();
         let candidates: Vec<i32> = live.keys().copied().collect();
         if candidates.is_empty() {
@@ -242,7 +255,7 @@ impl<'a> Nemesis<'a> {
         let pid = *self.dice.of(&candidates);
         let Some(run) = live.get_mut(&pid) else { return false };
         // Who stops dlock and then kills its guard leaves nobody to stop the job.
-        if !is_lenient && run.hits.iter().any(|(_, hit)| *hit != Hit::FewFiles) {
+        if !is_lenient && run.hits.iter().any(|(_, hit)| !matches!(hit, Hit::FewFiles | Hit::FewTasks)) {
             return false;
         }
         // A tree without anything but dlock waits, and is a good target, too.

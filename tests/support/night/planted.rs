@@ -213,6 +213,15 @@ fn an_end_that_nothing_explains() {
     finds(&missing, &[Fault::Status]);
     missing.runs[1].kind = Kind::OncePer(SECOND);
     finds(&missing, &[]);
+    // Who has too few processes for a guard or a job has none.
+    missing.runs[1].kind = Kind::Plain;
+    for status in [70, 126] {
+        missing.runs[1].outcome = Outcome::Status(status);
+        finds(&missing, &[Fault::Status]);
+        missing.runs[1].hits = vec![(0, Hit::FewTasks)];
+        finds(&missing, &[]);
+        missing.runs[1].hits.clear();
+    }
 }
 
 #[test]
