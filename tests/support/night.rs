@@ -20,6 +20,7 @@ use super::wait::PATIENCE;
 use super::world::World;
 use check::{Ended, Hit, Round, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds};
 use crowd::{Crowd, REGISTERS, now};
+use dlock::law::TICKET_KEPT;
 use hosts::Host;
 use nemesis::{Nemesis, belongs};
 pub use nemesis::{Outages, Profile};
@@ -33,6 +34,9 @@ use std::fs;
 use std::sync::atomic::Ordering;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
+
+/// After so long a queue has forgotten everybody who is not heard of.
+const FORGOTTEN: Duration = TICKET_KEPT.saturating_add(Duration::from_secs(15));
 
 /// What a night came to.
 #[derive(Default)]
@@ -201,8 +205,9 @@ fn tell(world: &World, keys: &[&'static str]) -> BTreeMap<&'static str, Told> {
         world.dlock(words).env("DLOCK_OP_TIMEOUT", "20s").any_stdout().any_stderr().spawn().output().stdout
     };
     let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
-    // What was kept for somebody who died is over with his lease.
-    let deadline = Instant::now() + Duration::from_secs(30);
+    // What was kept for somebody who died is over with his lease; his place in a queue, if nobody else was heard of any more,
+    // when it is forgotten.
+    let deadline = Instant::now() + FORGOTTEN;
     let status = loop {
         let status = parse(&ask(&[&["status", "--json"], keys].concat()));
         let is_idle = |lock: &Value| lock["state"] == "free" && lock["waiters"] == Value::Array(Vec::new());
@@ -284,6 +289,17 @@ fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
 }
 
 fn keys_without_an_end(store: &StoreSide) -> Vec<String> {
+    let deadline = Instant::now() + FORGOTTEN;
+    loop {
+        let left = keys_left(store);
+        if left.is_empty() || Instant::now() > deadline {
+            return left;
+        }
+        sleep(Duration::from_millis(200));
+    }
+}
+
+fn keys_left(store: &StoreSide) -> Vec<String> {
     let mut left = Vec::new();
     // A replica has what its master had, some time ago.
     let master = store.sentinels.iter().find_map(Sentinel::try_named);
