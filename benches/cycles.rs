@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 type Done<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// So many ask at the same time.
+/// So many ask at the same time, each for a lock of its own.
 const AT_A_TIME: usize = 8;
 const LONG: Duration = Duration::from_secs(30);
 
@@ -76,10 +76,10 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
 }
 
 /// Has several connections work until there is nothing left to do. How often `work` was done.
-fn together(port: u16, work: impl Fn(&mut RedisStore) -> Done<bool> + Sync) -> Done<usize> {
+fn together(port: u16, most: usize, work: impl Fn(&mut RedisStore) -> Done<bool> + Sync) -> Done<usize> {
     let done = AtomicUsize::new(0);
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_A_TIME)
+        let workers: Vec<_> = (0..AT_A_TIME.min(most))
             .map(|_| {
                 scope.spawn(|| -> Done {
                     let mut store = store(port);
@@ -106,7 +106,7 @@ fn main() -> Done {
     match what.as_str() {
         "run" => {
             let span = Duration::from_secs_f64(rest.first().ok_or("for how long?")?.parse()?);
-            let done = together(port, |store| {
+            let done = together(port, count, |store| {
                 let key = next.fetch_add(1, Ordering::Relaxed) % count;
                 Ok(began.elapsed() < span && cycle(store, key, Then::Leave).map(|_| true)?)
             })?;
@@ -118,7 +118,7 @@ fn main() -> Done {
                 "leave" => Then::Leave,
                 _ => Then::Queue,
             };
-            together(port, |store| {
+            together(port, count, |store| {
                 let key = next.fetch_add(1, Ordering::Relaxed);
                 Ok(key < count && cycle(store, key, then)?)
             })?;
