@@ -4,6 +4,8 @@
 //! who do not wait.
 
 use crate::support::masters::steered_clock;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
 use dlock::clock::Moment;
@@ -17,7 +19,7 @@ use dlock::store::Store;
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::{RedisStore, Target};
-#[cfg(feature = "postgres")]
+#[cfg(feature = "sql")]
 use dlock::store::sql::SqlStore;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -150,12 +152,21 @@ fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>>
 /// Redis-servers with one clock, or a database with that clock.
 struct Servers {
     processes: Vec<Child>,
-    #[cfg(feature = "postgres")]
-    postgres: Option<Postgres>,
+    #[cfg(feature = "sql")]
+    database: Option<Database>,
     dir: tempfile::TempDir,
     clock: std::fs::File,
     /// One of the masters was not waited for: this machine is too busy for a comparison.
     left_behind: Arc<AtomicBool>,
+}
+
+#[cfg(feature = "sql")]
+enum Database {
+    /// And the port behind which it has that clock.
+    #[cfg(feature = "mysql")]
+    Mysql(#[expect(dead_code, reason = "it runs until it is dropped")] Mysql, u16),
+    #[cfg(feature = "postgres")]
+    Postgres(Postgres),
 }
 
 impl Servers {
@@ -175,8 +186,8 @@ impl Servers {
         });
         let servers = Self {
             processes: processes.collect(),
-            #[cfg(feature = "postgres")]
-            postgres: None,
+            #[cfg(feature = "sql")]
+            database: None,
             dir,
             clock,
             left_behind: Arc::default(),
@@ -189,11 +200,21 @@ impl Servers {
         servers
     }
 
+    #[cfg(feature = "mysql")]
+    fn mysql() -> Self {
+        let (dir, _, clock) = clock();
+        let server = Mysql::start(dir.path(), &["innodb-flush-log-at-trx-commit=0"]);
+        let port = server.steered(clock.try_clone().unwrap());
+        let database = Some(Database::Mysql(server, port));
+        Self { processes: Vec::new(), database, dir, clock, left_behind: Arc::default() }
+    }
+
     #[cfg(feature = "postgres")]
     fn postgres() -> Self {
         let (dir, path, clock) = clock();
-        let postgres = Some(Postgres::start_steered(dir.path(), &["fsync=off"], Some(path)));
-        Self { processes: Vec::new(), postgres, dir, clock, left_behind: Arc::default() }
+        let server = Postgres::start_steered(dir.path(), &["fsync=off"], Some(path));
+        let database = Some(Database::Postgres(server));
+        Self { processes: Vec::new(), database, dir, clock, left_behind: Arc::default() }
     }
 
     fn socket(&self, at: usize) -> PathBuf {
@@ -213,18 +234,9 @@ impl Servers {
 
     /// One server, or a quorum of several.
     fn store(&self) -> Box<dyn Store> {
-        #[cfg(feature = "postgres")]
-        if let Some(server) = &self.postgres {
-            return Box::new(SqlStore::postgres(dlock::store::sql::Target {
-                address: Address::Unix(server.socket()),
-                user: "app".into(),
-                password: None,
-                database: "postgres".into(),
-                tls: None,
-                shown: "postgres+unix://test".into(),
-                connect_timeout: Duration::from_secs(10),
-                op_timeout: Duration::from_secs(10),
-            }));
+        #[cfg(feature = "sql")]
+        if let Some(database) = &self.database {
+            return database.store();
         }
         let target = |at| Target {
             address: Address::Unix(self.socket(at)),
@@ -248,6 +260,33 @@ impl Servers {
                     false => panic!("{what}"),
                 },
             )),
+        }
+    }
+}
+
+#[cfg(feature = "sql")]
+impl Database {
+    fn store(&self) -> Box<dyn Store> {
+        let target = |address, database: &str| dlock::store::sql::Target {
+            address,
+            user: "app".into(),
+            password: None,
+            database: database.into(),
+            tls: None,
+            shown: "test".into(),
+            connect_timeout: Duration::from_secs(10),
+            op_timeout: Duration::from_secs(10),
+        };
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_, port) => {
+                let address = Address::Tcp { host: "127.0.0.1".into(), port: *port };
+                Box::new(SqlStore::mysql(target(address, "ops")))
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(server) => {
+                Box::new(SqlStore::postgres(target(Address::Unix(server.socket()), "postgres")))
+            }
         }
     }
 }
@@ -564,6 +603,13 @@ fn who_leaves_again_sees_what_is_lost_alike() {
 }
 
 /// What dlock makes of rows, and writes into them, is what the law says.
+#[cfg(feature = "mysql")]
+#[test]
+fn law_over_rows_answers_alike_on_mysql() {
+    answer_alike(&Servers::mysql(), if is_soak() { 2000 } else { 60 }, &histories());
+}
+
+/// The same.
 #[cfg(feature = "postgres")]
 #[test]
 fn law_over_rows_answers_alike_on_postgres() {

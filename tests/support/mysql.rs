@@ -7,6 +7,10 @@ use super::wait::{wait_for, wait_until};
 use super::world::{Database, suite_home};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +19,9 @@ use std::thread;
 
 const USERS: &str = "DROP USER IF EXISTS ''@localhost; CREATE USER IF NOT EXISTS app@'%'; \
      GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER ON *.* TO app@'%'; CREATE DATABASE IF NOT EXISTS ops;";
+
+/// How dlock asks for the time.
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// The server. Dropping it kills it.
 pub struct Mysql {
@@ -35,7 +42,7 @@ impl Mysql {
         assert!(copied.expect("cp").success());
         let port = wait_for("a free port for mariadbd", || {
             let port = next_port();
-            std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+            TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
         });
         let options = options.iter().map(ToString::to_string).collect();
         let mut server = Self { port, home, options, offset: 0, child: None };
@@ -112,6 +119,23 @@ impl Mysql {
         format!("mysql://app@127.0.0.1:{}/{database}", self.port)
     }
 
+    /// A port behind which it is always the time that stands in a file, in microseconds since 1970: where a statement asks for
+    /// the time, that number is put in its place. A server whose own clock stands still does not do: for each session time
+    /// goes on by a microsecond with every statement. It is served until the process ends.
+    pub fn steered(&self, clock: fs::File) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (port, socket) = (listener.local_addr().expect("its address").port(), self.socket());
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let clock = clock.try_clone().expect("another descriptor");
+                let server = UnixStream::connect(&socket).expect("the server");
+                // It ends when one of the two hangs up.
+                thread::spawn(move || steer(client, server, &clock).ok());
+            }
+        });
+        port
+    }
+
     /// What statements answer, a line for each row; as the administrator.
     pub fn ask(&self, database: &str, statements: &str) -> String {
         self.try_ask(database, statements).unwrap_or_else(|error| panic!("{statements}: {error}"))
@@ -184,6 +208,35 @@ impl Drop for Mysql {
             drop(child.kill());
             drop(child.wait());
         }
+    }
+}
+
+/// Passes on what both say to each other, and puts the time into the client's statements.
+fn steer(mut client: TcpStream, mut server: UnixStream, clock: &fs::File) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let (mut answers, mut to_client) = (server.try_clone()?, client.try_clone()?);
+    thread::spawn(move || {
+        io::copy(&mut answers, &mut to_client).ok();
+        to_client.shutdown(Shutdown::Both).ok();
+    });
+    let passed = pass_on(&mut client, &mut server, clock);
+    server.shutdown(Shutdown::Both)?;
+    passed
+}
+
+fn pass_on(client: &mut TcpStream, server: &mut UnixStream, clock: &fs::File) -> io::Result<()> {
+    loop {
+        // The length of the packet, in three bytes, and its number.
+        let (mut head, mut time) = ([0; 4], [0; 8]);
+        client.read_exact(&mut head)?;
+        let mut packet = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
+        client.read_exact(&mut packet)?;
+        clock.read_exact_at(&mut time, 0)?;
+        let now = format!("{:>1$}", i64::from_ne_bytes(time), NOW.len());
+        let asked = |at: &usize| packet[*at..].starts_with(NOW.as_bytes());
+        let all: Vec<usize> = (0..packet.len()).filter(asked).collect();
+        all.into_iter().for_each(|at| packet[at..at + now.len()].copy_from_slice(now.as_bytes()));
+        server.write_all(&[&head[..], &packet].concat())?;
     }
 }
 
