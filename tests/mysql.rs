@@ -155,15 +155,37 @@ fn a_packet_that_is_too_large_names_the_setting() {
     assert_eq!(world.log(), ["well"]);
 }
 
-/// Such a table is neither written as a whole nor after a crash what it was.
+/// Of what is written into such a table a crash may leave a half.
 #[test]
-fn a_table_of_another_engine_is_found() {
+fn a_table_without_transactions_is_refused() {
     let world = World::with_mysql();
     world.run("k", &[], "true").run();
     world.dlock(["doctor", "--strict"]).any_stdout().run();
-    Mysql::shared().ask(world.database(), "ALTER TABLE dlock_locks ENGINE=MyISAM");
-    let said = world.dlock(["doctor", "--strict"]).status(1).any_stdout().any_stderr().run().stdout;
-    assert!(said.contains("dlock_locks in MyISAM"), "{said}");
+    let server = Mysql::shared();
+    for engine in ["MyISAM", "Aria"] {
+        server.ask(world.database(), &format!("ALTER TABLE dlock_locks ENGINE={engine}"));
+        let said = refused(&world, 78);
+        assert!(said.contains("ALTER TABLE dlock_locks ENGINE=InnoDB"), "{said}");
+        world.dlock(["status"]).status(78).any_stderr().run();
+        let said = world.dlock(["doctor"]).status(69).any_stdout().any_stderr().run().stdout;
+        assert!(said.contains("ENGINE=InnoDB"), "{said}");
+    }
+    server.ask(world.database(), "ALTER TABLE dlock_locks ENGINE=InnoDB");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// Nor does dlock make one where there is nothing else.
+#[test]
+fn no_table_without_transactions_is_made() {
+    for (option, why) in
+        [("skip-innodb", "has no InnoDB"), ("enforce-storage-engine=Aria", "does not allow what dlock needs")]
+    {
+        let (world, server) = own_server(&[option, "default-storage-engine=MyISAM"]);
+        let said = refused(&world, 78);
+        assert!(said.contains(why), "{said}");
+        assert_eq!(server.tables("ops"), 0);
+    }
 }
 
 /// What a waiter says again and again reads and changes its own row, and no other.

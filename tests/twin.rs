@@ -1,7 +1,7 @@
 //! Is the Lua the twin of the law? The same random histories run through `law::Record` and through the scripts on a
 //! real redis-server whose wall clock the test sets, so that hours pass in no time. Every answer must be the same, and
 //! after every step everything that can be seen. Three masters whose clocks agree answer as one server does to those
-//! who do not wait.
+//! who do not wait. The rows of a database are held to the law in the same way.
 
 use crate::support::masters::steered_clock;
 #[cfg(feature = "mysql")]

@@ -73,13 +73,16 @@ impl Database for Mysql {
 
 /// What may be set up oddly and would change what statements mean. Nobody waits longer for somebody else's transaction than a
 /// client waits for an answer, which says then what was the matter. The clock of a session can be stopped; on MariaDB anybody
-/// may let it go again.
+/// may let it go again. The last one fails where the table is of another engine: a server that dies in the middle of a
+/// statement would leave half of it there.
 fn settings(target: &Target) -> String {
     let patience = target.op_timeout.as_secs().saturating_sub(1).max(1);
     format!(
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
-         SET /*M! timestamp = DEFAULT, */ autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', \
-         sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}; ",
+         SET /*M! timestamp = DEFAULT, */ autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
+         sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}; \
+         SET @dlock = (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'dlock_locks' \
+         AND engine <> 'InnoDB' UNION ALL SELECT 1); ",
         u64::MAX
     )
 }
@@ -256,9 +259,7 @@ impl Grammar for Words {
     fn survey(&self) -> String {
         "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), @@read_only, CONCAT_WS(' and ', \
          IF(@@innodb_flush_log_at_trx_commit <> 1, CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit), \
-         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL), \
-         (SELECT CONCAT('dlock_locks in ', engine) FROM information_schema.tables WHERE table_schema = DATABASE() \
-         AND table_name = 'dlock_locks' AND engine <> 'InnoDB'))"
+         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL))"
             .into()
     }
 
@@ -335,6 +336,11 @@ fn meaning(store: &str, said: &Said) -> Failure {
             unfit(format!("{store} has a table with the name of dlock's, and it is not dlock's: {text}"))
         }
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
+        1242 => unfit(format!(
+            "{store} keeps dlock_locks in an engine without transactions: have an administrator run \
+             ALTER TABLE dlock_locks ENGINE=InnoDB when nothing runs under its locks"
+        )),
+        1193 | 1286 => unfit(format!("{store} has no InnoDB for the table of dlock: {text}")),
         1049 => unfit(format!("{store}: there is no such database: {text}")),
         1045 | 1698 if !said.is_password_given => denied(format!(
             "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
@@ -349,6 +355,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
             TABLES[0]
         )),
         1143 | 1227 | 1370 => denied(format!("{store} denies this user a right that dlock needs: {text}")),
+        1290 if !text.contains("read") => unfit(format!("{store} does not allow what dlock needs: {text}")),
         1290 | 1792 | 1836 | 1874 => {
             unavailable(format!("{store} is read-only, as a replica is; name the primary"))
         }
