@@ -93,6 +93,11 @@ trait Link: Send {
     /// done; the first is told.
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
 
+    /// Sends a statement, and does not wait for it. Whatever is asked next is done behind it.
+    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
+        self.ask(&[statement], by).map(drop)
+    }
+
     /// Sleeps until a bell rings that was asked for, or until then (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
 
@@ -519,7 +524,15 @@ impl Adapter for Tables {
         match self.ask_latched(statement, is_alone, Again::No) {
             Ok(answers) => {
                 let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
-                if is_done.as_deref() == Some(b"1") { self.secure(&change) } else { Ok(Written::Conflict) }
+                if is_done.as_deref() != Some(b"1") {
+                    return Ok(Written::Conflict);
+                }
+                if let Some(behind) = self.database.grammar().behind(&change) {
+                    let line = self.line.take();
+                    let told = line.map(|mut line| line.link.tell(behind, self.by.get()).map(|()| line));
+                    self.line.replace(told.and_then(Result::ok));
+                }
+                self.secure(&change)
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
             Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),

@@ -4,8 +4,8 @@
 //! *All rows are in one table*, for a statement can write into one only. What is to be written as a whole is one statement, and
 //! so a transaction of its own: the server has all of it before it begins, and ends it whatever happens to it. A transaction of
 //! several statements would stay open where one of them fails, and keep its rows from everybody until its client goes on.
-//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and the statement behind removes
-//! it; if that is not done, nothing is wrong. An end takes the place of the one [`LOG_KEPT`] before it.
+//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and a statement behind removes it,
+//! for which nobody waits; if that is not done, nothing is wrong. An end takes the place of the one [`LOG_KEPT`] before it.
 //!
 //! *A latch* wakes who waits: a lock of `GET_LOCK`, which each session holds as long as its token waits or holds alone, and lets
 //! go at the beginning of the text that gives the token back. Who stands behind that token waits for the latch. It tells
@@ -201,22 +201,23 @@ impl Grammar for Words {
                 .iter()
                 .map(|column| format!("{column} = v.{column}")),
         );
-        let mut text = format!(
+        format!(
             "INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
              (SELECT COUNT(*) AS n FROM dlock_locks FORCE INDEX (PRIMARY) WHERE {read} FOR UPDATE) AS c \
              WHERE c.n = {} ON DUPLICATE KEY UPDATE {change_to}, body = COALESCE(v.body, dlock_locks.body); \
              SELECT ROW_COUNT() > 0",
             change.read.len()
-        );
-        if !change.gone.is_empty() {
-            let gone = change.gone.iter().map(|(name, token)| {
-                let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
-                format!("kind = 1 AND name = {name} AND id = {id} AND place = {GONE}")
-            });
-            text += "; DELETE FROM dlock_locks WHERE ";
-            text += &gone.collect::<Vec<_>>().join(" OR ");
-        }
-        text
+        )
+    }
+
+    /// It would wait for the disk once more.
+    fn behind(&self, change: &Change) -> Option<String> {
+        let gone = change.gone.iter().map(|(name, token)| {
+            let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
+            format!("kind = 1 AND name = {name} AND id = {id} AND place = {GONE}")
+        });
+        let gone = gone.collect::<Vec<_>>().join(" OR ");
+        (!gone.is_empty()).then(|| format!("DELETE FROM dlock_locks WHERE {gone}"))
     }
 
     fn note(&self, name: &str, token: &Token) -> String {

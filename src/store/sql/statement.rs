@@ -68,6 +68,11 @@ pub trait Grammar {
     /// Answers 1 in the last row if it was done.
     fn write(&self, change: &Change) -> String;
 
+    /// What is to follow a write some time, if it was done. Nobody waits for it, and nothing is wrong where it is not done.
+    fn behind(&self, _: &Change) -> Option<String> {
+        None
+    }
+
     /// What is to follow a write that others are told of before it is on a disk: it changes as many rows as there are new ends
     /// if all of it is still there, and has it on the disk when it answers. Nothing where a write is on the disk at once.
     fn secure(&self, _: &Change) -> Option<String> {

@@ -17,6 +17,7 @@ use crate::store::net::streams::Bounded;
 use crate::store::net::tls::Session;
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
+use std::time::Duration;
 
 /// A packet of that length goes on in the next one.
 const PACKET_MOST: usize = 0xff_ffff;
@@ -25,6 +26,8 @@ const PROOFS_MOST: usize = 8;
 /// utf8mb4, in which every statement is.
 const CHARSET: u8 = 45;
 const ERROR: u8 = 0xff;
+/// How long the rest of an answer may take that nobody waited for.
+const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// What both sides can do (the names are those of the protocol).
 mod can {
@@ -72,6 +75,8 @@ pub struct Connection {
     process: u64,
     /// What goes before the first statement.
     settings: String,
+    /// Whether there is an answer to come that nobody waits for.
+    is_owed: bool,
 }
 
 /// What a server says before anything is asked.
@@ -86,7 +91,7 @@ impl Connection {
     /// Connects and logs in by `by`. `settings` are statements, each with its end.
     pub fn begin(target: &Target, settings: String, by: Moment) -> Result<Self, Error> {
         let (pipe, has_password) = (Pipe::open(target, by)?, target.password.is_some());
-        let mut connection = Self { pipe, sequence: 0, has_password, process: 0, settings };
+        let mut connection = Self { pipe, sequence: 0, has_password, process: 0, settings, is_owed: false };
         connection.log_in(target, by).map_err(Error::from)?;
         Ok(connection)
     }
@@ -277,12 +282,37 @@ impl Connection {
     }
 }
 
+impl Connection {
+    fn send_statement(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
+        self.sequence = 0;
+        self.send(&[b"\x03", self.settings.as_bytes(), statement.as_bytes()].concat(), by)
+    }
+
+    /// Waits for the answer that nobody waited for. What the server refused does not matter.
+    fn settle(&mut self, by: Moment) -> Result<(), Failure> {
+        if !std::mem::take(&mut self.is_owed) {
+            return Ok(());
+        }
+        match self.answer(by) {
+            Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => Err(failure),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Link for Connection {
+    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
+        self.settle(by)?;
+        self.send_statement(&statement, by)?;
+        self.is_owed = true;
+        Ok(())
+    }
+
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
+        self.settle(by)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for statement in statements {
-            self.sequence = 0;
-            self.send(&[b"\x03", self.settings.as_bytes(), statement.as_bytes()].concat(), by)?;
+            self.send_statement(statement, by)?;
             match self.answer(by) {
                 Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => return Err(failure),
                 Err(failure) => {
@@ -302,6 +332,10 @@ impl Link for Connection {
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
         match self.pipe.listen(until) {
             Ok(false) => Ok(false),
+            Ok(true) if self.is_owed => {
+                self.settle(Moment::now().after(REST_WITHIN))?;
+                self.listen(until)
+            }
             Ok(true) => Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into())),
             Err(error) => Err(self.pipe.failure(&error)),
         }
