@@ -46,12 +46,10 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
         // The pause that ends last counts: a pattern goes on for a lock that is paused by its name for a shorter time.
         let longer = patterns.of(name.key()).filter(|pause| !is_named || pause.until > until);
         let new = longer.map_or(new, |pause| NewPause::rest_of(pause, patterns.now));
-        if !is_named && let Some(own) = longer_of_its_own(context, store, name, new.lasts)? {
+        if !is_named && let Some((own, left)) = longer_of_its_own(context, store, name, new.lasts)? {
             let held = stop_or_not(context, store, name, flags.stop.then_some(&by))?;
-            return Ok((
-                format!("stays paused for longer, by {}{}{held}", who(&own.by), because(&own.by)),
-                Stays::No,
-            ));
+            let (whose, why) = (who(&own.by), because(&own.by));
+            return Ok((format!("stays paused for {}, by {whose}{why}{held}", span(left)), Stays::No));
         }
         store.pause(name, Some(new), context.deadline())?;
         let of = new.pattern.filter(|pattern| is_named || !said.contains(pattern));
@@ -65,16 +63,17 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The pause of a lock by its name, if that lasts longer.
+/// The pause of a lock by its name, if that lasts longer, and for how long.
 fn longer_of_its_own(
     context: &Context,
     store: &mut dyn Store,
     name: &Name,
     lasts: Duration,
-) -> Result<Option<law::Pause>, store::Error> {
+) -> Result<Option<(law::Pause, Duration)>, store::Error> {
     let view = store.inspect(name, context.deadline())?;
-    let until = view.now.saturating_add(law::millis(lasts));
-    Ok(view.paused.filter(|own| own.pattern.is_none() && own.until > until))
+    let own = view.paused.filter(|own| own.pattern.is_none());
+    let own = own.map(|own| (Duration::from_millis(own.until.saturating_sub(view.now)), own));
+    Ok(own.filter(|(left, _)| *left > lasts).map(|(left, own)| (own, left)))
 }
 
 /// What becomes of those who hold it, or were granted it just before: they go on, or are asked to end.
