@@ -132,6 +132,12 @@ fn a_fence_that_falls_or_is_given_twice() {
     falls.lives[1].fence = 50_000;
     falls.told.clear();
     finds(&falls, &[Fault::Fence]);
+    // Not of one whose lock the store forgot while its job was about to start.
+    falls.troubles.push(trouble(80, 90, true));
+    finds(&falls, &[]);
+    falls.troubles[0].forgets = false;
+    finds(&falls, &[Fault::Fence]);
+    falls.troubles.clear();
     falls.lives[1].fence = falls.lives[0].fence;
     finds(&falls, &[Fault::Fence]);
 }
