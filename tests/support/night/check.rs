@@ -265,6 +265,14 @@ impl Judge<'_> {
         sum
     }
 
+    /// The troubles of a span, for whoever looks for a cause.
+    fn troubles(&self, from: Time, until: Time) -> Vec<String> {
+        let near = self.round.troubles.iter().filter(|one| one.from < until && one.until > from);
+        let shown =
+            |one: &Trouble| format!("{} {:.3}–{:.3}", one.kind, seconds(one.from), seconds(one.until));
+        near.map(shown).collect()
+    }
+
     fn forgot(&self, from: Time, until: Time) -> bool {
         self.round.troubles.iter().any(|one| one.forgets && one.from < until && one.until > from)
     }
@@ -292,13 +300,7 @@ impl Judge<'_> {
                 if self.grants_overlap(elder, from, until) {
                     self.verdict.granted_overlaps.push(until - from);
                 } else {
-                    let near: Vec<_> = self
-                        .round
-                        .troubles
-                        .iter()
-                        .filter(|one| one.from < until && one.until + 2 * elder.run.ttl > from)
-                        .map(|one| format!("{} {:.3}–{:.3}", one.kind, seconds(one.from), seconds(one.until)))
-                        .collect();
+                    let near = self.troubles(from.saturating_sub(2 * elder.run.ttl), until);
                     let ms = seconds(until - from) * 1000.0;
                     self.fault(
                         Fault::Overlap,
@@ -347,7 +349,9 @@ impl Judge<'_> {
                 // One whose lock was lost, as is granted, before its job came to start may run after who is next.
                 let is_no_excuse = |old: &&Lived| !self.grants_overlap(new, old.life.start, new.life.last);
                 if let Some(old) = greatest.iter().filter(smaller).find(is_no_excuse).copied() {
-                    self.fault(Fault::Fence, format!("a fence of {key} fell: {old}, then {new}"));
+                    let near = self.troubles(new.run.spawned, new.life.last);
+                    let what = format!("a fence of {key} fell: {old}, then {new}\n   troubles: {near:?}");
+                    self.fault(Fault::Fence, what);
                 }
                 let alike = |old: &&mut Lived| old.run.mode == new.run.mode && old.life.slot == new.life.slot;
                 match greatest.iter_mut().find(alike) {
@@ -586,13 +590,7 @@ impl Judge<'_> {
                     .take(known.len().min(48))
                     .find(|lived| !known.contains(&lived.life.fence) && !self.goes_unrecorded(lived));
                 if let Some(lived) = missing {
-                    let near: Vec<_> = self
-                        .round
-                        .troubles
-                        .iter()
-                        .filter(|one| one.from < lived.run.ended && one.until > lived.life.start)
-                        .map(|one| format!("{} {:.3}–{:.3}", one.kind, seconds(one.from), seconds(one.until)))
-                        .collect();
+                    let near = self.troubles(lived.life.start, lived.run.ended);
                     let said = &lived.run.said;
                     faults.push(format!("{key}: the history does not tell of {lived}, {near:?}, {said:?}"));
                 }
