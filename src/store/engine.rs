@@ -28,6 +28,8 @@ use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use queue::Queue;
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "zookeeper")]
+pub use snapshot::granted_alone;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
@@ -324,7 +326,7 @@ impl<A: Adapter> Engine<A> {
         let (mut related, mut front, mut conflicts) = (BTreeSet::new(), None, 0);
         loop {
             let mut transaction = Transaction::open(&self.adapter, names, &related, me, deadline)?;
-            let shown = front.unwrap_or_else(|| transaction.front());
+            let shown = front.unwrap_or_else(|| transaction.front(me, look));
             transaction.reveal(shown, me, look)?;
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
@@ -342,7 +344,7 @@ impl<A: Adapter> Engine<A> {
             transaction.abort();
             related.extend(missing);
             if is_short {
-                front = Some(8 * shown);
+                front = Some((8 * shown).max(2));
             }
         }
     }

@@ -28,7 +28,7 @@ mod wire;
 use crate::clock::Moment;
 use crate::law::{Due, LOG_KEPT, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, granted_alone, queue};
 use crate::store::{Error, Listener, Subscription};
 use jute::{Answer, Ask, Code, Kind, Stat};
 use node::LockNode;
@@ -45,6 +45,8 @@ use wire::Failure;
 
 pub use session::Target;
 
+/// Of so many who hold or have left it is looked at once whether they live.
+const HOLDERS: usize = 8;
 /// How many broken connections one exchange may meet.
 const BROKEN_MOST: u32 = 8;
 /// A step is not larger than a server takes (`jute.maxbuffer`).
@@ -102,6 +104,8 @@ pub struct Znodes {
     believed: RefCell<BTreeMap<Token, Due>>,
     /// Where this process waits, by lock.
     places: RefCell<BTreeMap<String, Place>>,
+    /// What this process will want to know when it gives back what it holds.
+    ahead: RefCell<Ahead>,
     /// A server may lag behind what was done.
     must_sync: Cell<bool>,
 }
@@ -128,6 +132,14 @@ struct Place {
     path: String,
     data: Vec<u8>,
     version: i32,
+}
+
+/// What is read together with a lock, and would take a round trip of its own when the lock has told that it is wanted.
+#[derive(Default)]
+struct Ahead {
+    /// Those who wait, with their locks and their nodes.
+    notes: Vec<(String, Token, String)>,
+    lives: Vec<Token>,
 }
 
 /// What the clock of the leader showed.
@@ -195,6 +207,7 @@ impl Znodes {
             heard: RefCell::default(),
             believed: RefCell::default(),
             places: RefCell::default(),
+            ahead: RefCell::default(),
             must_sync: Cell::new(false),
         }
     }
@@ -401,7 +414,11 @@ impl Znodes {
                 let path = self.lock_path(name);
                 asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
             }
+            let ahead = if is_own { self.ahead.take() } else { Ahead::default() };
+            asks.extend(ahead.notes.iter().map(|(.., path)| Ask::Get { path: path.clone() }));
+            asks.extend(ahead.lives.iter().map(|life| self.look(life)));
             let mut answers = self.ask(&asks, Again::Yes)?;
+            let mut told = answers.split_off(first + 2 * names.len()).into_iter();
             if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
                 self.make_base()?;
                 continue;
@@ -449,11 +466,25 @@ impl Znodes {
                 // It was changed between the two questions.
                 continue;
             };
+            for (name, token, path) in ahead.notes {
+                let entry = entries.iter_mut().find(|entry| entry.name == name);
+                if let (Some(Ok(Answer::Data(data, stat))), Some(entry)) = (told.next(), entry)
+                    && entry.path_of(&token).is_some_and(|at| at == path)
+                {
+                    self.saw(entry, token, data, stat);
+                }
+            }
+            for (token, answer) in ahead.lives.into_iter().zip(told) {
+                self.looked(token, &answer);
+            }
             if !self.fetch(&mut entries, me, whom, now)? {
                 // Somebody has left since.
                 continue;
             }
             self.must_sync.set(false);
+            if let Some(me) = me.filter(|_| is_own) {
+                self.look_ahead(&entries, me);
+            }
             self.judge(&mut entries, me, now);
             return Ok((entries, now));
         }
@@ -499,23 +530,32 @@ impl Znodes {
         whom: CatchUp,
         now: Time,
     ) -> Result<bool, Error> {
-        const HOLDERS: usize = 8;
         let is_all = whom == CatchUp::All && me.is_none();
         let is_single = entries.len() == 1;
+        // Whoever was granted the lock starts its job when it has confirmed that. It knows what its own node says.
+        let confirms =
+            |entry: &LockNode| me.filter(|me| is_single && granted_alone(&entry.record, me).is_some());
+        if let [entry] = &mut *entries
+            && let Some(me) = confirms(entry)
+            && let Some(place) = self.places.borrow().get(&entry.name).filter(|_| self.is_own(me))
+        {
+            entry.notes.insert(me.clone(), place.data.clone());
+        }
         let (mut asks, mut notes, mut lives, mut ends) =
             (Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
         for (at, entry) in entries.iter().enumerate() {
             let parked = entry.queue.waiting.iter().filter(|_| is_all);
+            let confirms = confirms(entry).is_some();
             let front = match (is_all, entry.queue.is_for_one()) {
                 (true, _) => usize::MAX,
+                (false, _) if confirms => 0,
                 (false, true) if is_single => 1,
                 (false, _) => FRONT,
             };
             for waiting in entry.wanted(front, me).into_iter().chain(parked) {
-                let Some(token) = waiting.token().filter(|token| !notes.contains(&(at, token.clone())))
-                else {
-                    continue;
-                };
+                let is_known =
+                    |token: &Token| notes.contains(&(at, token.clone())) || entry.notes.contains_key(token);
+                let Some(token) = waiting.token().filter(|token| !is_known(token)) else { continue };
                 asks.push(Ask::Get { path: entry.waiter_path(waiting) });
                 notes.push((at, token.clone()));
                 lives.insert(token);
@@ -527,8 +567,7 @@ impl Znodes {
             };
             lives.extend(held.iter().filter(asked).map(|token| (*token).clone()));
             // Those who have left are forgotten when they are gone.
-            let spent = entry.record.spent.keys().filter(|token| entry.tracked.contains_key(*token));
-            lives.extend(spent.take(HOLDERS).cloned());
+            lives.extend(entry.left().filter(|_| !confirms).take(HOLDERS).cloned());
             if whom == CatchUp::All {
                 for path in entry.end_paths().into_iter().take(if is_all { LOG_KEPT } else { ENDS }) {
                     asks.push(Ask::Get { path });
@@ -538,7 +577,7 @@ impl Znodes {
         }
         lives.retain(|token| Some(token) != me && !self.lives.borrow().contains_key(token));
         let looked: Vec<Token> = lives.into_iter().collect();
-        asks.extend(looked.iter().map(|token| Ask::Look { path: self.life_path(token), watch: false }));
+        asks.extend(looked.iter().map(|token| self.look(token)));
         if asks.is_empty() {
             return Ok(true);
         }
@@ -561,15 +600,43 @@ impl Znodes {
             entries[at].set_log(log.iter().map(Vec::as_slice));
         }
         for (token, answer) in looked.into_iter().zip(answers) {
-            let is_there = match answer {
-                Ok(Answer::Stat(_)) => true,
-                Err(Code::NO_NODE) => false,
-                Ok(_) => continue,
-                Err(code) => return Err(self.refused(code)),
-            };
-            self.lives.borrow_mut().insert(token, is_there);
+            if let Err(code) = answer
+                && code != Code::NO_NODE
+            {
+                return Err(self.refused(code));
+            }
+            self.looked(token, &answer);
         }
         Ok(true)
+    }
+
+    /// Asks whether somebody lives.
+    fn look(&self, token: &Token) -> Ask {
+        Ask::Look { path: self.life_path(token), watch: false }
+    }
+
+    fn looked(&self, token: Token, answer: &Result<Answer, Code>) {
+        let is_there = match answer {
+            Ok(Answer::Stat(_)) => true,
+            Err(Code::NO_NODE) => false,
+            _ => return,
+        };
+        self.lives.borrow_mut().insert(token, is_there);
+    }
+
+    /// Whoever holds these gives them back at some time, and then has to know who is next, and who has gone.
+    fn look_ahead(&self, entries: &[LockNode], me: &Token) {
+        let mut ahead = Ahead::default();
+        for entry in entries.iter().filter(|entry| entry.record.holds.contains_key(me)) {
+            let next = entry.queue.waiting.iter().find(|waiting| waiting.place == queue::Place::Queued);
+            ahead.lives.extend(entry.left().take(HOLDERS).cloned());
+            if let Some((token, path)) = next.and_then(|next| Some((next.token()?, entry.waiter_path(next))))
+            {
+                ahead.notes.push((entry.name.clone(), token.clone(), path));
+                ahead.lives.push(token);
+            }
+        }
+        self.ahead.replace(ahead);
     }
 
     /// What the node of one who waits tells, besides what it holds: when it was last heard of, and if it is this process',
@@ -817,7 +884,7 @@ impl Adapter for Znodes {
         let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
         if !entry.notes.contains_key(&token) {
             let place = entry.waiter_path(&entry.queue.waiting[waiter]);
-            let asks = [Ask::Get { path: place }, Ask::Look { path: self.life_path(&token), watch: false }];
+            let asks = [Ask::Get { path: place }, self.look(&token)];
             let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
             match answers.next() {
                 Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),

@@ -28,9 +28,14 @@ pub fn hand_over_to_readers(world: &World) {
     let holder = world.run("k", &["-t", "2m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let job = "echo in >> log; while [ ! -e over ]; do sleep 0.2; done";
-    let run = |_| world.run("k", &["-w", "-s", "-t", "2m"], job).any_stderr().spawn();
-    let readers: Vec<_> = (0..CROWD).map(run).collect();
-    world.wait_for_waiters("k", CROWD);
+    let mut readers = Vec::new();
+    while readers.len() < CROWD {
+        readers.push(world.run("k", &["-w", "-s", "-t", "2m"], job).any_stderr().spawn());
+        // Not all at once: they would get into each other's way for long.
+        if readers.len() % 10 == 0 || readers.len() == CROWD {
+            world.wait_for_waiters("k", readers.len());
+        }
+    }
     world.write("go", "");
     holder.finish();
     world.wait_for_lines("in", CROWD);

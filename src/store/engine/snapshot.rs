@@ -87,3 +87,10 @@ pub fn admits(record: &Record, mode: Mode) -> bool {
         _ => false,
     }
 }
+
+/// The fence of a lock that was granted to `me` alone, which has not confirmed it yet.
+pub fn granted_alone(record: &Record, me: &Token) -> Option<u64> {
+    let is_alone = matches!(&record.lock, Lock::Exclusive { token, .. } if token == me);
+    let hold = record.holds.get(me).filter(|hold| is_alone && hold.phase == Phase::Held && !hold.confirmed);
+    hold.map(|hold| hold.fence)
+}

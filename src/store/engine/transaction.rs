@@ -29,7 +29,7 @@
 //! Deliberately without a journal: it would cost every operation a write more.
 
 use super::queue::Joins;
-use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
+use super::snapshot::{Asked, Snapshot, admits, asked, granted_alone, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
 use crate::law::{Hold, Lock, LockTable, Phase, Record, Spent, Time, Waiter, millis};
@@ -58,6 +58,8 @@ pub struct Transaction<'a, A: Adapter> {
     /// Those who were reaped, and have a life that tells of it.
     dead: Vec<Token>,
     is_reaped: bool,
+    /// Where nobody in the queue is looked at: the fence of what is only to be confirmed.
+    confirms: Option<u64>,
 }
 
 /// One record; what the law keeps is in the table meanwhile.
@@ -117,6 +119,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             now,
             dead: Vec::new(),
             is_reaped: false,
+            confirms: None,
         }
     }
 
@@ -125,6 +128,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     pub fn reveal(&mut self, front: usize, me: Option<&Token>, look: Look) -> Result<(), Error> {
         let joins = if matches!(look, Look::Wants(_)) { Joins::Yes } else { Joins::No };
         self.me = me.map(|me| (me.clone(), joins));
+        self.confirms = me.filter(|_| front == 0).and_then(|me| self.to_confirm(me));
         self.show(front)?;
         for opened in &mut self.opened {
             let Some(record) = self.table.records.get(opened.entry.name()) else { continue };
@@ -175,15 +179,35 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     }
 
     /// How many of each queue the law is to be shown at first: whom an end of a hold grants the lock, and if somebody else
-    /// could hold it beside that, who is behind it.
-    pub fn front(&self) -> usize {
+    /// could hold it beside that, who is behind it. Nobody where a lock is only to be confirmed: its job waits for that.
+    pub fn front(&self, me: Option<&Token>, look: Look) -> usize {
+        if matches!(look, Look::Wants(_)) && me.is_some_and(|me| self.to_confirm(me).is_some()) {
+            return 0;
+        }
         let is_for_one = self.opened.iter().all(|opened| opened.entry.queue().is_for_one());
         if self.opened.len() == 1 && is_for_one { 1 } else { 2 }
+    }
+
+    fn to_confirm(&self, me: &Token) -> Option<u64> {
+        let [Opened { entry, .. }] = self.opened.as_slice() else { return None };
+        granted_alone(self.table.records.get(entry.name())?, me)
+    }
+
+    /// Whether what was to be confirmed is: else it may have been granted anew, to whoever was shown.
+    fn has_confirmed(&self, fence: u64) -> bool {
+        let mut records = self.table.records.values();
+        records.any(|record| {
+            let mine = self.me.as_ref().and_then(|(me, _)| record.holds.get(me));
+            mine.is_some_and(|mine| mine.confirmed && mine.fence == fence)
+        })
     }
 
     /// Whether the law came to waiters that it was not shown. It looks at nobody behind the one whom it granted a lock that
     /// nobody else may have beside that; of several locks it may.
     pub fn has_come_too_far(&self) -> bool {
+        if let Some(fence) = self.confirms {
+            return !self.has_confirmed(fence);
+        }
         (0..self.opened.len()).any(|at| {
             let Opened { entry, before, .. } = &self.opened[at];
             let had = |token: &Token| before.holds.contains_key(token);
@@ -265,6 +289,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// before `me` in each of its queues, and holders as `look` says.
     pub fn reap(&mut self, me: Option<&Token>, look: Look) -> Result<(), Error> {
         let mut felt: BTreeSet<Token> = BTreeSet::new();
+        if self.confirms.is_some() {
+            return Ok(());
+        }
         loop {
             // Again and again: behind a dead head stands another one.
             self.show(1)?;
@@ -329,6 +356,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// process that is no more; without this, a lock that is taken all the time would keep a long list. Of those without
     /// a life, which a script gave back, the last are enough: nobody asks with them once they were handed over.
     pub fn drop_spent(&mut self, me: Option<&Token>) {
+        if self.confirms.is_some() {
+            return;
+        }
         let is_done = |token: &Token| {
             self.is_tracked(token)
                 && matches!(self.adapter.liveness(token), Liveness::Dead | Liveness::Missing)

@@ -136,6 +136,16 @@ impl LockNode {
         format!("{}/{}", self.path, waiter_name(waiting))
     }
 
+    /// The node of a token that waits.
+    pub fn path_of(&self, token: &Token) -> Option<String> {
+        self.queue.find(token).map(|at| self.waiter_path(&self.queue.waiting[at]))
+    }
+
+    /// Those who have left and may still live.
+    pub fn left(&self) -> impl Iterator<Item = &Token> {
+        self.record.spent.keys().filter(|token| self.tracked.contains_key(*token))
+    }
+
     /// The nodes of its ends, the newest first.
     pub fn end_paths(&self) -> Vec<String> {
         let numbers = (self.ends.saturating_sub(LOG_KEPT as u64)..self.ends).rev();
@@ -160,8 +170,10 @@ impl LockNode {
                 wanted.push(mine);
                 wanted.extend(queued.iter().rev().find(|waiting| waiting.key() < mine.key()));
             }
-            Some(None) => wanted.extend(queued.last()),
-            None => {}
+            Some(None) if !me.is_some_and(|me| self.record.holds.contains_key(me)) => {
+                wanted.extend(queued.last());
+            }
+            _ => {}
         }
         let newest = self.record.newest.as_ref().and_then(|newest| self.queue.find(&newest.token));
         wanted.extend(newest.map(|at| &self.queue.waiting[at]));
@@ -186,7 +198,11 @@ impl LockNode {
         for number in [kept.since, kept.silent, kept.forget] {
             check_number(number)?;
         }
-        (waiting.since, waiting.silent, waiting.forget) = (kept.since, kept.silent, kept.forget);
+        (waiting.since, waiting.silent) = (kept.since, kept.silent);
+        // Of one that is parked its name says it.
+        if waiting.place == Place::Queued {
+            waiting.forget = kept.forget;
+        }
         let holds = waiting.token().is_some_and(|token| record.holds.contains_key(&token));
         let Kept { queue, name, tracked, .. } = &mut self.kept;
         queue.show(at, note, name, record, tracked, |_, waiter| {
