@@ -158,7 +158,7 @@ fn of_file(file: &SettingsFile) -> Finding {
 fn unreachable(error: &Error) -> Finding {
     let advice = match error {
         Error::Denied(_) => "give dlock a user that may log in, with the rights that docs/stores.md names",
-        Error::Unfit(_) => "do that, or name another store",
+        Error::Unfit(_) => "mend what it says, or name another store",
         _ => "see that it runs, and that this machine may reach it",
     };
     bad("reachable", error.to_string(), advice)
