@@ -2,7 +2,8 @@
 -- ARGV: token, 'not-run', 'refused' (it did not wait), 'sent-home' (by one that came later) or how the hold ended (released, crashed, …), how the job ended
 -- (JSON or ''), 'for-good' or the attempt that has failed, longest lease ms (of a hold that ran).
 -- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}; of a hold that ran, and that it does not know, as
---          acquire.lua's for a master that does not count: it may have forgotten it, and has given it to nobody.
+--          acquire.lua's for a master that does not count: it may have forgotten it, and has given it to nobody. (Who has it
+--          by the record was given it before the restart: then it was lost.)
 -- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
 -- (I4). An attempt that failed takes back only itself and what came before it: it may arrive, on a connection of its
 -- own, after the next attempt of the same token was granted and counted here.
@@ -12,7 +13,7 @@ local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-h
 write_first()
 local lock = named(token)[1]
 expire(lock)
-local function unknown() return ran and unfit(tonumber(ARGV[5])) or answer('not-held') end
+local function unknown() return ran and lock.kind == 'free' and unfit(tonumber(ARGV[5])) or answer('not-held') end
 local spent = redis.call('GET', spent_key(lock, token))
 if spent then return spent == '1' and answer('already') or unknown() end
 
