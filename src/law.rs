@@ -50,8 +50,8 @@ pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 /// A token that was given back is remembered this long (I4).
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
-/// One step grants a lock to so many who wait for it together at most, or a store could not take what is written. Whoever
-/// was granted it confirms, and that step grants on.
+/// One step serves so many who wait for a lock at most, or a store could not take what is written. Whoever was granted it
+/// confirms, and that step goes on.
 pub const GRANTED_AT_ONCE: usize = 64;
 /// How often the head of the queue looks at a lock that is not dlock's: nobody will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
@@ -70,6 +70,9 @@ pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 pub struct LockTable {
     /// By the locks' full names.
     pub records: BTreeMap<String, Record>,
+    /// How many times what this step would write was more than the store takes at once. Each time it serves an eighth as
+    /// many who wait, and nobody in the end.
+    pub too_large: u32,
 }
 
 impl LockTable {
@@ -460,16 +463,21 @@ impl LockTable {
 
     /// Settle: what has run out is over, the silent are parked, and whoever is now entitled is granted its locks.
     fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
+        let most = GRANTED_AT_ONCE.checked_shr(3 * self.too_large).unwrap_or(0);
+        let mut served = BTreeMap::<String, usize>::new();
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
-            for _ in 0..GRANTED_AT_ONCE {
-                if !self.record(&name).is_open() {
-                    break;
-                }
+            while self.record(&name).is_open() {
                 let Some(head) = self.head(now, &name, &mut work) else { break };
-                if !self.serve_one(now, &name, &head, &mut work) {
+                let Some(its) = self.record(&name).waiters.get(&head.1).map(|waiter| waiter.names.clone())
+                else {
+                    break;
+                };
+                let is_enough = |name: &String| served.get(name).copied().unwrap_or(0) >= most;
+                if its.iter().any(is_enough) || !self.serve_one(now, &name, &head, &mut work) {
                     break;
                 }
+                its.into_iter().for_each(|name| *served.entry(name).or_default() += 1);
             }
         }
     }

@@ -492,9 +492,10 @@ fn holders_share_and_have_slots(stage: &Stage) {
 }
 
 fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
-    let mut writer = stage.person(&["s"], Mode::Exclusive);
+    // Whoever is served in one of these queues is in the other, too.
+    let mut writer = stage.person(&["s", "t"], Mode::Exclusive);
     writer.holds();
-    let mut reader = stage.person(&["s"], Mode::Shared);
+    let mut reader = stage.person(&["s", "t"], Mode::Shared);
     let readers: Vec<_> = (0..GRANTED_AT_ONCE + 6).map(|_| Token::random().expect("a token")).collect();
     for token in &readers {
         reader.token = token.clone();

@@ -153,6 +153,35 @@ fn a_crowd_of_readers_is_granted_step_by_step() {
 }
 
 #[test]
+fn a_crowd_that_wants_several_locks_is_granted_step_by_step() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "ab", X));
+    let most = u32::try_from(GRANTED_AT_ONCE).unwrap_or(u32::MAX);
+    let readers = 2..2 + 2 * most;
+    for who in readers.clone() {
+        assert!(!scene.queue(who, "ab", S));
+    }
+    scene.leave(1, "ab");
+    assert_eq!(["a", "b"].map(|lock| scene.seen(lock).holders.len()), [GRANTED_AT_ONCE; 2]);
+    assert!(readers.clone().all(|who| scene.queue(who, "ab", S)));
+}
+
+#[test]
+fn a_store_that_is_full_lets_go_of_whom_it_has() {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, "a", S) && scene.queue(2, "a", S));
+    assert!(!scene.queue(3, "a", X) && !scene.queue(4, "a", S));
+    scene.table.too_large = 3;
+    assert_eq!(
+        (scene.leave(1, "a"), scene.renew(2, "a"), scene.leave(2, "a")),
+        (GONE, Renewal::Renewed, GONE)
+    );
+    assert_eq!((scene.seen("a").holders.len(), scene.seen("a").waiters.len()), (0, 2));
+    scene.table.too_large = 2;
+    assert!(scene.queue(3, "a", X));
+}
+
+#[test]
 fn a_crashed_reader_ends_alone() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", S));

@@ -21,7 +21,7 @@ mod snapshot;
 mod transaction;
 
 use crate::clock::Moment;
-use crate::law::{ABSENCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
+use crate::law::{ABSENCE, GRANTED_AT_ONCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
 use crate::law::{Acquired, Ask, End, Left, LoggedEnd, NewPattern, NewPause, Patience, Patterns};
 use crate::law::{Proof, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
@@ -47,9 +47,12 @@ const RARELY: u32 = 8;
 const SOON: Duration = Duration::from_millis(20);
 /// After a conflict it is tried again after a time up to this, twice as much after each further one.
 const GIVES_WAY: Duration = Duration::from_micros(500);
-/// At most that, if one asks for the lock; and that, if one renews it or gives it back: a crowd that comes must not keep a
-/// holder from its lease.
-const GIVES_WAY_MOST: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(1));
+/// At most that, if one asks for the lock,
+const ASKS_AGAIN: Duration = Duration::from_millis(500);
+/// confirms that it was granted it: a crowd that comes must not keep it from that for [`crate::law::CONFIRM_WITHIN`],
+const CONFIRMS_AGAIN: Duration = Duration::from_millis(10);
+/// or renews it or gives it back: nor a holder from its lease.
+const HOLDS_AGAIN: Duration = Duration::from_millis(1);
 /// How long it may take to name all locks.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -247,6 +250,8 @@ pub enum Written {
     Yes,
     /// Nothing was: somebody else has changed one of them since it was read.
     Conflict,
+    /// Nothing was: it is more than the store takes at once.
+    TooLarge,
 }
 
 /// Whether a record has to be written.
@@ -323,28 +328,48 @@ impl<A: Adapter> Engine<A> {
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, A>) -> R,
     ) -> Result<R, Error> {
-        let (mut related, mut front, mut conflicts) = (BTreeSet::new(), None, 0);
+        let (mut related, mut front, mut conflicts, mut too_large) = (BTreeSet::new(), None, 0, 0);
         loop {
             let mut transaction = Transaction::open(&self.adapter, names, &related, me, deadline)?;
             let shown = front.unwrap_or_else(|| transaction.front(me, look));
             transaction.reveal(shown, me, look)?;
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
+            transaction.table.too_large = too_large;
+            let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
             if missing.is_empty() && !is_short {
-                if transaction.commit(me)? == Written::Yes {
-                    return Ok(answer);
+                match transaction.commit(me)? {
+                    Written::Yes => return Ok(answer),
+                    Written::Conflict => {
+                        conflicts += 1;
+                        let longest = match look {
+                            Look::Wants(_) if is_granted => CONFIRMS_AGAIN,
+                            Look::Wants(_) => ASKS_AGAIN,
+                            Look::Heads | Look::Holders => HOLDS_AGAIN,
+                        };
+                        give_way(conflicts, longest, deadline)?;
+                    }
+                    // Who renews or gives back must not depend on how many wait.
+                    Written::TooLarge if too_large < 3 => too_large += 1,
+                    Written::TooLarge => {
+                        return Err(Error::Unavailable(
+                            "too many hold the lock or wait for it, more than one request can say; try again when some \
+                             have left"
+                                .into(),
+                        ));
+                    }
                 }
-                conflicts += 1;
-                give_way(conflicts, look, deadline)?;
                 continue;
             }
             transaction.abort();
             related.extend(missing);
             if is_short {
-                front = Some((8 * shown).max(2));
+                // So many are served in one step, and one more is looked at.
+                let most = if shown > GRANTED_AT_ONCE { usize::MAX } else { GRANTED_AT_ONCE + 1 };
+                front = Some((8 * shown).clamp(2, most));
             }
         }
     }
@@ -561,9 +586,7 @@ const fn is_held(renewal: Renewal) -> bool {
 }
 
 /// Pauses after so many conflicts, some longer than others, or gives up.
-fn give_way(conflicts: u32, look: Look, deadline: Moment) -> Result<(), Error> {
-    let (asks, holds) = GIVES_WAY_MOST;
-    let longest = if matches!(look, Look::Wants(_)) { asks } else { holds };
+fn give_way(conflicts: u32, longest: Duration, deadline: Moment) -> Result<(), Error> {
     // Never so long that it could not be tried again several times.
     let most = GIVES_WAY.saturating_mul(1 << conflicts.min(10)).min(longest).min(deadline.left() / 4);
     if deadline.passed() {
@@ -731,7 +754,8 @@ impl<A: Adapter> Store for Engine<A> {
         let (entries, now) = self.read(names, Some(token), deadline)?;
         let records =
             entries.into_iter().map(|mut entry| (entry.name().into(), std::mem::take(entry.record())));
-        Ok(LockTable { records: records.collect() }.prove(now, names, token))
+        let table = LockTable { records: records.collect(), ..LockTable::default() };
+        Ok(table.prove(now, names, token))
     }
 
     fn request(

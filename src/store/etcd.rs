@@ -579,6 +579,9 @@ impl Draft<'_> {
             self.keys.is_outrun.set(true);
             return Ok(Written::Conflict);
         }
+        if matches!(&reply, Some(Err(said)) if said.is_too_large()) {
+            return Ok(Written::TooLarge);
+        }
         let (answer, _) = client.txn_answer(reply)?;
         if !answer.succeeded {
             if let Some((lease, of, Has::No)) = need

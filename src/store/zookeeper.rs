@@ -466,16 +466,20 @@ impl Znodes {
                 // It was changed between the two questions.
                 continue;
             };
-            for (name, token, path) in ahead.notes {
+            let notes: Vec<_> = told.by_ref().take(ahead.notes.len()).collect();
+            for (token, answer) in ahead.lives.into_iter().zip(told) {
+                self.looked(token, &answer);
+            }
+            for ((name, token, path), answer) in ahead.notes.into_iter().zip(notes) {
                 let entry = entries.iter_mut().find(|entry| entry.name == name);
-                if let (Some(Ok(Answer::Data(data, stat))), Some(entry)) = (told.next(), entry)
+                // Of whom it is not known whether he lives, both are asked for again.
+                let is_known = self.lives.borrow().contains_key(&token);
+                if let (Ok(Answer::Data(data, stat)), Some(entry)) = (answer, entry)
+                    && is_known
                     && entry.path_of(&token).is_some_and(|at| at == path)
                 {
                     self.saw(entry, token, data, stat);
                 }
-            }
-            for (token, answer) in ahead.lives.into_iter().zip(told) {
-                self.looked(token, &answer);
             }
             if !self.fetch(&mut entries, me, whom, now)? {
                 // Somebody has left since.
@@ -953,10 +957,7 @@ impl Adapter for Znodes {
         }
         let size: usize = all.iter().map(Ask::size).sum();
         if size > STEP_MOST {
-            return Err(Error::Unavailable(format!(
-                "{}: too many hold the lock or wait for it, more than one request can say; try again when some have left",
-                self.shown()
-            )));
+            return Ok(Written::TooLarge);
         }
         let mut asks = vec![Ask::All(all)];
         let woken = woken.iter().filter(|token| !onlookers.contains(*token));

@@ -151,7 +151,7 @@ impl World {
                 let record = before.records.get(lock).cloned().unwrap_or_default();
                 (lock.clone(), record)
             });
-            let mut part = LockTable { records: records.collect() };
+            let mut part = LockTable { records: records.collect(), ..LockTable::default() };
             let part_answer = act(&mut part);
             let missing: Vec<String> =
                 part.records.keys().filter(|lock| !read.contains(lock)).cloned().collect();

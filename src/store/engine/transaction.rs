@@ -277,6 +277,11 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
+    /// Whether one of the locks was granted to the token.
+    pub fn is_held_by(&self, token: &Token) -> bool {
+        self.table.records.values().any(|record| record.holds.contains_key(token))
+    }
+
     /// Whether a record names the token: as that of a hold whose job may live, or of a waiter.
     pub fn is_named(&self, token: &Token) -> bool {
         self.table.records.values().any(|record| {

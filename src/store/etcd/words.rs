@@ -312,6 +312,13 @@ pub struct Login {
     pub token: String,
 }
 
+impl Said {
+    /// Whether the request was larger than `--max-request-bytes` allows, or a message than the transport does.
+    pub fn is_too_large(&self) -> bool {
+        ["request is too large", "message larger than max"].iter().any(|why| self.message.contains(why))
+    }
+}
+
 /// What a member says of itself.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -205,16 +205,25 @@ local function serve_one(at, token, w, work, caller)
   return true
 end
 
+-- Whether so many who wait for one of its locks were served in this step that the next step is to go on.
+local function is_enough(w)
+  for _, rest in ipairs(w.names) do
+    local lock = book[rest]
+    if lock and (lock.served or 0) >= GRANTED_AT_ONCE then return true end
+  end
+  return false
+end
+
 -- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
 local function serve(work, caller)
   local i = 1
   while work[i] do
     local lock = open(work[i])
     expire(lock)
-    for _ = 1, GRANTED_AT_ONCE do
-      local head, w
-      if is_open(lock) then head, w = head_of(lock, work) end
-      if not head or not serve_one(lock, head, w, work, caller) then break end
+    while is_open(lock) do
+      local head, w = head_of(lock, work)
+      if not head or is_enough(w) or not serve_one(lock, head, w, work, caller) then break end
+      for _, rest in ipairs(w.names) do book[rest].served = (book[rest].served or 0) + 1 end
     end
     i = i + 1
   end
