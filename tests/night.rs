@@ -29,9 +29,9 @@ fn nothing_that_is_promised_breaks() {
     is_clean(&report, began, seed);
 }
 
-/// A little of the same: no outage lasts as long as a lease does, so that it may be made on any machine, beside other work.
+/// A little of the same: no outage lasts as long as a lease does, so that it may be made on any machine.
 #[test]
-#[ignore = "./test --soak: not shown yet to hold on every machine"]
+#[ignore = "./test makes it last, when the machine has nothing else to do"]
 fn a_short_night() {
     let (seed, began) = (1, Instant::now());
     let mut report = Report::default();
