@@ -244,10 +244,16 @@ impl World {
         fs::write(path, text).expect("a file");
     }
 
-    /// Writes an executable file.
+    /// Writes an executable file. Another process does: a child that another test makes meanwhile has what is open here,
+    /// until it calls exec, and a file that somebody may write cannot be run.
     pub fn script(&self, name: &str, text: &str) {
-        self.write(name, text);
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).expect("permissions");
+        let draft = format!("{name}.draft");
+        self.write(&draft, text);
+        let (from, to) = (self.path(&draft), self.path(name));
+        let copied =
+            Command::new("install").args(["-m", "755"]).args([&from, &to]).status().expect("install");
+        assert!(copied.success(), "{name} is made");
+        fs::remove_file(from).expect("it was made");
     }
 
     /// The text of a file; empty as long as there is none.
