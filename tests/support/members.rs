@@ -5,7 +5,7 @@ use super::dlock::End;
 use super::outages::EndOfAll;
 use super::proc;
 use super::storm::Dice;
-use super::wait::wait_until;
+use super::wait::{wait_until, wait_within};
 use super::world::World;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -147,9 +147,9 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
             outage();
             outages += 1;
             // Some succeed between two outages.
-            while !is_over() && ran.load(Ordering::Relaxed) < goal {
-                sleep(Duration::from_millis(20));
-            }
+            wait_within(Duration::from_secs(180), "some succeed", || {
+                (is_over() || ran.load(Ordering::Relaxed) >= goal).then_some(())
+            });
         }
     });
     let numbers = |name: &str| -> Vec<String> { world.read(name).lines().map(str::to_owned).collect() };

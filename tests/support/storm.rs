@@ -112,6 +112,8 @@ pub fn one_run(world: &World, ttl: &str, wish: &Wish, dice: &mut Dice) -> Output
         .args(patience)
         .args(["--", "sh", "job", wish.kind])
         .args(wish.keys)
+        // A server that everybody shoots at may be slow to answer.
+        .env("DLOCK_OP_TIMEOUT", "20s")
         .any_stderr()
         .spawn();
     let fate = dice.roll(8);
