@@ -469,15 +469,14 @@ impl LockTable {
             self.record(&name).expire(now);
             while self.record(&name).is_open() {
                 let Some(head) = self.head(now, &name, &mut work) else { break };
-                let Some(its) = self.record(&name).waiters.get(&head.1).map(|waiter| waiter.names.clone())
-                else {
-                    break;
-                };
+                let Some(waiter) = self.record(&name).waiters.get(&head.1).cloned() else { break };
                 let is_enough = |name: &String| served.get(name).copied().unwrap_or(0) >= most;
-                if its.iter().any(is_enough) || !self.serve_one(now, &name, &head, &mut work) {
+                if waiter.names.iter().any(is_enough)
+                    || !self.serve_one(now, &name, &head, &waiter, &mut work)
+                {
                     break;
                 }
-                its.into_iter().for_each(|name| *served.entry(name).or_default() += 1);
+                waiter.names.into_iter().for_each(|name| *served.entry(name).or_default() += 1);
             }
         }
     }
@@ -496,8 +495,14 @@ impl LockTable {
     }
 
     /// Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
-    fn serve_one(&mut self, now: Time, at: &str, head: &(u64, Token), work: &mut VecDeque<String>) -> bool {
-        let Some(waiter) = self.record(at).waiters.get(&head.1).cloned() else { return false };
+    fn serve_one(
+        &mut self,
+        now: Time,
+        at: &str,
+        head: &(u64, Token),
+        waiter: &Waiter,
+        work: &mut VecDeque<String>,
+    ) -> bool {
         // It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
         let is_open = self.record(at).is_open();
         if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
@@ -529,7 +534,8 @@ impl LockTable {
                 work.push_back(name.clone());
             }
         }
-        let (token, mode, owner, stays) = (head.1.clone(), waiter.mode, waiter.owner, waiter.terms.stays);
+        let (token, mode, owner, stays) =
+            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.stays);
         self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, stays, owner });
         true
     }

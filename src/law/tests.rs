@@ -3,6 +3,7 @@
 use super::view::View;
 use super::*;
 use crate::lock::{Key, Owner};
+use std::ops::Range;
 
 mod explored;
 mod histories;
@@ -133,37 +134,35 @@ fn all_readers_at_the_head_are_granted_in_one_step() {
     assert_eq!(seen.waiters.len(), 2);
 }
 
+/// A writer has held some locks and left, and so many times as many readers as are granted a lock at once were waiting.
+fn crowd(locks: &'static str, times: u32) -> (Scene, Range<u32>) {
+    let mut scene = Scene::new();
+    assert!(scene.queue(1, locks, X));
+    let readers = 2..2 + times * u32::try_from(GRANTED_AT_ONCE).unwrap_or(u32::MAX);
+    for who in readers.clone() {
+        assert!(!scene.queue(who, locks, S));
+    }
+    scene.leave(1, locks);
+    (scene, readers)
+}
+
 #[test]
 fn a_crowd_of_readers_is_granted_step_by_step() {
-    let mut scene = Scene::new();
-    assert!(scene.queue(1, "a", X));
-    let most = u32::try_from(GRANTED_AT_ONCE).unwrap_or(u32::MAX);
-    let readers = 2..2 + 3 * most;
-    for who in readers.clone() {
-        assert!(!scene.queue(who, "a", S));
-    }
-    scene.leave(1, "a");
+    let (mut scene, mut readers) = crowd("a", 3);
     assert_eq!(scene.seen("a").holders.len(), GRANTED_AT_ONCE);
     assert!(scene.queue(2, "a", S));
     assert_eq!(scene.seen("a").holders.len(), 2 * GRANTED_AT_ONCE, "who confirms has others come in");
     // The others were granted it and are silent: who waits behind them does not wait for ever.
     scene.pass(CONFIRM_WITHIN.as_secs() * 1000);
-    assert!(scene.queue(1 + 3 * most, "a", S));
-    assert!(readers.clone().all(|who| scene.queue(who, "a", S)));
+    assert!(scene.queue(readers.end - 1, "a", S));
+    assert!(readers.all(|who| scene.queue(who, "a", S)));
 }
 
 #[test]
 fn a_crowd_that_wants_several_locks_is_granted_step_by_step() {
-    let mut scene = Scene::new();
-    assert!(scene.queue(1, "ab", X));
-    let most = u32::try_from(GRANTED_AT_ONCE).unwrap_or(u32::MAX);
-    let readers = 2..2 + 2 * most;
-    for who in readers.clone() {
-        assert!(!scene.queue(who, "ab", S));
-    }
-    scene.leave(1, "ab");
+    let (mut scene, mut readers) = crowd("ab", 2);
     assert_eq!(["a", "b"].map(|lock| scene.seen(lock).holders.len()), [GRANTED_AT_ONCE; 2]);
-    assert!(readers.clone().all(|who| scene.queue(who, "ab", S)));
+    assert!(readers.all(|who| scene.queue(who, "ab", S)));
 }
 
 #[test]

@@ -244,14 +244,24 @@ pub enum CatchUp {
 }
 
 /// What became of the records that were to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
     /// They are.
     Yes,
     /// Nothing was: somebody else has changed one of them since it was read.
     Conflict,
-    /// Nothing was: it is more than the store takes at once.
-    TooLarge,
+    /// Nothing was: it is more than the store takes at once, which is said where it cannot be less.
+    TooLarge(Error),
+}
+
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+impl Written {
+    /// It is more than the store with this name takes at once.
+    pub fn too_large(shown: &str) -> Self {
+        Self::TooLarge(Error::Unavailable(format!(
+            "{shown}: too many hold the lock or wait for it, more than one request can say; try again when some have left"
+        )))
+    }
 }
 
 /// Whether a record has to be written.
@@ -353,14 +363,8 @@ impl<A: Adapter> Engine<A> {
                         give_way(conflicts, longest, deadline)?;
                     }
                     // Who renews or gives back must not depend on how many wait.
-                    Written::TooLarge if too_large < 3 => too_large += 1,
-                    Written::TooLarge => {
-                        return Err(Error::Unavailable(
-                            "too many hold the lock or wait for it, more than one request can say; try again when some \
-                             have left"
-                                .into(),
-                        ));
-                    }
+                    Written::TooLarge(_) if too_large < 3 => too_large += 1,
+                    Written::TooLarge(why) => return Err(why),
                 }
                 continue;
             }

@@ -580,7 +580,7 @@ impl Draft<'_> {
             return Ok(Written::Conflict);
         }
         if matches!(&reply, Some(Err(said)) if said.is_too_large()) {
-            return Ok(Written::TooLarge);
+            return Ok(Written::too_large(client.shown()));
         }
         let (answer, _) = client.txn_answer(reply)?;
         if !answer.succeeded {

@@ -957,7 +957,7 @@ impl Adapter for Znodes {
         }
         let size: usize = all.iter().map(Ask::size).sum();
         if size > STEP_MOST {
-            return Ok(Written::TooLarge);
+            return Ok(Written::too_large(self.shown()));
         }
         let mut asks = vec![Ask::All(all)];
         let woken = woken.iter().filter(|token| !onlookers.contains(*token));

@@ -2,10 +2,11 @@
 -- lie in Redis, how a hold ends, and what is kept of that. The twin of src/law/record.rs; the names are the same there.
 -- Who waits is told in queue.lua.
 --
--- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT, FOREIGN_LOOK,
--- WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, PATTERNS_MOST, HISTORY_KEPT, in ms; BOUNDS), and how the two arrangements differ (src/store/redis/script.rs):
--- RECORD, the kind of key in which a hold is recorded, a name of its own for each, so that neither takes the other's for
--- its own; PARTS, how many keys are named for each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
+-- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT,
+-- GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, PATTERNS_MOST, HISTORY_KEPT, times in ms;
+-- BOUNDS), and how the two arrangements differ (src/store/redis/script.rs): RECORD, the kind of key in which a hold is
+-- recorded, a name of its own for each, so that neither takes the other's for its own; PARTS, how many keys are named for
+-- each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
 --
 -- KEYS, for each lock asked for, in order of name: nine on a single server, on a master of a quorum those with a star:
 -- L, the lock key *       STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
@@ -23,9 +24,10 @@
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
 -- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
--- STRING (who has paused it: JSON [owner, since ms, until ms, the pattern that it comes from if it does]), dlock.newest:{tag}:L STRING (who came last of those that
--- replace others: JSON [owner, came us, token]), dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its
--- locks dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
+-- STRING (who has paused it: JSON [owner, since ms, until ms, the pattern that it comes from if it does]),
+-- dlock.newest:{tag}:L STRING (who came last of those that replace others: JSON [owner, came us, token]),
+-- dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its locks
+-- dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
 --
 -- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
 -- reading (PEXPIREAT), so that a lock is never over for one line of a script and not for the next.
