@@ -1,7 +1,8 @@
 //! How much can a Redis server do for dlock? Speaks to one through dlock's own store code, so that what goes over the wire is
 //! what dlock says. `cycles PORT run KEYS SECONDS` prints how many cycles of acquire and leave were done. `hold KEYS` and
-//! `leave KEYS` leave so many locks held, or idle; `queue KEYS` has one wait for each of those held. `storm COUNT` makes so many connections within a second, each for one
-//! cycle, and prints how many failed and after how many seconds the last was through.
+//! `leave KEYS` leave so many locks held, or idle; `queue KEYS` has one wait for each of those held. `storm COUNT` makes so
+//! many connections within a second, each for one cycle, and prints how many failed and after how many seconds the last
+//! was through.
 
 use dlock::clock::Moment;
 use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Terms};
