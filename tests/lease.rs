@@ -38,12 +38,15 @@ fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
     world.wait_for_log("up");
     let fence = world.fence("k");
     while world.log().last().is_some_and(|line| line == "up") {
-        let other = world.run("k", &[], "echo overlap $(tail -n 1 log) >> log").any_stderr().spawn().output();
+        let other = world.run("k", &["--op-timeout", "20s"], "echo overlap $(tail -n 1 log) >> log");
+        let other = other.any_stderr().spawn().output();
         // Busy, unless the job has ended in the meantime.
         assert!(other.end() == crate::support::dlock::End::Status(75) || world.log().contains(&"end".into()));
         if !holder.has_ended() && world.log().len() == 1 {
             assert_eq!(world.fence("k"), fence, "it is still the first grant");
         }
+        // So that others get a word in.
+        sleep(Duration::from_millis(50));
     }
     holder.finish();
     assert!(!world.log().contains(&"overlap up".into()), "{:?}", world.log());

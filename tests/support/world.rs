@@ -291,12 +291,16 @@ impl World {
     /// dlock with arguments, on this world's store.
     pub fn dlock<I: IntoIterator<Item: AsRef<OsStr>>>(&self, args: I) -> Dlock<'_> {
         let dlock = Dlock::new(self, args).env("DLOCK_STORE", self.url());
-        let is_shared = self.url().starts_with("etcd");
-        let is_shared = is_shared || self.url().starts_with("zookeeper");
+        if self.may_be_slow() { dlock.env("DLOCK_OP_TIMEOUT", "5s") } else { dlock }
+    }
+
+    /// Whether the server may take long to answer: it writes to a disk, and shares it and its processors with other
+    /// scenarios, which may have it serve hundreds at once.
+    pub(super) fn may_be_slow(&self) -> bool {
+        let may = self.url().starts_with("etcd") || self.url().starts_with("zookeeper");
         #[cfg(feature = "sql")]
-        let is_shared = is_shared || self.database.is_some();
-        // The server is shared with other scenarios, which may have it serve hundreds at once.
-        if is_shared { dlock.env("DLOCK_OP_TIMEOUT", "5s") } else { dlock }
+        let may = may || self.database.is_some();
+        may
     }
 
     /// `dlock run -k KEY options -- sh -c SCRIPT`.
