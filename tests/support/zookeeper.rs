@@ -18,6 +18,7 @@ use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
+/// Where Debian has it. ZOOKEEPER_JARS names another one.
 const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar:/usr/share/java/netty-codec.jar:\
      /usr/share/java/netty-resolver.jar";
 /// What makes it take clients over TLS.
@@ -109,7 +110,7 @@ impl ZooKeeper {
         command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
         command.args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]);
         command.args(["-Djava.awt.headless=true", "-cp"]);
-        command.arg(JARS);
+        command.arg(jars());
         command.args(["org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"]);
         command.current_dir(&self.home).env("LC_ALL", "C");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
@@ -146,7 +147,7 @@ impl ZooKeeper {
     pub fn command(&self, arguments: &[&str]) -> String {
         let output = Command::new("java")
             .args(["-Xmx64m", "-XX:TieredStopAtLevel=1", "-cp"])
-            .arg(format!("{JARS}:/usr/share/java/commons-cli.jar"))
+            .arg(format!("{}:/usr/share/java/commons-cli.jar", jars()))
             .args(["org.apache.zookeeper.ZooKeeperMain", "-server", &format!("127.0.0.1:{}", self.port)])
             .args(arguments)
             .env("LC_ALL", "C")
@@ -235,6 +236,10 @@ impl Drop for ZooKeeper {
             drop(child.wait());
         }
     }
+}
+
+fn jars() -> String {
+    std::env::var("ZOOKEEPER_JARS").unwrap_or_else(|_| JARS.to_owned())
 }
 
 fn chroot(world: &World) -> String {
