@@ -362,7 +362,7 @@ impl<'s> Crowd<'s> {
                 words.extend(job);
             }
         }
-        let errors = self.world.path(&format!("said-{}", id % 512));
+        let errors = self.world.path(&format!("said-{id}"));
         let mut command = self.world.command(&words[0]);
         command.args(&words[1..]).env("DLOCK_STORE", &self.urls[host]).env("DLOCK", BINARY);
         // Of a machine that runs so much at a time no server answers within a second always.
@@ -405,6 +405,8 @@ impl<'s> Crowd<'s> {
         };
         run.ended = now();
         let said = fs::read_to_string(&errors).unwrap_or_default();
+        // What a guard says after this is nobody's.
+        fs::remove_file(&errors).ok();
         // Rust says something of that kind, too, where there is no memory.
         let starved = run.hits.iter().any(|(_, hit)| *hit == Hit::LittleMemory);
         if said.contains("panicked") || said.contains("RUST_BACKTRACE") && !starved {
@@ -433,7 +435,7 @@ impl<'s> Crowd<'s> {
     /// Ends what hangs, so that the night comes to an end; who it was.
     pub fn end_all(&self) {
         for (pid, run) in self.live().iter() {
-            let said = fs::read_to_string(self.world.path(&format!("said-{}", run.id % 512)));
+            let said = fs::read_to_string(self.world.path(&format!("said-{}", run.id)));
             let tree: Vec<_> = Self::below(*pid);
             self.complain(format!("it hangs: {run:?}\n   {tree:?}\n   {}", said.unwrap_or_default()));
             for (pid, _) in tree {
