@@ -240,7 +240,7 @@ impl Lease {
             }
             Some(Ok(Acquired::Waiting(mut waiting))) => {
                 let next = progress.hear(request, &mut waiting, |name, by| {
-                    store.inspect_unless(alarm, name, by)?.ok().map(|view| view.log)
+                    store.ends_unless(alarm, name, &request.ask.token, by)?.ok()
                 });
                 keeper.say(Report::Waiting(waiting));
                 self.alone.replace(Alone::Waits(Box::new(progress), next));

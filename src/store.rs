@@ -63,13 +63,14 @@ pub trait Store: Send {
         None
     }
 
-    /// [`Store::inspect`] in the same way.
-    fn inspect_unless(
+    /// [`Store::ends`] in the same way.
+    fn ends_unless(
         &mut self,
         _alarm: BorrowedFd<'_>,
         _: &Name,
+        _: &Token,
         _by: Moment,
-    ) -> Option<Result<View, Error>> {
+    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
         None
     }
 

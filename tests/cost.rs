@@ -146,6 +146,38 @@ fn many_locks_are_looked_at_in_few_requests() {
     assert!(short <= 8 && (15..=60).contains(&long), "{short} and {long} requests");
 }
 
+/// Each of the first who wait looks up how long the last runs took. What that costs does not grow with the crowd.
+#[test]
+fn who_waits_does_not_ask_who_else_does() {
+    const OTHERS: u64 = 500;
+    let world = World::new(Backend::Redis);
+    let redis = world.redis();
+    let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_state("k", "held");
+    let looks = calls(redis, "lrange");
+    let waiter = world.run("k", &["-w", "-q"], "true").spawn();
+    let queue = "dlock.queue:{dlock:k}:dlock:k";
+    wait_until("it stands in the queue", || redis.ask::<u64>(&["ZCARD", queue]) == 1);
+    let script = r#"
+        local now = redis.call('TIME')[1]
+        for at = 1, ARGV[1] do
+            local token = string.format('%032x', at)
+            redis.call('ZADD', 'dlock.queue:{dlock:k}:dlock:k', (now + 900) .. '000000', token)
+            redis.call('HSET', 'dlock.waiter:{dlock:k}:dlock:k:' .. token, 'mode', 'exclusive', 'since', now .. '000000',
+                'names', '["{dlock:k}:dlock:k"]', 'silent', (now + 900) .. '000',
+                'owner', '{"host":"h","pid":7,"user":"u","command":"c"}')
+        end"#;
+    redis.ask::<()>(&["EVAL", script, "0", &OTHERS.to_string()]);
+    let before = calls(redis, "hmget");
+    wait_until("it has read the log", || calls(redis, "lrange") > looks);
+    let read = calls(redis, "hmget") - before;
+    assert!(read < OTHERS / 2, "{read} records of waiters are read");
+    redis.ask::<()>(&["DEL", queue]);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+}
+
 /// What the kernel knows of a run at the moment at which its job runs: threads and page faults of dlock, page faults of
 /// the guard.
 fn seen_by_the_job(world: &World) -> [u64; 3] {

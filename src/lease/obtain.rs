@@ -14,7 +14,7 @@ const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 /// One who has waited for this long looks how long runs mostly take, and again each time it has passed so often.
 const LOOK_AFTER: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// Whoever has more before it does not look: each look is at all who wait.
+/// Whoever has more before it does not look: it takes long anyway, and a crowd would look at the same time.
 const LOOKERS: u64 = 50;
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
 const LATE_ANSWERS: u32 = 2;

@@ -695,13 +695,14 @@ impl<A: Adapter> Store for Engine<A> {
         self.soon(deadline, |store, soon| store.acquire(names, ask, soon))
     }
 
-    fn inspect_unless(
+    fn ends_unless(
         &mut self,
         _: BorrowedFd<'_>,
         name: &Name,
+        token: &Token,
         deadline: Moment,
-    ) -> Option<Result<View, Error>> {
-        self.soon(deadline, |store, soon| store.inspect(name, soon))
+    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
+        self.soon(deadline, |store, soon| store.ends(name, token, soon))
     }
 
     fn sleep_unless(

@@ -19,8 +19,8 @@ use super::{Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Grant, Left, NewPattern, NewPause, Outcome, Patience, Patterns, Pause,
-    Proof, Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, LoggedEnd, NewPattern, NewPause, Outcome, Patience, Patterns,
+    Pause, Proof, Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Pattern, Replicas, Token};
 use crate::store;
@@ -317,13 +317,14 @@ impl Store for RedisStore {
         self.unless(alarm, |store| store.acquire(names, ask, by))
     }
 
-    fn inspect_unless(
+    fn ends_unless(
         &mut self,
         alarm: BorrowedFd<'_>,
         name: &Name,
+        token: &Token,
         by: Moment,
-    ) -> Option<Result<View, Error>> {
-        self.unless(alarm, |store| store.inspect(name, by))
+    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
+        self.unless(alarm, |store| store.ends(name, token, by))
     }
 
     fn sleep_unless(
@@ -463,6 +464,12 @@ impl Store for RedisStore {
             "foreign-deleted" => Ok(Revoked::ForeignDeleted),
             _ => Err(reply.unknown()),
         }
+    }
+
+    /// Whoever else waits is not asked for: many would each be told of all.
+    fn ends(&mut self, name: &Name, _: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        let (_, mut reply) = self.caller.run(&script::ENDS, std::slice::from_ref(name), &[], by)?;
+        reply.log()
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {

@@ -281,12 +281,7 @@ impl Reply {
             let replaces = !queue.text()?.is_empty();
             waiters.push(Waiter { owner, mode, replaces, waiting });
         }
-        let mut ends = self.nested()?;
-        let mut log = Vec::new();
-        while !ends.is_empty() {
-            log.extend(ends.logged_end()?);
-        }
-        log.truncate(LOG_KEPT);
+        let log = self.log()?;
         let (stat, success, paused) = (self.stat()?, self.last_success()?, self.pause()?);
         let name = name.clone();
         Ok(View {
@@ -304,6 +299,16 @@ impl Reply {
             success,
             paused,
         })
+    }
+
+    /// The next field as the last ends.
+    pub fn log(&mut self) -> Result<Vec<LoggedEnd>, Error> {
+        let (mut ends, mut log) = (self.nested()?, Vec::new());
+        while !ends.is_empty() {
+            log.extend(ends.logged_end()?);
+        }
+        log.truncate(LOG_KEPT);
+        Ok(log)
     }
 
     /// The error for an answer that no script gives.

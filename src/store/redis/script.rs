@@ -50,6 +50,8 @@ pub static REVOKE: Code = changes!(REVOKE, "scripts/revoke.lua");
 pub static REQUEST: Code = changes!(REQUEST, "scripts/request.lua");
 pub static PROVE: Code = Code::new(hashes::PROVE, &SERVER, &[RECORD, include_str!("scripts/prove.lua")]);
 pub static WATCH: Code = Code::new(hashes::WATCH, &SERVER, &[RECORD, include_str!("scripts/watch.lua")]);
+pub static ENDS: Code =
+    Code::new(hashes::ENDS, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/ends.lua")]);
 pub static INSPECT: Code =
     Code::new(hashes::INSPECT, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
 
@@ -187,6 +189,7 @@ mod tests {
             ("REQUEST", &REQUEST),
             ("PROVE", &PROVE),
             ("WATCH", &WATCH),
+            ("ENDS", &ENDS),
             ("INSPECT", &INSPECT),
             ("QUORUM_ACQUIRE", &quorum::ACQUIRE),
             ("QUORUM_CONFIRM", &quorum::CONFIRM),

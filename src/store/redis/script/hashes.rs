@@ -10,6 +10,7 @@ pub const REVOKE: &str = "61eb69b6c1886ec96b66eadc58d03c3a35c4593f";
 pub const REQUEST: &str = "7b8a507b818fd05fdf6f15fd991085e25d9896e7";
 pub const PROVE: &str = "47434f24b858e13c84f858fa7fda22cc37142283";
 pub const WATCH: &str = "c825ac05de02e5986f4c1d4b6e91160ae9f95de8";
+pub const ENDS: &str = "16075d3bfd27fdbca09f7d96728cfccfa2cff2be";
 pub const INSPECT: &str = "ee847f9cbbee4c648762b9e704ca3ed39bc37038";
 pub const QUORUM_ACQUIRE: &str = "df385a038c5006e258b95d56e23c361f63f4ac65";
 pub const QUORUM_CONFIRM: &str = "f202921a465dd3d2967e931e59931eabf170211f";
