@@ -15,7 +15,7 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     let seen = |view: View, is_named| {
         // What only somebody who watched has left behind is no lock.
         if is_named || view.is_used() {
-            page.add(Sample::of(&view));
+            page.add(Sample::of(view));
         }
     };
     let lacks = |damaged: Damaged| {

@@ -23,7 +23,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub fn of(view: &View) -> Self {
+    pub fn of(view: View) -> Self {
         let is_held = view.state == State::Held;
         // The server may have lost who holds it.
         let holders = if is_held { view.holders.len().max(1) } else { 0 };
@@ -31,7 +31,7 @@ impl Sample {
         let foreign = view.foreign.as_ref().and_then(|foreign| foreign.left);
         Self {
             key: view.name.key().to_owned(),
-            stat: view.stat.clone(),
+            stat: view.stat,
             holders: holders as u64,
             waiters: view.waiters.len() as u64,
             paused: view.paused.is_some().into(),
@@ -161,11 +161,14 @@ fn each<'a>(
     for sample in samples {
         let key = (!sample.key.is_empty()).then(|| ("key", label(&sample.key)));
         for (suffix, own, value) in points(sample) {
-            let labels = key.iter().chain(&own).map(|(label, value)| format!("{label}=\"{value}\""));
-            let _infallible = match &*labels.collect::<Vec<_>>().join(",") {
-                "" => writeln!(text, "{name}{suffix} {value}"),
-                labels => writeln!(text, "{name}{suffix}{{{labels}}} {value}"),
-            };
+            let _infallible = write!(text, "{name}{suffix}");
+            let mut before = '{';
+            for (label, value) in key.iter().chain(&own) {
+                let _infallible = write!(text, "{before}{label}=\"{value}\"");
+                before = ',';
+            }
+            let after = if before == ',' { "}" } else { "" };
+            let _infallible = writeln!(text, "{after} {value}");
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | where | what it answers |
 //! |---|---|
 //! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and which locks there are ([`RedisStore::find_at`]) |
+//! | [`ahead`] | how it tells of many locks |
 //! | [`subscription`] | how a holder, or who looks on, hears that something happened |
 //! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]), answered late ([`overdue`]) |
 //! | [`script`], [`reply`] | what is sent, and how the answer is read |
@@ -24,6 +25,7 @@ use crate::law::{
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Pattern, Replicas, Token};
 use crate::store;
+use ahead::Ahead;
 use call::Caller;
 use cluster::Nodes;
 use connection::Connection;
@@ -40,6 +42,7 @@ pub use cluster::apart;
 pub use target::Target;
 
 mod acknowledge;
+mod ahead;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
@@ -57,8 +60,6 @@ mod target;
 const CROWD: u64 = 100;
 /// Two of them still fit into [`law::SILENCE`].
 const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
-/// How many locks one script is asked to tell of at most.
-const SEEN_AT_ONCE: usize = 64;
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
 /// And how many are asked for in one write.
@@ -84,6 +85,7 @@ pub struct RedisStore {
     /// One server, whose address is known.
     is_at_hand: bool,
     renewed_from: Option<Moment>,
+    ahead: Option<Ahead>,
 }
 
 /// The connection on which a waiter sleeps.
@@ -125,6 +127,7 @@ impl RedisStore {
             asked: false,
             is_at_hand: false,
             renewed_from: None,
+            ahead: None,
         }
     }
 
@@ -478,18 +481,7 @@ impl Store for RedisStore {
     }
 
     fn inspect_some(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
-        let mut some = names.get(..SEEN_AT_ONCE).unwrap_or(names);
-        // One script is for locks of one slot.
-        if some.len() > 1 && self.caller.route.topology.part(some).is_some() {
-            some = &some[..1];
-        }
-        loop {
-            match self.see(some, ends, by) {
-                // Perhaps of another one than the first.
-                Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
-                seen => return seen,
-            }
-        }
+        self.look(names, ends, by)
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
@@ -520,33 +512,12 @@ impl Store for RedisStore {
     }
 
     fn reset(&mut self) {
+        self.ahead = None;
         self.caller.route.reset();
     }
 }
 
 impl RedisStore {
-    /// Looks at locks of one slot: at all of them, or as many as the server tells of at a time.
-    fn see(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
-        let (_, mut reply) = self.caller.run(&script::INSPECT, names, &[&ends.to_string()], by)?;
-        let mut views = Vec::new();
-        for name in names {
-            if reply.is_empty() && !views.is_empty() {
-                break;
-            }
-            match reply.nested().and_then(|mut lock| lock.view(name)) {
-                Ok(view) => views.push(view),
-                Err(error) if views.is_empty() => return Err(error),
-                // It is the first the next time.
-                Err(_) => break,
-            }
-        }
-        if let Some(new) = views.iter().find(|view| view.may_be_new()) {
-            let patterns = self.patterns(new.name.prefix(), None, by)?;
-            views.iter_mut().filter(|view| view.may_be_new()).for_each(|view| view.heed(&patterns));
-        }
-        Ok(views)
-    }
-
     /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
     fn unless<T>(
         &mut self,

@@ -54,6 +54,11 @@ impl Inbox {
         self.taken == self.bytes.len()
     }
 
+    /// What is there.
+    pub fn peek(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+
     /// Takes what is there, at most so many bytes.
     pub fn take(&mut self, most: usize) -> &[u8] {
         let from = self.taken;
@@ -63,7 +68,7 @@ impl Inbox {
 
     /// Takes what is there, up to the end of a line.
     pub fn take_line(&mut self) -> &[u8] {
-        let rest = &self.bytes[self.taken..];
+        let rest = self.peek();
         let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
         self.take(line)
     }

@@ -104,6 +104,19 @@ impl Caller {
         self.run_once(&Request::new(code, names, args), names, by)
     }
 
+    /// Sends by hash what [`Caller::run`] would, and waits for nothing.
+    pub fn post(
+        &self,
+        connection: &mut Connection,
+        code: &Code,
+        names: &[Name],
+        args: &[&str],
+        by: Moment,
+    ) -> Result<(), Error> {
+        let Request { keys, args, .. } = Request::new(code, names, args);
+        connection.post(vec![code.by_hash(&keys, &args)], by)
+    }
+
     fn run_once(
         &mut self,
         request: &Request<'_>,

@@ -238,6 +238,13 @@ impl Connection {
         self.parse(by)
     }
 
+    /// Waits for the next reply until `by`, and reads no more of it than how many fields it has, if that is there at once
+    /// and it is an array.
+    pub fn fields_to_come(&mut self, by: Moment) -> Result<Option<usize>, Error> {
+        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        resp::length(&mut self.inbox, channel).map_err(|error| self.failure(&error, by))
+    }
+
     /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next, and except
     /// where only who sent a script knows what it means: a right that is missing inside of the script.
     pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {

@@ -10,6 +10,7 @@ use crate::law::{
 use crate::lock::{Fence, Mode, Name, Owner, Pattern, SLOTS_MAX};
 use crate::store::{Error, View, Waiter};
 use redis::Value;
+use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
@@ -21,7 +22,7 @@ const NUMBERS_END: u64 = 1 << 53;
 /// The fields of one reply, read from the front.
 pub struct Reply {
     fields: vec::IntoIter<Value>,
-    store: String,
+    store: Arc<str>,
     pub now: u64,
 }
 
@@ -40,7 +41,8 @@ impl Reply {
             Some(Value::BulkString(bytes)) if bytes.len() > FIELD_MAX => {
                 Err(garbled(&self.store, &format!("a field of {} bytes", bytes.len())))
             }
-            Some(Value::BulkString(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Some(Value::BulkString(bytes)) => Ok(String::from_utf8(bytes)
+                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())),
             Some(Value::SimpleString(text)) => Ok(text),
             Some(Value::Okay) => Ok("OK".into()),
             Some(Value::Int(number)) => Ok(number.to_string()),
@@ -104,6 +106,11 @@ impl Reply {
 
     pub fn is_empty(&self) -> bool {
         self.fields.len() == 0
+    }
+
+    /// How many fields are left.
+    pub fn len(&self) -> usize {
+        self.fields.len()
     }
 
     /// The next field as a span, if it is not empty.

@@ -31,7 +31,17 @@ impl From<io::Error> for Failure {
 }
 
 pub fn read(inbox: &mut Inbox, channel: Channel<'_>) -> Result<Value, Failure> {
-    Reading { inbox, channel, room: REPLY_MAX }.value(0)
+    Reading { inbox, channel, room: REPLY_MAX, line: Vec::new() }.value(0)
+}
+
+/// How many fields the reply to come has, if it is an array whose length has arrived whole. Nothing is taken.
+pub fn length(inbox: &mut Inbox, mut channel: Channel<'_>) -> io::Result<Option<usize>> {
+    if inbox.is_empty() {
+        inbox.fill(&mut channel)?;
+    }
+    let head = inbox.peek().strip_prefix(b"*").and_then(|rest| rest.split(|byte| *byte == b'\r').next());
+    let whole = head.filter(|head| inbox.peek().len() > head.len() + 1);
+    Ok(whole.and_then(|head| std::str::from_utf8(head).ok()?.parse().ok()))
 }
 
 struct Reading<'a> {
@@ -39,6 +49,8 @@ struct Reading<'a> {
     channel: Channel<'a>,
     /// How much more memory the reply may take.
     room: usize,
+    /// The last line that was read, without its end.
+    line: Vec<u8>,
 }
 
 impl Reading<'_> {
@@ -48,13 +60,14 @@ impl Reading<'_> {
         if !b"+-:$*".contains(&kind) {
             return Err(Failure::NotRedis);
         }
-        let line = self.line()?;
+        self.read_line()?;
+        let line = &self.line;
         match kind {
             b'+' if line == b"OK" => Ok(Value::Okay),
-            b'+' => String::from_utf8(line).map(Value::SimpleString).map_err(|_| Failure::NotRedis),
-            b'-' => error(&line),
-            b':' => number(&line).map(Value::Int),
-            _ => match (kind, usize::try_from(number(&line)?)) {
+            b'+' => String::from_utf8(line.clone()).map(Value::SimpleString).map_err(|_| Failure::NotRedis),
+            b'-' => error(line),
+            b':' => number(line).map(Value::Int),
+            _ => match (kind, usize::try_from(number(line)?)) {
                 // A length below zero: there is nothing.
                 (_, Err(_)) => Ok(Value::Nil),
                 (b'$', Ok(length)) => self.bytes(length).map(Value::BulkString),
@@ -86,23 +99,23 @@ impl Reading<'_> {
         Ok(self.inbox.take(1)[0])
     }
 
-    /// The rest of a line, without its end.
-    fn line(&mut self) -> Result<Vec<u8>, Failure> {
-        let mut line = Vec::new();
-        while line.last() != Some(&b'\n') {
+    /// Reads the rest of a line.
+    fn read_line(&mut self) -> Result<(), Failure> {
+        self.line.clear();
+        while self.line.last() != Some(&b'\n') {
             self.fill()?;
             let part = self.inbox.take_line();
-            if line.len() + part.len() > LINE_MAX {
+            if self.line.len() + part.len() > LINE_MAX {
                 return Err(Failure::TooLong);
             }
-            line.extend_from_slice(part);
+            self.line.extend_from_slice(part);
         }
-        self.take_room(line.len())?;
-        if !line.ends_with(b"\r\n") {
+        self.take_room(self.line.len())?;
+        if !self.line.ends_with(b"\r\n") {
             return Err(Failure::NotRedis);
         }
-        line.truncate(line.len() - 2);
-        Ok(line)
+        self.line.truncate(self.line.len() - 2);
+        Ok(())
     }
 
     /// So many bytes, and the end of their line.

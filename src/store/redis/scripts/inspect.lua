@@ -31,13 +31,15 @@ local function seen(lock)
     left_ms = ttl >= 0 and int(ttl) or ''
   end
 
-  local pause = pause_of(lock)
+  -- Of most locks there is neither.
+  local more = redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0
+  local pause = more and pause_of(lock)
   if state == 'free' and pause then state, left_ms = 'paused', int(left(pause['until'])) end
 
   local shown = state == 'held' and live or state == 'revoked' and revoked or {}
 
   local waiters = {}
-  for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
+  for _, token in ipairs(more and redis.call('ZRANGE', lock.QUEUE, 0, -1) or {}) do
     local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since', 'terms')
     if tonumber(w[1]) and w[2] and w[3] and tonumber(w[4]) and ms < silent_at(lock, tonumber(w[1])) then
       for i = 2, 4 do waiters[#waiters + 1] = w[i] end
