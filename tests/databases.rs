@@ -3,7 +3,7 @@
 //! database does is in `sql` (PostgreSQL) and `mysql`.
 
 use crate::support::database::{Kind, Server, on_every_database};
-use crate::support::dlock::{Dlock, End};
+use crate::support::dlock::{Dlock, End, Output};
 pub use crate::support::hand_over::JOB;
 use crate::support::hand_over::hand_over;
 use crate::support::outages::storm_through_outages;
@@ -15,7 +15,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 on_every_database!(
     restarts_disturb_no_job_and_no_queue,
@@ -23,11 +23,13 @@ on_every_database!(
     a_server_that_is_gone_for_good_ends_the_job_in_time,
     connections_that_are_ended_all_the_time_lose_nothing,
     a_row_that_is_damaged_is_left_as_it_is,
+    a_waiter_that_cannot_be_read_keeps_nobody,
     a_failover_that_forgets_is_noticed,
     a_clock_that_steps_disturbs_no_long_lease,
     what_the_network_loses_is_made_good,
     who_waits_sleeps_until_the_one_before_lets_go,
     a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
+    those_who_come_keep_nobody_from_his_turn,
     a_storm_with_restarts,
     statements_that_may_take_a_millisecond_let_nobody_in_twice,
     a_full_disk_refuses_locks_and_ends_no_job,
@@ -162,6 +164,28 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     assert_eq!(world.log(), ["other", "well"]);
 }
 
+/// It comes anew.
+fn a_waiter_that_cannot_be_read_keeps_nobody(kind: Kind) {
+    let world = kind.world();
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=2)
+        .map(|number| {
+            let waiter = world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            waiter
+        })
+        .collect();
+    kind.ask(&world, kind.lose_notes());
+    world.dlock(["status"]).any_stdout().run();
+    world.write("go", "");
+    assert!(!holder.finish().stderr.contains("given back"), "it is given back");
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    let mut log = world.log();
+    log.sort();
+    assert_eq!(log, ["1", "2", "done", "up"]);
+}
+
 /// The primary dies, and what takes its place has not heard of the last grant.
 fn a_failover_that_forgets_is_noticed(kind: Kind) {
     let (world, mut server) = own_server(kind);
@@ -287,6 +311,41 @@ fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, o
     assert_eq!(turns, (1..=waiters).map(|number| format!("{key}.{number}")).collect::<Vec<_>>());
     assert_eq!(world.lines("overlap"), 0);
     f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
+}
+
+/// Two are far from the server, and others who come and go change the lock again and again while a step of theirs is under way.
+/// Each gives the lock back all the same, and the second one says in time that it has heard of its grant.
+fn those_who_come_keep_nobody_from_his_turn(kind: Kind) {
+    let world = kind.world();
+    let proxy = Proxy::before(kind.port());
+    let url = world.url().replace(&format!(":{}/", kind.port()), &format!(":{}/", proxy.port()));
+    let far = ["-w", "--store", &url, "-t", "1m", "--op-timeout", "5s"];
+    let holder = world.run("k", &far, JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let next = world.run("k", &far, "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    proxy.go_far(Duration::from_millis(100));
+    let over = AtomicBool::new(false);
+    let until = Instant::now() + Duration::from_secs(30);
+    let is_back = |output: &Output| output.end() == End::Status(0) && !output.stderr.contains("given back");
+    let (first, second) = thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) && Instant::now() < until {
+                    let other = world.run("k", &["-w", "20ms", "--op-timeout", "20s"], "echo other >> log");
+                    drop(other.any_stderr().spawn().output());
+                }
+            });
+        }
+        world.write("go", "");
+        let first = holder.output();
+        let second = is_back(&first).then(|| next.output());
+        over.store(true, Ordering::Relaxed);
+        (first, second)
+    });
+    assert!(is_back(&first), "{first:?}");
+    assert!(second.as_ref().is_some_and(is_back), "{second:?}");
+    assert_eq!(world.log()[..3], ["up", "done", "next"]);
 }
 
 /// The server is killed, restarted and loses every connection while those who run and wait are killed, interrupted and stopped.

@@ -273,6 +273,28 @@ fn the_least_rights_are_enough() {
     server.ask(database, &format!("DROP USER {user}@'%'"));
 }
 
+/// What waits is a row, and who may not remove rows would leave it there for ever.
+#[test]
+fn who_may_not_delete_does_not_wait() {
+    let world = World::with_mysql();
+    let (server, database) = (Mysql::shared(), world.database());
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let user = format!("keeper_{database}");
+    server.ask(
+        database,
+        &format!("CREATE USER {user}@'%'; GRANT SELECT, INSERT, UPDATE ON dlock_locks TO {user}@'%'"),
+    );
+    let url = world.url().replace("app@", &format!("{user}@"));
+    let said = world.run("k", &["-w", "--store", &url], "true").status(77).any_stderr().run().stderr;
+    assert!(said.contains("denies") && said.contains("DELETE") && said.contains("GRANT"), "{said}");
+    let rows = "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1";
+    assert_eq!(server.ask(database, rows), "0");
+    world.write("go", "");
+    holder.finish();
+    server.ask(database, &format!("DROP USER {user}@'%'"));
+}
+
 #[test]
 fn who_gets_in() {
     let (world, server) = own_server(&[]);

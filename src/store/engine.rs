@@ -53,6 +53,8 @@ const ASKS_AGAIN: Duration = Duration::from_millis(500);
 const CONFIRMS_AGAIN: Duration = Duration::from_millis(10);
 /// or renews it or gives it back: nor a holder from its lease.
 const HOLDS_AGAIN: Duration = Duration::from_millis(1);
+/// Who alone holds a lock and has lost so many races for it has those wait who only wait for it: see [`Adapter::insist`].
+const INSISTS_AFTER: u32 = 2;
 /// How long it may take to name all locks.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -101,7 +103,7 @@ pub trait Adapter: Clone + Send {
     ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
     /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said itself since.
-    /// Answers the locks that it waits for.
+    /// Answers the locks that it waits for. One that turns out to have left is taken out of the queue.
     fn show(
         &self,
         entry: &mut Self::Entry,
@@ -109,6 +111,10 @@ pub trait Adapter: Clone + Send {
         record: &mut Record,
         now: Time,
     ) -> Result<Vec<String>, Error>;
+
+    /// Until the next [`Adapter::refresh`] this process comes before those who do not insist: what it [locks](Adapter::lock) they
+    /// do not change for a moment. For a holder that would else lose each race for its record against those who come.
+    fn insist(&self) {}
 
     /// Writes the records that have changed, lets go of all, and then wakes those. Either nothing is written, or all; if it
     /// is killed in between, those that come first in order of name.
@@ -347,6 +353,7 @@ impl<A: Adapter> Engine<A> {
             transaction.drop_spent(me);
             transaction.table.too_large = too_large;
             let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
+            let is_alone = is_granted && !transaction.is_held_by_others(me);
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
@@ -360,6 +367,9 @@ impl<A: Adapter> Engine<A> {
                             Look::Wants(_) => ASKS_AGAIN,
                             Look::Heads | Look::Holders => HOLDS_AGAIN,
                         };
+                        if is_alone && conflicts >= INSISTS_AFTER {
+                            self.adapter.insist();
+                        }
                         give_way(conflicts, longest, deadline)?;
                     }
                     // Who renews or gives back must not depend on how many wait.
@@ -528,8 +538,13 @@ impl<A: Adapter> Engine<A> {
     fn show_all(&self, entries: &mut [A::Entry], now: Time) -> Result<(), Error> {
         for entry in entries {
             let mut record = std::mem::take(entry.record());
-            let mut all = 0..entry.queue().len();
-            let shown = all.try_for_each(|at| self.adapter.show(entry, at, &mut record, now).map(drop));
+            let (mut at, mut shown) = (0, Ok(()));
+            while shown.is_ok() && at < entry.queue().len() {
+                let before = entry.queue().len();
+                shown = self.adapter.show(entry, at, &mut record, now).map(drop);
+                // One that has left meanwhile may not be there any more.
+                at += usize::from(entry.queue().len() == before);
+            }
             *entry.record() = record;
             shown?;
         }

@@ -28,6 +28,7 @@ use crate::clock::Moment;
 use crate::law::{Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
+use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::net::Address;
 use crate::store::net::tls::Tls;
@@ -59,6 +60,8 @@ const AT_LATCH: Duration = Duration::from_millis(900);
 const POLL_LONGEST: Duration = Duration::from_secs(1);
 /// How long nothing is heard after a subscription failed, and how often one who looks on looks where no bell is heard.
 const BACKOFF: Duration = Duration::from_secs(1);
+/// So many notes are asked for at once.
+const NOTES_MOST: usize = 64;
 /// Of so many steps one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
 
@@ -165,6 +168,8 @@ pub struct Tables {
     has_latches: Cell<bool>,
     /// When the operation under way is to end.
     by: Cell<Moment>,
+    /// Whether it insists.
+    insists: Cell<bool>,
 }
 
 /// An open connection.
@@ -189,14 +194,15 @@ impl Clone for Tables {
     fn clone(&self) -> Self {
         let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
         let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
-        Self { database, line: RefCell::default(), mine, has_latches, by }
+        Self { database, line: RefCell::default(), mine, has_latches, by, insists: Cell::new(false) }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        Self { database, line: RefCell::default(), mine: None, has_latches, by }
+        let insists = Cell::new(false);
+        Self { database, line: RefCell::default(), mine: None, has_latches, by, insists }
     }
 
     fn shown(&self) -> &str {
@@ -268,8 +274,12 @@ impl Tables {
 
     /// The rows of these locks, and the time that was read before them.
     fn read(&self, question: &Question<'_>) -> Result<Found, Error> {
-        let grammar = self.database.grammar();
-        let answers = self.ask_tables(&[grammar.read(question)])?;
+        self.read_behind(String::new(), question)
+    }
+
+    /// The same, behind another statement.
+    fn read_behind(&self, first: String, question: &Question<'_>) -> Result<Found, Error> {
+        let answers = self.ask_tables(&[first + &self.database.grammar().read(question)])?;
         let found = Found::parse(&answers, self.shown())?;
         if let Some(line) = &mut *self.line.borrow_mut() {
             line.is_direct = Some(line.link.is_direct(found.process));
@@ -445,6 +455,7 @@ impl Adapter for Tables {
 
     fn refresh(&mut self, by: Moment) -> Result<(), Error> {
         self.by.set(by);
+        self.insists.set(false);
         Ok(())
     }
 
@@ -459,7 +470,8 @@ impl Adapter for Tables {
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
         let question = Question { names, me, with_ends: false };
-        let mut found = self.read(&question)?;
+        let reserve = self.insists.get().then(|| self.database.grammar().reserve(names));
+        let mut found = self.read_behind(reserve.unwrap_or_default(), &question)?;
         let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
         if !missing.is_empty() {
             let grammar = self.database.grammar();
@@ -489,19 +501,21 @@ impl Adapter for Tables {
     ) -> Result<Vec<String>, Error> {
         let Kept { name, queue, notes, tracked, .. } = &mut **entry;
         let garbled = |why: &str| row::garbled(self.shown(), name, why);
-        let Some(token) = queue.token(waiter) else { return Ok(Vec::new()) };
-        let note = match notes.remove(&token) {
-            Some(note) => note,
-            None => {
-                let asked = [self.database.grammar().note(name, &token)];
-                let mut answers = self.ask(&asked, Again::Yes)?;
-                let note = answers[0].rows.pop().and_then(|mut row| row.pop().flatten());
-                // It has left since; the engine will see that when it writes.
-                match note.and_then(|note| row::unhex(&note)) {
-                    Some(note) => note,
-                    None => return Ok(Vec::new()),
-                }
-            }
+        let unshown = queue.waiting.get(waiter).filter(|waiting| !waiting.is_shown());
+        let Some(token) = unshown.and_then(Waiting::token) else { return Ok(Vec::new()) };
+        if !notes.contains_key(&token) {
+            // Where many were shown, many more may be.
+            let shown = queue.waiting.iter().filter(|waiting| waiting.is_shown()).count();
+            let behind = queue.waiting[waiter..].iter().filter(|waiting| !waiting.is_shown());
+            let tokens = behind.filter_map(Waiting::token).filter(|token| !notes.contains_key(token));
+            let tokens: Vec<_> = tokens.take(shown.clamp(1, NOTES_MOST)).collect();
+            let answers = self.ask(&[self.database.grammar().notes(name, &tokens)], Again::Yes)?;
+            notes.extend(answers[0].rows.iter().filter_map(|row| row::note(row)));
+        }
+        let Some(note) = notes.remove(&token) else {
+            // It has left since, as the engine will see when it writes; or its row is damaged, and it comes anew.
+            queue.waiting.remove(waiter);
+            return Ok(Vec::new());
         };
         let note = serde_json::from_slice(&note).map_err(|_| garbled("a waiter cannot be read"))?;
         queue.show(waiter, note, name, record, tracked, |_, _| {}).map_err(garbled)
@@ -518,7 +532,7 @@ impl Adapter for Tables {
                     && !matches!(row.record.lock, Lock::Exclusive { .. })
             })
         });
-        let change = Change::of(entries, now, woken)
+        let change = Change::of(entries, now, woken, self.insists.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
         let statement = self.database.grammar().write(&change);
         match self.ask_latched(statement, is_alone, Again::No) {
@@ -536,8 +550,16 @@ impl Adapter for Tables {
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
             Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),
+            // There were tables when they were read.
+            Err(Failure::NoTables(Error::Denied(why))) => {
+                Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
+            }
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    fn insist(&self) {
+        self.insists.set(true);
     }
 
     fn release(&self, _: Vec<LockRow>) {}

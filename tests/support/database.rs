@@ -68,6 +68,16 @@ impl Kind {
         }
     }
 
+    /// The statement that loses what does not change about those who wait.
+    pub fn lose_notes(self) -> &'static str {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql => "UPDATE dlock_locks SET body = NULL WHERE kind = 1",
+            #[cfg(feature = "postgres")]
+            Self::Postgres => "UPDATE dlock_waiters SET note = NULL",
+        }
+    }
+
     /// Where that server listens.
     pub fn port(self) -> u16 {
         match self {

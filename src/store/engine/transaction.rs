@@ -282,6 +282,11 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         self.table.records.values().any(|record| record.holds.contains_key(token))
     }
 
+    /// Whether one of the locks was granted to anybody else. Among several the more haste is the less speed.
+    pub fn is_held_by_others(&self, me: Option<&Token>) -> bool {
+        self.table.records.values().flat_map(|record| record.holds.keys()).any(|token| Some(token) != me)
+    }
+
     /// Whether a record names the token: as that of a hold whose job may live, or of a waiter.
     pub fn is_named(&self, token: &Token) -> bool {
         self.table.records.values().any(|record| {

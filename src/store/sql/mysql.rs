@@ -5,7 +5,7 @@
 //! so a transaction of its own: the server has all of it before it begins, and ends it whatever happens to it. A transaction of
 //! several statements would stay open where one of them fails, and keep its rows from everybody until its client goes on.
 //! Such a statement cannot remove rows. Who waits no more gets a row that says so, and a statement behind removes it,
-//! for which nobody waits; if that is not done, nothing is wrong. An end takes the place of the one [`LOG_KEPT`] before it.
+//! for which nobody waits; if that is not done, nothing is wrong. Whether it may be done shows before the row is made. An end takes the place of the one [`LOG_KEPT`] before it.
 //!
 //! *A latch* wakes who waits: a lock of `GET_LOCK`, which each session holds as long as its token waits or holds alone, and lets
 //! go at the beginning of the text that gives the token back. Who stands behind that token waits for the latch. It tells
@@ -14,7 +14,7 @@
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
@@ -160,12 +160,23 @@ impl Grammar for Words {
         )
     }
 
+    fn reserve(&self, names: &BTreeSet<String>) -> String {
+        let rows = names.iter().map(|name| {
+            format!("kind = 0 AND name = {} AND id = x'' AND {}", self.bytes(name.as_bytes()), is_open())
+        });
+        format!(
+            "UPDATE dlock_locks FORCE INDEX (PRIMARY) SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; ",
+            rows.collect::<Vec<_>>().join(" OR ")
+        )
+    }
+
     /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that
     /// was read, it writes all rows, and else none.
     fn write(&self, change: &Change) -> String {
+        let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
         let read = change.read.iter().map(|(name, version)| {
             format!(
-                "kind = 0 AND name = {} AND id = x'' AND version = {version}",
+                "kind = 0 AND name = {} AND id = x'' AND version = {version}{open}",
                 self.bytes(name.as_bytes())
             )
         });
@@ -201,8 +212,14 @@ impl Grammar for Words {
                 .iter()
                 .map(|column| format!("{column} = v.{column}")),
         );
+        // Whose row could never be removed is told so, and makes none.
+        let right = if change.come.iter().any(|(_, _, note)| note.is_some()) {
+            "DELETE FROM dlock_locks WHERE FALSE; "
+        } else {
+            ""
+        };
         format!(
-            "INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
+            "{right}INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
              (SELECT COUNT(*) AS n FROM dlock_locks FORCE INDEX (PRIMARY) WHERE {read} FOR UPDATE) AS c \
              WHERE c.n = {} ON DUPLICATE KEY UPDATE {change_to}, body = COALESCE(v.body, dlock_locks.body); \
              SELECT ROW_COUNT() > 0",
@@ -220,11 +237,11 @@ impl Grammar for Words {
         (!gone.is_empty()).then(|| format!("DELETE FROM dlock_locks WHERE {gone}"))
     }
 
-    fn note(&self, name: &str, token: &Token) -> String {
+    fn notes(&self, name: &str, tokens: &[Token]) -> String {
         format!(
-            "SELECT HEX(body) FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name = {} AND id = {}",
+            "SELECT id, HEX(body) FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name = {} AND id IN ({})",
             self.bytes(name.as_bytes()),
-            self.bytes(token.secret().as_bytes())
+            join(tokens.iter().map(|token| self.bytes(token.secret().as_bytes())))
         )
     }
 
@@ -250,7 +267,7 @@ impl Grammar for Words {
     }
 
     fn names(&self) -> String {
-        "SELECT HEX(name) FROM dlock_locks WHERE kind = 0 AND kept = 1".into()
+        "SELECT HEX(name) FROM dlock_locks WHERE kind = 0 AND kept IN (1, 3)".into()
     }
 
     fn time(&self) -> String {
@@ -314,6 +331,11 @@ impl Grammar for Words {
     fn to_hex(&self, column: &str) -> String {
         format!("HEX({column})")
     }
+}
+
+/// Whether nobody has reserved a lock.
+fn is_open() -> String {
+    format!("(kept < 2 OR used NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST})")
 }
 
 fn latch(token: &Token) -> String {

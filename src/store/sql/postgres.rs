@@ -5,7 +5,7 @@
 //! such a statement is that of its arrival, before it looks at any row.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -13,6 +13,7 @@ use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::failure::plain;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::{Connection, Said};
 
@@ -100,12 +101,26 @@ impl Grammar for Words {
         )
     }
 
+    /// It need not outlast a crash of the server.
+    fn reserve(&self, names: &BTreeSet<String>) -> String {
+        let names = self.list(&mut names.iter().map(String::as_str));
+        format!(
+            "SET LOCAL synchronous_commit TO off; WITH v AS MATERIALIZED (SELECT name FROM dlock_locks \
+             WHERE name IN ({names}) AND {open} ORDER BY name FOR UPDATE) UPDATE dlock_locks AS l \
+             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2 FROM v WHERE l.name = v.name; ",
+            open = is_open()
+        )
+    }
+
     /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the
     /// version that was read, it changes them and everything else, and else nothing.
     fn write(&self, change: &Change) -> String {
         let name = |name: &str| self.bytes(name.as_bytes());
-        let read =
-            change.read.iter().map(|(of, version)| format!("name = {} AND version = {version}", name(of)));
+        let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
+        let read = change
+            .read
+            .iter()
+            .map(|(of, version)| format!("name = {} AND version = {version}{open}", name(of)));
         let read = read.collect::<Vec<_>>().join(" OR ");
         let mut parts = vec![
             format!(
@@ -255,6 +270,11 @@ impl Grammar for Words {
 /// is on the disk when theirs is: nobody starts a job before that. Its end is what shows whether it is still there.
 fn is_told_early(change: &Change) -> bool {
     !change.woken.is_empty() && !change.ends.is_empty()
+}
+
+/// Whether nobody has reserved a lock.
+fn is_open() -> String {
+    format!("(kept < 2 OR used NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST})")
 }
 
 /// A waiter's columns behind name and token.

@@ -100,6 +100,7 @@ impl Tables {
         let waiting = Waiting::new(bytes, now.0, Mode::Exclusive, Place::Queued);
         let change = Change {
             read: vec![(name.clone(), version)],
+            insists: false,
             bodies: vec![NewBody {
                 name: name.clone(),
                 version,

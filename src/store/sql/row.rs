@@ -176,6 +176,12 @@ fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// A waiter's token, and what does not change about it.
+pub fn note(row: &[Option<Vec<u8>>]) -> Option<(Token, Vec<u8>)> {
+    let [Some(token), Some(note)] = row else { return None };
+    Some((Token::parse(std::str::from_utf8(token).ok()?).ok()?, unhex(note)?))
+}
+
 /// The error for what is not understood.
 pub fn garbled(shown: &str, name: &str, why: &str) -> Error {
     Error::Garbled(format!(

@@ -10,6 +10,12 @@ use ring::digest::{SHA256, digest};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// How long a lock is reserved, in milliseconds: some round trips.
+pub const RESERVED: u64 = 1000;
+/// Used further in the future than this it is not reserved: a clock was set back. It is more than [`RESERVED`], for who is refused
+/// may have come before who reserved it.
+pub const RESERVED_MOST: u64 = 10_000;
+
 /// Which locks to read.
 pub struct Question<'q> {
     pub names: &'q BTreeSet<String>,
@@ -24,6 +30,8 @@ pub struct Question<'q> {
 pub struct Change {
     /// All locks that were read, each with its version.
     pub read: Vec<(String, u64)>,
+    /// Whether it is written although somebody else has [reserved](Grammar::reserve) one of them.
+    pub insists: bool,
     pub bodies: Vec<NewBody>,
     /// Who waits no more.
     pub gone: Vec<(String, Token)>,
@@ -65,6 +73,10 @@ pub trait Grammar {
     /// Makes rows for locks that have none.
     fn begin(&self, names: &[&String], now: Time) -> String;
 
+    /// For [`RESERVED`] nobody changes these locks but who insists. A reserved lock is kept by 2 more, and used in the future. It
+    /// does not get another version by that, and its next write ends it.
+    fn reserve(&self, names: &BTreeSet<String>) -> String;
+
     /// Answers 1 in the last row if it was done.
     fn write(&self, change: &Change) -> String;
 
@@ -79,13 +91,13 @@ pub trait Grammar {
         None
     }
 
-    /// What does not change about a waiter.
-    fn note(&self, name: &str, token: &Token) -> String {
+    /// What does not change about these waiters: of each its token and that.
+    fn notes(&self, name: &str, tokens: &[Token]) -> String {
         format!(
-            "SELECT {} FROM dlock_waiters WHERE name = {} AND token = '{}'",
+            "SELECT token, {} FROM dlock_waiters WHERE name = {} AND token IN ({})",
             self.to_hex("note"),
             self.bytes(name.as_bytes()),
-            token.secret()
+            join(tokens.iter().map(|token| format!("'{}'", token.secret())))
         )
     }
 
@@ -109,7 +121,7 @@ pub trait Grammar {
 
     /// The names of all locks of which there is anything to tell.
     fn names(&self) -> String {
-        format!("SELECT {} FROM dlock_locks WHERE kept = 1", self.to_hex("name"))
+        format!("SELECT {} FROM dlock_locks WHERE kept IN (1, 3)", self.to_hex("name"))
     }
 
     /// One row: what the database calls itself, with its version; 1 if it is a standby; and what is set so that a crash may
@@ -188,8 +200,13 @@ pub fn place(place: Place) -> u8 {
 
 impl Change {
     /// What became of these rows.
-    pub fn of(rows: Vec<(LockRow, Changed)>, now: Time, woken: &[Token]) -> Result<Self, serde_json::Error> {
-        let mut change = Self { woken: woken.to_vec(), ..Self::default() };
+    pub fn of(
+        rows: Vec<(LockRow, Changed)>,
+        now: Time,
+        woken: &[Token],
+        insists: bool,
+    ) -> Result<Self, serde_json::Error> {
+        let mut change = Self { woken: woken.to_vec(), insists, ..Self::default() };
         for (row, changed) in rows {
             change.read.push((row.name.clone(), row.version));
             if changed == Changed::Yes {
