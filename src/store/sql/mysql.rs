@@ -4,8 +4,9 @@
 //! *All rows are in one table*, for a statement can write into one only. What is to be written as a whole is one statement, and
 //! so a transaction of its own: the server has all of it before it begins, and ends it whatever happens to it. A transaction of
 //! several statements would stay open where one of them fails, and keep its rows from everybody until its client goes on.
-//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and a statement behind removes it,
-//! for which nobody waits; if that is not done, nothing is wrong. Whether it may be done shows before the row is made. An end takes the place of the one [`LOG_KEPT`] before it.
+//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and a statement behind removes it, for
+//! which nobody waits; if that is not done, nothing is wrong. Whether it may be done shows before the row is made. An end
+//! takes the place of the one [`LOG_KEPT`] before it.
 //!
 //! *A latch* wakes who waits: a lock of `GET_LOCK`, which each session holds as long as its token waits or holds alone, and lets
 //! go at the beginning of the text that gives the token back. Who stands behind that token waits for the latch. It tells
