@@ -144,8 +144,9 @@ pub trait Store: Send {
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
 
-    /// [`Store::inspect`] of the first of these locks, and of as many of those behind it as the same answer tells of; of each
-    /// with no more than so many of its last ends, and where none is wanted without the last that succeeded. An error is one of the first lock.
+    /// [`Store::inspect`] of the first of these locks, and of as many of those behind it as the same answer tells of; of
+    /// each with no more than so many of its last ends, and where none is wanted without the last that succeeded. An error
+    /// is one of the first lock.
     fn inspect_some(&mut self, names: &[Name], _ends: usize, by: Moment) -> Result<Vec<View>, Error> {
         names.iter().take(1).map(|name| self.inspect(name, by)).collect()
     }

@@ -1,7 +1,7 @@
-//! What do programs read? The objects of `status --json` and `history --json`, and what all JSON has in common; what other
-//! commands print stands with what they print for people (`acquired`, `doctor`, `report`, `watch`). Every field is always there, null if unknown; times are
-//! RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a [`View`] has none. docs/status.md explains
-//! the fields; adding one is a minor change, anything else a major one.
+//! What do programs read? The objects of `status --json` and `history --json`, and what all JSON has in common; what
+//! other commands print stands with what they print for people (`acquired`, `doctor`, `report`, `watch`). Every field
+//! is always there, null if unknown; times are RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a
+//! [`View`] has none. docs/status.md explains the fields; adding one is a minor change, anything else a major one.
 
 use super::escape::acts;
 use super::time::{millis, utc};

@@ -112,9 +112,9 @@ pub trait Adapter: Clone + Send {
         now: Time,
     ) -> Result<Vec<String>, Error>;
 
-    /// Until the next [`Adapter::refresh`] this process comes before those who do not insist: what it [locks](Adapter::lock) they
-    /// do not change for a moment. For a holder that would else lose each race for its record against those who come.
-    fn insist(&self) {}
+    /// Whether this process comes before those who do not insist from now on: what it [locks](Adapter::lock) they do not
+    /// change for a moment. For a holder that would else lose each race for its record against those who come.
+    fn insist(&self, _: bool) {}
 
     /// Writes the records that have changed, lets go of all, and then wakes those. Either nothing is written, or all; if it
     /// is killed in between, those that come first in order of name.
@@ -354,12 +354,18 @@ impl<A: Adapter> Engine<A> {
             transaction.table.too_large = too_large;
             let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
             let is_alone = is_granted && !transaction.is_held_by_others(me);
+            if !is_alone {
+                self.adapter.insist(false);
+            }
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
             if missing.is_empty() && !is_short {
                 match transaction.commit(me)? {
-                    Written::Yes => return Ok(answer),
+                    Written::Yes => {
+                        self.adapter.insist(false);
+                        return Ok(answer);
+                    }
                     Written::Conflict => {
                         conflicts += 1;
                         let longest = match look {
@@ -368,7 +374,7 @@ impl<A: Adapter> Engine<A> {
                             Look::Heads | Look::Holders => HOLDS_AGAIN,
                         };
                         if is_alone && conflicts >= INSISTS_AFTER {
-                            self.adapter.insist();
+                            self.adapter.insist(true);
                         }
                         give_way(conflicts, longest, deadline)?;
                     }
@@ -623,8 +629,9 @@ fn named(record: &Record) -> Vec<Token> {
 }
 
 impl<A: Adapter> Store for Engine<A> {
-    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`], [`Acquired::Superseded`] or
-    /// [`Acquired::Spent`]; a token that asks again after that has none. A token without a life ends only by its lease, or by silence.
+    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`],
+    /// [`Acquired::Superseded`] or [`Acquired::Spent`]; a token that asks again after that has none. A token without a life
+    /// ends only by its lease, or by silence.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         self.adapter.begin(token)
     }

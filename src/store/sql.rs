@@ -274,12 +274,12 @@ impl Tables {
 
     /// The rows of these locks, and the time that was read before them.
     fn read(&self, question: &Question<'_>) -> Result<Found, Error> {
-        self.read_behind(String::new(), question)
+        self.find(&[self.database.grammar().read(question)])
     }
 
-    /// The same, behind another statement.
-    fn read_behind(&self, first: String, question: &Question<'_>) -> Result<Found, Error> {
-        let answers = self.ask_tables(&[first + &self.database.grammar().read(question)])?;
+    /// The same, whatever else is said before it.
+    fn find(&self, statements: &[String]) -> Result<Found, Error> {
+        let answers = self.ask_tables(statements)?;
         let found = Found::parse(&answers, self.shown())?;
         if let Some(line) = &mut *self.line.borrow_mut() {
             line.is_direct = Some(line.link.is_direct(found.process));
@@ -455,7 +455,6 @@ impl Adapter for Tables {
 
     fn refresh(&mut self, by: Moment) -> Result<(), Error> {
         self.by.set(by);
-        self.insists.set(false);
         Ok(())
     }
 
@@ -470,8 +469,11 @@ impl Adapter for Tables {
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
         let question = Question { names, me, with_ends: false };
-        let reserve = self.insists.get().then(|| self.database.grammar().reserve(names));
-        let mut found = self.read_behind(reserve.unwrap_or_default(), &question)?;
+        let mut found = if self.insists.get() {
+            self.find(&self.database.grammar().reserve_and_read(&question))?
+        } else {
+            self.read(&question)?
+        };
         let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
         if !missing.is_empty() {
             let grammar = self.database.grammar();
@@ -558,8 +560,8 @@ impl Adapter for Tables {
         }
     }
 
-    fn insist(&self) {
-        self.insists.set(true);
+    fn insist(&self, insists: bool) {
+        self.insists.set(insists);
     }
 
     fn release(&self, _: Vec<LockRow>) {}

@@ -342,7 +342,8 @@ impl World {
     /// What `dlock status --json KEY` says of a key.
     #[track_caller]
     pub fn status(&self, key: &str) -> Value {
-        let output = self.dlock(["status", "--json", key]).any_stdout().run();
+        let look = self.dlock(["status", "--json", key]).env("DLOCK_OP_TIMEOUT", "20s");
+        let output = look.any_stdout().run();
         let json: Value = serde_json::from_str(&output.stdout).expect("status --json prints JSON");
         json.get(0).expect("status of one key has one entry").clone()
     }

@@ -392,9 +392,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// Whom a waiter has to watch, of those whom the adapter can watch: the one directly before it in each of its queues, and where
-    /// it is the head itself, the holders that are in its way. At most `limit`, the first to end by themselves: what
-    /// becomes of the rest is met by the law's `next`.
+    /// Whom a waiter has to watch, of those whom the adapter can watch: the one directly before it in each of its queues,
+    /// and where it is the head itself, the holders that are in its way. At most `limit`, the first to end by themselves:
+    /// what becomes of the rest is met by the law's `next`.
     pub fn whom_to_watch(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {

@@ -31,13 +31,14 @@ impl RedisStore {
             return self.views(some, reply, ahead, by);
         }
         self.ahead = None;
-        loop {
+        let (reply, ahead) = loop {
             match self.see(some, names, ends, by) {
                 // Perhaps of another one than the first.
                 Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
-                seen => return seen,
+                seen => break seen?,
             }
-        }
+        };
+        self.views(some, reply, ahead, by)
     }
 
     /// The first of these locks, and those behind it of which one script may tell.
@@ -47,7 +48,14 @@ impl RedisStore {
         if some.len() > 1 && self.caller.route.topology.part(some).is_some() { &some[..1] } else { some }
     }
 
-    fn see(&mut self, some: &[Name], names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
+    /// What the server says of some of these locks. The next ones are asked for.
+    fn see(
+        &mut self,
+        some: &[Name],
+        names: &[Name],
+        ends: usize,
+        by: Moment,
+    ) -> Result<(Reply, Option<Ahead>), Error> {
         let (_, reply) = self.caller.run(&script::INSPECT, some, &[&ends.to_string()], by)?;
         let next = self.next(names, reply.len());
         let connection = next.first().and_then(|first| self.caller.route.give(Whom::Lock(first), by).ok());
@@ -55,7 +63,7 @@ impl RedisStore {
             self.post(&mut connection, next, ends, by)?;
             Some(Ahead { connection, names: next.to_vec(), ends })
         });
-        self.views(some, reply, ahead, by)
+        Ok((reply, ahead))
     }
 
     /// What to ask for next, where the answer tells of so many locks: nothing where another server may have them.
@@ -82,6 +90,9 @@ impl RedisStore {
         let Ahead { mut connection, ends, .. } = ahead;
         let by = by.min(Moment::now().after(self.op_timeout));
         let told = connection.fields_to_come(by).ok()??.saturating_sub(BEFORE_LOCKS);
+        if told > self.together(names).len() {
+            return None;
+        }
         let next = self.next(names, told);
         self.post(&mut connection, next, ends, by)?;
         let value = connection.answer(by).ok()?;

@@ -161,14 +161,16 @@ impl Grammar for Words {
         )
     }
 
-    fn reserve(&self, names: &BTreeSet<String>) -> String {
-        let rows = names.iter().map(|name| {
+    /// Each statement is done for good before the next one begins.
+    fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
+        let rows = question.names.iter().map(|name| {
             format!("kind = 0 AND name = {} AND id = x'' AND {}", self.bytes(name.as_bytes()), is_open())
         });
-        format!(
-            "UPDATE dlock_locks FORCE INDEX (PRIMARY) SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; ",
-            rows.collect::<Vec<_>>().join(" OR ")
-        )
+        vec![format!(
+            "UPDATE dlock_locks FORCE INDEX (PRIMARY) SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; {}",
+            rows.collect::<Vec<_>>().join(" OR "),
+            self.read(question)
+        )]
     }
 
     /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that

@@ -13,7 +13,6 @@ use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::failure::plain;
-use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::{Connection, Said};
 
@@ -101,15 +100,16 @@ impl Grammar for Words {
         )
     }
 
-    /// It need not outlast a crash of the server.
-    fn reserve(&self, names: &BTreeSet<String>) -> String {
-        let names = self.list(&mut names.iter().map(String::as_str));
-        format!(
+    /// Two texts, sent together: one text would be one transaction. A reservation need not outlast a crash of the server.
+    fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
+        let names = self.list(&mut question.names.iter().map(String::as_str));
+        let reserve = format!(
             "SET LOCAL synchronous_commit TO off; WITH v AS MATERIALIZED (SELECT name FROM dlock_locks \
              WHERE name IN ({names}) AND {open} ORDER BY name FOR UPDATE) UPDATE dlock_locks AS l \
-             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2 FROM v WHERE l.name = v.name; ",
+             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2 FROM v WHERE l.name = v.name",
             open = is_open()
-        )
+        );
+        vec![reserve, self.read(question)]
     }
 
     /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// How long a lock is reserved, in milliseconds: some round trips.
 pub const RESERVED: u64 = 1000;
-/// Used further in the future than this it is not reserved: a clock was set back. It is more than [`RESERVED`], for who is refused
-/// may have come before who reserved it.
+/// Used further in the future than this it is not reserved: a clock was set back. It is more than [`RESERVED`], for who is
+/// refused may have come before who reserved it.
 pub const RESERVED_MOST: u64 = 10_000;
 
 /// Which locks to read.
@@ -73,9 +73,10 @@ pub trait Grammar {
     /// Makes rows for locks that have none.
     fn begin(&self, names: &[&String], now: Time) -> String;
 
-    /// For [`RESERVED`] nobody changes these locks but who insists. A reserved lock is kept by 2 more, and used in the future. It
-    /// does not get another version by that, and its next write ends it.
-    fn reserve(&self, names: &BTreeSet<String>) -> String;
+    /// For [`RESERVED`] nobody changes these locks but who insists; and then [`Grammar::read`]. The `kept` of a reserved lock
+    /// is 2 more, and its `used` is in the future. It does not get another version by that, and its next write ends it.
+    /// No row of a lock is locked while rows are sent: who asked may have stopped.
+    fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String>;
 
     /// Answers 1 in the last row if it was done.
     fn write(&self, change: &Change) -> String;

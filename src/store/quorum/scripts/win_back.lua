@@ -1,5 +1,5 @@
--- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of one that it has. Sent before the hold's deadline
--- only, after one of them has vouched for it.
+-- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of one that it has. Sent
+-- before the hold's deadline only, after one of them has vouched for it.
 -- ARGV: token, ttl ms, longest lease ms, fence, held for us, cooling left ms, owner, 'stays' or ''.
 -- Replies: {'won', …} · {'not-held', …}, and as acquire.lua's for a master that does not count.
 -- Why atomic: compare and take. A greater fence is that of a later grant: then the hold is over, whatever it believes.

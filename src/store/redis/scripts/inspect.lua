@@ -31,7 +31,7 @@ local function seen(lock)
     left_ms = ttl >= 0 and int(ttl) or ''
   end
 
-  -- Of most locks there is neither.
+  -- Most locks have neither queue nor pause.
   local more = redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0
   local pause = more and pause_of(lock)
   if state == 'free' and pause then state, left_ms = 'paused', int(left(pause['until'])) end

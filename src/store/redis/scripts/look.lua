@@ -8,9 +8,9 @@ end
 
 reads_all = true
 
--- The last `ends` of the log; the totals, fields and numbers; the holds that live, and those that were revoked; how many are recorded, and
--- when the last of those ends that the lock key bears out. A field of the totals may come more than once, and then they
--- add up (times: the last one counts).
+-- The last `ends` of the log; the totals, fields and numbers; the holds that live, and those that were revoked; how
+-- many are recorded, and when the last of those ends that the lock key bears out. A field of the totals may come more
+-- than once, and then they add up (times: the last one counts).
 local function look(lock, ends)
   if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
   local log = ends > 0 and redis.call('LRANGE', lock.LOG, 0, ends - 1) or {}

@@ -9,8 +9,8 @@ local PREFIX = ARGV[#ARGV]
 
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
--- Whether one more may hold it in this mode, the queue aside, and whether it is paused or not. Where the key says that several hold it and nobody is known
--- to, the server has lost who does: then nobody may before the key itself runs out.
+-- Whether one more may hold it in this mode, the queue aside, and whether it is paused or not. Where the key says that
+-- several hold it and nobody is known to, the server has lost who does: then nobody may before the key itself runs out.
 local function has_room(lock, mode)
   if lock.kind == 'free' then return true end
   if lock.kind ~= mode or not is_many(lock) then return false end
