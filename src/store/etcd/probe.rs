@@ -37,7 +37,11 @@ impl Keys {
         let mut replies = self.client.ask(&[Request { path: "maintenance/status", body: "{}".into() }])?;
         let status: Status = match replies.pop() {
             Some(Ok(good)) => self.client.parse(&good.body)?,
-            Some(Err(said)) => return Err(self.client.meaning(&said)),
+            Some(Err(said)) => match self.client.meaning(&said) {
+                // Later ones of 3.5 tell nobody but root. Whether the keys are denied shows when they are used.
+                Error::Denied(_) => return Ok("etcd (only its root user is told which)".into()),
+                other => return Err(other),
+            },
             None => Status::default(),
         };
         Ok(format!("etcd {}", status.version))
