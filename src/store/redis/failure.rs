@@ -12,6 +12,8 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         "ERR" => ["OOM", "READONLY", "MISCONF", "LOADING", "NOPERM", "NOREPLICAS"]
             .into_iter()
             .find(|code| text.contains(&format!("-{code} ")))
+            // So Redis 8 says it.
+            .or(text.starts_with("ACL failure in script").then_some("NOPERM"))
             .unwrap_or("ERR"),
         code => code,
     };

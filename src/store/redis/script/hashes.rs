@@ -1,6 +1,6 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "35fa4005a69cdcd9a1a1c4a3dee675b8988d949b";
+pub const ACQUIRE: &str = "1798bd0b2bca3c5f6c52b47c69ea6aa519328c14";
 pub const RENEW: &str = "e6123cabe1b34ca2dcbd6ff120698e5ed0379398";
 pub const LEAVE: &str = "b9524ffec0bbebc042a3f02b0d8e25a9bea153d5";
 pub const FORGET: &str = "5e8613db86bf4b465194dd38846ba5fb722532df";
@@ -12,7 +12,7 @@ pub const PROVE: &str = "47434f24b858e13c84f858fa7fda22cc37142283";
 pub const WATCH: &str = "c825ac05de02e5986f4c1d4b6e91160ae9f95de8";
 pub const ENDS: &str = "16075d3bfd27fdbca09f7d96728cfccfa2cff2be";
 pub const INSPECT: &str = "559b09ddbcb8f531b6d4ab1d78aa966a7c63b354";
-pub const QUORUM_ACQUIRE: &str = "df385a038c5006e258b95d56e23c361f63f4ac65";
+pub const QUORUM_ACQUIRE: &str = "47ca8c0c43db8e3364cc6c252cdf7527248e94d1";
 pub const QUORUM_CONFIRM: &str = "f202921a465dd3d2967e931e59931eabf170211f";
 pub const QUORUM_RENEW: &str = "8a96687d5d98b2c7836e20ae99398a7e45fe4113";
 pub const QUORUM_WIN_BACK: &str = "4953bb0a1aa1fea795b4d5a9a866a07159b9d90a";

@@ -37,7 +37,9 @@ local function read_patterns(prefix, told)
   if type(json) == 'table' then
     -- Another type is somebody else's; a right that is missing must not pass for no pause.
     if string.find(json.err, 'WRONGTYPE', 1, true) then return {} end
-    if string.find(json.err, 'NOPERM', 1, true) then redis.call('GET', 'dlock.patterns:' .. prefix) end
+    if string.find(json.err, 'NOPERM', 1, true) or string.find(json.err, 'ACL failure', 1, true) then
+      redis.call('GET', 'dlock.patterns:' .. prefix)
+    end
     return nil
   end
   return patterns_in(json)
