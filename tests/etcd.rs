@@ -32,7 +32,7 @@ fn own_cluster(members: usize, options: &[&str]) -> (World, Etcd) {
 #[test]
 fn a_member_that_is_gone_or_silent_is_left_alone() {
     let (world, mut etcd) = own_cluster(3, &[]);
-    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -77,12 +77,12 @@ fn whoever_reaches_a_minority_only_loses_its_lock_in_time() {
 #[test]
 fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
     let (world, mut etcd) = own_cluster(3, &[]);
-    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let waiters: Vec<_> = (1..=3)
         .map(|number| {
             let waiter =
-                world.run("k", &["-w", "-t", "60s"], &format!("echo {number} >> log")).any_stderr().spawn();
+                world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log")).any_stderr().spawn();
             world.wait_for_waiters("k", number);
             waiter
         })
@@ -108,7 +108,7 @@ fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
 #[test]
 fn half_a_session_without_any_member_disturbs_no_job() {
     let (world, mut etcd) = own_cluster(3, &[]);
-    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     (0..3).for_each(|member| etcd.signal(member, Signal::STOP));
     // The outage itself, less than half of the session on a busy machine too.

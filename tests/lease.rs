@@ -45,7 +45,7 @@ fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
         if !holder.has_ended() && world.log().len() == 1 {
             assert_eq!(world.fence("k"), fence, "it is still the first grant");
         }
-        // So that others get a word in.
+        // Waits for nothing: without it this loop alone would keep a processor busy for all of the job.
         sleep(Duration::from_millis(50));
     }
     holder.finish();
