@@ -2,6 +2,8 @@
 //! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
 //! the servers are held to the law in `twin`.
 
+#[cfg(feature = "sql")]
+use crate::support::database::Kind;
 #[cfg(feature = "etcd")]
 use crate::support::etcd::Etcd;
 use crate::support::masters::Masters;
@@ -34,6 +36,7 @@ use dlock::store::{Listener, Slept, Store, Which};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
+use std::thread;
 use std::time::Duration;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -76,6 +79,19 @@ macro_rules! on_all {
     };
 }
 
+/// Those that are only for a database.
+macro_rules! on_databases {
+    ($($scenario:ident),+ $(,)?) => {
+        $(#[cfg(feature = "sql")]
+        mod $scenario {
+            #[cfg(feature = "mysql")]
+            #[test] fn on_mysql() { super::$scenario(&super::Stage::Mysql(super::World::with_mysql())); }
+            #[cfg(feature = "postgres")]
+            #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
+        })+
+    };
+}
+
 on_all!(
     one_holds_and_the_others_are_busy,
     what_is_sent_twice_is_done_once,
@@ -95,6 +111,8 @@ on_all!(with a queue:
     a_sleep_ends_on_an_alarm,
     a_look_before_a_sleep_misses_nothing,
 );
+
+on_databases!(a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes);
 
 /// Somebody with a token and a store of his own.
 struct Person {
@@ -134,6 +152,18 @@ impl Stage {
             Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
             #[cfg(feature = "etcd")]
             Self::Etcd(world) => Box::new(EtcdStore::etcd(Etcd::shared().target(&world.url()))),
+        }
+    }
+
+    /// How many sleep in the database until somebody else lets go of something.
+    #[cfg(feature = "sql")]
+    fn sleeping(&self) -> usize {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(world) => Kind::Mysql.sleeping(world),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(world) => Kind::Postgres.sleeping(world),
+            _ => 0,
         }
     }
 
@@ -453,6 +483,28 @@ fn a_look_before_a_sleep_misses_nothing(stage: &Stage) {
     let slept = waiter.store.sleep(&waiter.names, &waiter.token, end).expect("a sleep");
     assert_eq!((slept, end.passed()), (Slept::Woken, false));
     waiter.is_served();
+}
+
+/// Who is woken has read the lock then. However long after that it asks, its lease counts from when it asks.
+#[cfg(feature = "sql")]
+fn a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes(stage: &Stage) {
+    for pause in [60, 90, 400].map(Duration::from_millis) {
+        let (mut holder, mut waiter) = (stage.one(), stage.one());
+        holder.holds();
+        waiter.waits(0);
+        thread::scope(|scope| {
+            scope.spawn(|| waiter.store.sleep(&waiter.names, &waiter.token, deadline()).expect("a sleep"));
+            wait_until("it sleeps", || stage.sleeping() == 1);
+            assert_eq!(holder.leaves(), RELEASED);
+        });
+        thread::sleep(pause);
+        let sent = Moment::now();
+        waiter.holds();
+        let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+        let lasts = Moment::now().since(sent) + view.left.expect("a lease");
+        assert!(lasts + Duration::from_millis(2) >= TTL, "{pause:?} after it woke it was granted {lasts:?}");
+        assert_eq!(waiter.leaves(), RELEASED);
+    }
 }
 
 fn several_locks_are_taken_together(stage: &Stage) {

@@ -34,7 +34,7 @@ use crate::store::net::Address;
 use crate::store::net::tls::Tls;
 use crate::store::{Error, Listener, Subscription};
 use row::{Found, LockRow};
-use statement::{Change, Question};
+use statement::{Change, Question, Waiters};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -49,6 +49,8 @@ const BROKEN_MOST: u32 = 8;
 const CONFLICT: Duration = Duration::from_millis(2);
 /// So long after others were told of a change who made it sees to it that it is on the disk.
 const NEXT_FIRST: Duration = Duration::from_millis(5);
+/// What was read of a lock when its waiter was woken is used within this time, or read again.
+const SEEN_FOR: Duration = Duration::from_millis(100);
 /// Where no bell is heard, who is next looks this often whether it was granted the lock.
 const POLL: Duration = Duration::from_millis(25);
 /// Who was woken by the latch of the one before it looks after so many milliseconds, and so many more, for a latch is let go
@@ -170,6 +172,17 @@ pub struct Tables {
     by: Cell<Moment>,
     /// Whether it insists.
     insists: Cell<bool>,
+    /// What was read when this process was woken.
+    seen: RefCell<Option<Seen>>,
+}
+
+/// A lock as its waiter saw it.
+struct Seen {
+    /// Before it was asked for.
+    asked: Moment,
+    /// The time of the server, after that.
+    now: Time,
+    entries: Vec<LockRow>,
 }
 
 /// An open connection.
@@ -194,15 +207,16 @@ impl Clone for Tables {
     fn clone(&self) -> Self {
         let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
         let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
-        Self { database, line: RefCell::default(), mine, has_latches, by, insists: Cell::new(false) }
+        let (line, insists, seen) = Default::default();
+        Self { database, line, mine, has_latches, by, insists, seen }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        let insists = Cell::new(false);
-        Self { database, line: RefCell::default(), mine: None, has_latches, by, insists }
+        let (line, mine, insists, seen) = Default::default();
+        Self { database, line, mine, has_latches, by, insists, seen }
     }
 
     fn shown(&self) -> &str {
@@ -300,6 +314,20 @@ impl Tables {
     fn still_waits(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
         let answers = self.ask(&[self.database.grammar().waits(names, token)], Again::Yes)?;
         Ok(answers[0].rows.len() == names.as_slice().len())
+    }
+
+    /// The same, for who was woken: what is read with it is what is needed next if the lock was granted to it.
+    fn still_waits_woken(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
+        let asked = Moment::now();
+        let names = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let question = Question { names: &names, me: Some(token), waiters: Waiters::Own, with_ends: false };
+        let found = self.read(&question).map_err(Failure::Refused)?;
+        let (entries, now) = self.entries(&question, found).map_err(Failure::Refused)?;
+        if entries.iter().all(|row| row.queue.is_queued(token)) {
+            return Ok(true);
+        }
+        self.seen.replace(Some(Seen { asked, now, entries }));
+        Ok(false)
     }
 
     /// Has the bell of `token` rung on this connection. Whether it was not before.
@@ -406,7 +434,7 @@ impl Tables {
                     self.allow();
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
-                        if !self.still_waits(names, token)? {
+                        if !self.still_waits_woken(names, token)? {
                             break;
                         }
                     }
@@ -468,7 +496,7 @@ impl Adapter for Tables {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
-        let question = Question { names, me, with_ends: false };
+        let question = Question { names, me, waiters: Waiters::All, with_ends: false };
         let mut found = if self.insists.get() {
             self.find(&self.database.grammar().reserve_and_read(&question))?
         } else {
@@ -489,9 +517,19 @@ impl Adapter for Tables {
         me: Option<&Token>,
         whom: CatchUp,
     ) -> Result<(Vec<LockRow>, Time), Error> {
-        let question = Question { names, me, with_ends: whom == CatchUp::All };
+        let question = Question { names, me, waiters: Waiters::All, with_ends: whom == CatchUp::All };
         let found = self.read(&question)?;
         self.entries(&question, found)
+    }
+
+    /// The server's clock has gone on for no longer than what has passed here since before it was read. A lease that begins
+    /// at that time ends no sooner than its holder reckons, who counts from before this request.
+    fn seen(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<LockRow>, Time)> {
+        let Seen { asked, now, entries } = self.seen.take()?;
+        let passed = Moment::now().since(asked);
+        let is_fit = passed <= SEEN_FOR && self.is_own(me) && entries.iter().map(|row| &row.name).eq(names);
+        let micros = u64::try_from(passed.as_micros()).ok().filter(|_| is_fit)?;
+        Some((entries, Time(now.0.saturating_add(micros))))
     }
 
     fn show(
@@ -725,7 +763,7 @@ impl Hearing {
     }
 
     fn read(&self) -> Result<Vec<LockRow>, Failure> {
-        let question = Question { names: &self.names, me: None, with_ends: false };
+        let question = Question { names: &self.names, me: None, waiters: Waiters::All, with_ends: false };
         let found = self.tables.read(&question).map_err(Failure::Refused)?;
         Ok(self.tables.entries(&question, found).map_err(Failure::Refused)?.0)
     }

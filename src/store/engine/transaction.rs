@@ -82,6 +82,13 @@ pub enum Look {
     Holders,
 }
 
+impl Look {
+    /// Whether who asks may be about to join a queue.
+    pub fn joins(self) -> Joins {
+        if matches!(self, Self::Wants(_)) { Joins::Yes } else { Joins::No }
+    }
+}
+
 impl<'a, A: Adapter> Transaction<'a, A> {
     /// Locks and reads the records of these locks, and of those that it turned out to need as well.
     pub fn open(
@@ -94,6 +101,14 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         let asked = full(names);
         let (entries, now) = adapter.lock(&asked.union(related).cloned().collect(), me, deadline)?;
         Ok(Self { is_locked: true, ..Self::with(adapter, asked, entries, now) })
+    }
+
+    /// The records as `me` saw them when it was woken, if it only has to confirm a grant.
+    pub fn seen(adapter: &'a A, names: &Names, me: &Token) -> Option<Self> {
+        let asked = full(names);
+        let (entries, now) = adapter.seen(&asked, me)?;
+        let transaction = Self { is_locked: true, ..Self::with(adapter, asked, entries, now) };
+        transaction.to_confirm(me).is_some().then_some(transaction)
     }
 
     /// Reads the records of these locks, as they are now, to see what an operation would do.
@@ -126,8 +141,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// Shows the law those waiters to whom it may turn: the first so many of each queue, `me`, who is before that one, and
     /// whoever is the last where it joins.
     pub fn reveal(&mut self, front: usize, me: Option<&Token>, look: Look) -> Result<(), Error> {
-        let joins = if matches!(look, Look::Wants(_)) { Joins::Yes } else { Joins::No };
-        self.me = me.map(|me| (me.clone(), joins));
+        self.me = me.map(|me| (me.clone(), look.joins()));
         self.confirms = me.filter(|_| front == 0).and_then(|me| self.to_confirm(me));
         self.show(front)?;
         for opened in &mut self.opened {

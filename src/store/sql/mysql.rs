@@ -15,7 +15,7 @@
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
@@ -123,22 +123,34 @@ impl Grammar for Words {
     /// rows are put in order, for what a server sorts with them in it, it writes to a disk.
     fn read(&self, question: &Question<'_>) -> String {
         let names = self.list(&mut question.names.iter().map(String::as_str));
-        let me = question.me.map_or(String::new(), |me| {
-            let me = self.bytes(me.secret().as_bytes());
-            format!(" OR id = {me} OR LEAD(id) OVER forth = {me}")
-        });
+        let me = question.me.map(|me| self.bytes(me.secret().as_bytes())).unwrap_or_default();
+        let (note, rows) = match question.waiters {
+            Waiters::Own => (
+                "w.body",
+                format!(
+                    "dlock_locks AS w WHERE w.kind = 1 AND w.place < {GONE} AND w.name IN ({names}) AND w.id = {me}"
+                ),
+            ),
+            Waiters::All => {
+                let mine = format!(" OR id = {me} OR LEAD(id) OVER forth = {me}");
+                let mine = question.me.map_or(String::new(), |_| mine);
+                let rows = format!(
+                    "(SELECT name, id, ticket, since, silent, forget, mode, place, said, \
+                     CASE WHEN ROW_NUMBER() OVER forth <= 4 OR LEAD(id) OVER forth IS NULL{mine} THEN id END AS noted \
+                     FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
+                     WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, id)) AS w \
+                     LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.noted"
+                );
+                ("n.body", rows)
+            }
+        };
         let null = |count| ", NULL".repeat(count);
         let mut text = format!(
             "SELECT 't', NULL, {NOW}, CONNECTION_ID(){} \
              UNION ALL SELECT 'r', HEX(name), version, used, HEX(body){} FROM dlock_locks \
              WHERE kind = 0 AND name IN ({names}) \
              UNION ALL SELECT 'w', HEX(w.name), w.id, w.ticket, w.since, w.silent, w.forget, w.mode, w.place, w.said, \
-             HEX(n.body) FROM (SELECT name, id, ticket, since, silent, forget, mode, place, said, \
-             CASE WHEN ROW_NUMBER() OVER forth <= 4 OR ROW_NUMBER() OVER back = 1{me} THEN id END AS noted \
-             FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
-             WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, id), \
-             back AS (PARTITION BY name, place ORDER BY ticket DESC, id DESC)) AS w \
-             LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.noted",
+             HEX({note}) FROM {rows}",
             null(7),
             null(6)
         );

@@ -5,7 +5,7 @@
 //! such a statement is that of its arrival, before it looks at any row.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -65,19 +65,26 @@ impl Grammar for Words {
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
     fn read(&self, question: &Question<'_>) -> String {
         let names = self.list(&mut question.names.iter().map(String::as_str));
-        let me = question.me.map_or(String::new(), |me| {
-            format!(" OR token = '{0}' OR lead(token) OVER forth = '{0}'", me.secret())
-        });
+        let me = question.me.map(Token::secret).unwrap_or_default();
+        let (noted, whose) = match question.waiters {
+            Waiters::Own => ("encode(note, 'hex')".into(), format!(" AND token = '{me}'")),
+            Waiters::All => {
+                let mine = format!(" OR token = '{me}' OR lead(token) OVER forth = '{me}'");
+                let mine = question.me.map_or(String::new(), |_| mine);
+                let noted = format!(
+                    "CASE WHEN row_number() OVER forth <= 4 OR lead(token) OVER forth IS NULL{mine} THEN encode(note, 'hex') END"
+                );
+                let order = " WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)";
+                (noted, order.into())
+            }
+        };
         let null = |count| ", NULL::text".repeat(count);
         let mut text = format!(
             "SELECT 't'::text, NULL::text, {NOW}::text, pg_backend_pid()::text{} \
              UNION ALL SELECT 'r', encode(name, 'hex'), version::text, used::text, encode(body, 'hex'){} \
              FROM dlock_locks WHERE name IN ({names}) \
              UNION ALL SELECT 'w', encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
-             mode::text, place::text, said::text, CASE WHEN row_number() OVER forth <= 4 OR row_number() OVER back = 1{me} \
-             THEN encode(note, 'hex') END FROM dlock_waiters WHERE name IN ({names}) \
-             WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token), \
-             back AS (PARTITION BY name, place ORDER BY ticket DESC, token DESC)",
+             mode::text, place::text, said::text, {noted} FROM dlock_waiters WHERE name IN ({names}){whose}",
             null(7),
             null(6)
         );

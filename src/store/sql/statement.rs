@@ -21,8 +21,18 @@ pub struct Question<'q> {
     pub names: &'q BTreeSet<String>,
     /// Who asks: it and who is before it may matter to the law.
     pub me: Option<&'q Token>,
+    /// Of whom the rows are wanted.
+    pub waiters: Waiters,
     /// Whether the ends are wanted, too.
     pub with_ends: bool,
+}
+
+/// Whose rows are read of those who wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Waiters {
+    All,
+    /// That of who asks alone.
+    Own,
 }
 
 /// What is to be written, in one act, if none of the locks has another version.
