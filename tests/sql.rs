@@ -47,6 +47,36 @@ fn what_a_server_refuses_is_said() {
     assert_eq!(world.log(), ["well"]);
 }
 
+/// Those who wait have the server prepare what comes between two jobs.
+#[test]
+fn what_is_asked_between_two_jobs_was_prepared_before() {
+    let (world, server) = own_server(&["shared_preload_libraries=pg_stat_statements"]);
+    let holder = world.run("k", &["-t", "1m"], JOB).spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=4)
+        .map(|number| {
+            let run = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log")).spawn();
+            world.wait_for_waiters("k", number);
+            run
+        })
+        .collect();
+    let number = |asked: &str| server.ask("postgres", asked).parse::<u64>().expect("a number");
+    wait_until("all sleep", || {
+        number("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'") == 4
+    });
+    server.ask("postgres", "CREATE EXTENSION pg_stat_statements; SELECT pg_stat_statements_reset()");
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4"]);
+    for what in ["dlock_ends", "DELETE FROM dlock_waiters", "lead(token)", "encode(note, 'hex') FROM"] {
+        let asked =
+            "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE 'PREPARE dlock%'";
+        let calls = number(&format!("{asked} AND strpos(query, $${what}$$) > 0"));
+        assert!(calls > 0, "{what} was not prepared, or not used");
+    }
+}
+
 /// Whoever holds a lock keeps it meanwhile, also when it has to connect again; whoever waits goes on waiting.
 #[test]
 fn too_many_clients_are_an_outage() {

@@ -308,7 +308,7 @@ impl Server {
             }
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => {
-                self.number("SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE 'WITH same%'")
+                self.number("SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE '%WITH same%'")
             }
         };
         u32::try_from(count).expect("not so many")

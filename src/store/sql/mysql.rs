@@ -15,7 +15,7 @@
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
+use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
@@ -121,7 +121,7 @@ impl Grammar for Words {
 
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that. They are not there while the
     /// rows are put in order, for what a server sorts with them in it, it writes to a disk.
-    fn read(&self, question: &Question<'_>) -> String {
+    fn read(&self, question: &Question<'_>, _: &mut Pen) -> String {
         let names = self.list(&mut question.names.iter().map(String::as_str));
         let me = question.me.map(|me| self.bytes(me.secret().as_bytes())).unwrap_or_default();
         let (note, rows) = match question.waiters {
@@ -181,13 +181,13 @@ impl Grammar for Words {
         vec![format!(
             "UPDATE dlock_locks FORCE INDEX (PRIMARY) SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; {}",
             rows.collect::<Vec<_>>().join(" OR "),
-            self.read(question)
+            self.read(question, &mut Pen::plain())
         )]
     }
 
     /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that
     /// was read, it writes all rows, and else none.
-    fn write(&self, change: &Change) -> String {
+    fn write(&self, change: &Change, _: &mut Pen) -> String {
         let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
         let read = change.read.iter().map(|(name, version)| {
             format!(

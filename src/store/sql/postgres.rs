@@ -1,11 +1,12 @@
 //! How is PostgreSQL asked, and what do its answers mean? The words, and what each of its errors means to a lock. The bytes are
 //! told in [`wire`].
 //!
-//! Statements go out as simple queries: whole, and with nothing prepared, so that PgBouncer may stand in between. The time of
-//! such a statement is that of its arrival, before it looks at any row.
+//! Statements go out as simple queries. They are whole, with nothing prepared, so that PgBouncer may stand in between; where
+//! nobody does, a connection that waits prepares those of a hand-over. The time of such a statement is that of its arrival,
+//! before it looks at any row.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
+use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -63,13 +64,13 @@ impl Grammar for Words {
     }
 
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
-    fn read(&self, question: &Question<'_>) -> String {
-        let names = self.list(&mut question.names.iter().map(String::as_str));
-        let me = question.me.map(Token::secret).unwrap_or_default();
+    fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String {
+        let names = join(question.names.iter().map(|name| pen.put("bytea", self.bytes(name.as_bytes()))));
+        let me = question.me.map(|me| pen.put("text", format!("'{}'", me.secret()))).unwrap_or_default();
         let (noted, whose) = match question.waiters {
-            Waiters::Own => ("encode(note, 'hex')".into(), format!(" AND token = '{me}'")),
+            Waiters::Own => ("encode(note, 'hex')".into(), format!(" AND token = {me}")),
             Waiters::All => {
-                let mine = format!(" OR token = '{me}' OR lead(token) OVER forth = '{me}'");
+                let mine = format!(" OR token = {me} OR lead(token) OVER forth = {me}");
                 let mine = question.me.map_or(String::new(), |_| mine);
                 let noted = format!(
                     "CASE WHEN row_number() OVER forth <= 4 OR lead(token) OVER forth IS NULL{mine} THEN encode(note, 'hex') END"
@@ -116,18 +117,19 @@ impl Grammar for Words {
              SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2 FROM v WHERE l.name = v.name",
             open = is_open()
         );
-        vec![reserve, self.read(question)]
+        vec![reserve, self.read(question, &mut Pen::plain())]
     }
 
     /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the
     /// version that was read, it changes them and everything else, and else nothing.
-    fn write(&self, change: &Change) -> String {
-        let name = |name: &str| self.bytes(name.as_bytes());
+    fn write(&self, change: &Change, pen: &mut Pen) -> String {
+        let bytes = |pen: &mut Pen, bytes: &[u8]| pen.put("bytea", self.bytes(bytes));
+        let name = |pen: &mut Pen, name: &str| bytes(pen, name.as_bytes());
+        let token = |pen: &mut Pen, token: &Token| pen.put("text", format!("'{}'", token.secret()));
         let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
-        let read = change
-            .read
-            .iter()
-            .map(|(of, version)| format!("name = {} AND version = {version}{open}", name(of)));
+        let read = change.read.iter().map(|(of, version)| {
+            format!("name = {} AND version = {}{open}", name(pen, of), pen.put("bigint", version))
+        });
         let read = read.collect::<Vec<_>>().join(" OR ");
         let mut parts = vec![
             format!(
@@ -141,23 +143,24 @@ impl Grammar for Words {
         for (at, body) in change.bodies.iter().enumerate() {
             parts.push(format!(
                 "b{at} AS (UPDATE dlock_locks SET version = {}, used = {}, kept = {}, body = {} FROM go WHERE name = {})",
-                body.version + 1,
-                body.used,
-                u8::from(body.is_kept),
-                self.bytes(&body.body),
-                name(&body.name)
+                pen.put("bigint", body.version + 1),
+                pen.put("bigint", body.used),
+                pen.put("smallint", u8::from(body.is_kept)),
+                bytes(pen, &body.body),
+                name(pen, &body.name)
             ));
         }
-        let pair = |(of, token): &(String, Token)| format!("({}, '{}')", name(of), token.secret());
         if !change.gone.is_empty() {
-            let gone = join(change.gone.iter().map(pair));
+            let gone =
+                join(change.gone.iter().map(|(of, who)| format!("({}, {})", name(pen, of), token(pen, who))));
             parts.push(format!("g AS (DELETE FROM dlock_waiters USING go WHERE (name, token) IN ({gone}))"));
         }
         if !change.come.is_empty() {
             let come = join(change.come.iter().filter_map(|(of, waiting, note)| {
-                let token = waiting.token()?;
-                let note = note.as_ref().map_or("NULL::bytea".into(), |note| self.bytes(note));
-                Some(format!("({}, '{}', {}, {note})", name(of), token.secret(), columns(waiting)))
+                let (of, who) = (name(pen, of), token(pen, &waiting.token()?));
+                let columns = columns(waiting, pen);
+                let note = note.as_ref().map_or("NULL::bytea".into(), |note| bytes(pen, note));
+                Some(format!("({of}, {who}, {columns}, {note})"))
             }));
             parts.push(format!(
                 "c AS (INSERT INTO dlock_waiters AS w (name, token, ticket, since, silent, forget, mode, place, said, note) \
@@ -167,33 +170,48 @@ impl Grammar for Words {
             ));
         }
         if !change.ends.is_empty() {
-            let ends = join(
-                change
-                    .ends
-                    .iter()
-                    .map(|(of, number, end)| format!("({}, {number}, {})", name(of), self.bytes(end))),
-            );
+            let ends = join(change.ends.iter().map(|(of, number, end)| {
+                format!("({}, {}, {})", name(pen, of), pen.put("bigint", number), bytes(pen, end))
+            }));
             parts.push(format!(
                 "e AS (INSERT INTO dlock_ends (name, number, entry) SELECT v.* FROM (VALUES {ends}) AS v, go \
                  ON CONFLICT (name, number) DO UPDATE SET entry = excluded.entry)"
             ));
         }
         if !change.old_ends.is_empty() {
-            let old = change
-                .old_ends
-                .iter()
-                .map(|(of, number)| format!("name = {} AND number <= {number}", name(of)));
+            let old = change.old_ends.iter().map(|(of, number)| {
+                format!("name = {} AND number <= {}", name(pen, of), pen.put("bigint", number))
+            });
             let old = old.collect::<Vec<_>>().join(" OR ");
             parts.push(format!("o AS (DELETE FROM dlock_ends USING go WHERE {old})"));
         }
         let bells = if change.woken.is_empty() {
             "0".into()
         } else {
-            let bells = join(change.woken.iter().map(|token| format!("('{}')", channel(token))));
+            let bells = join(change.woken.iter().map(|token| {
+                let bell = format!("'{}'", channel(token));
+                format!("({})", pen.put("text", bell))
+            }));
             format!("(SELECT count(pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)")
         };
-        let early = if is_told_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" };
-        format!("{early}WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+        format!("WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+    }
+
+    fn before_write(&self, change: &Change) -> &'static str {
+        if is_told_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" }
+    }
+
+    /// A statement is planned once, whatever its values, when it is done first.
+    fn prepare(&self, statements: &[(String, Pen)]) -> Option<String> {
+        let mut text = String::from("SET plan_cache_mode = force_generic_plan");
+        for (at, (statement, pen)) in statements.iter().enumerate() {
+            text += &format!("; PREPARE dlock_{at} AS {statement}; {}", self.execute(at, pen));
+        }
+        Some(text)
+    }
+
+    fn execute(&self, at: usize, pen: &Pen) -> String {
+        format!("EXECUTE dlock_{at}({})", pen.values())
     }
 
     fn secure(&self, change: &Change) -> Option<String> {
@@ -285,10 +303,11 @@ fn is_open() -> String {
 }
 
 /// A waiter's columns behind name and token.
-fn columns(waiting: &Waiting) -> String {
+fn columns(waiting: &Waiting, pen: &mut Pen) -> String {
     let Waiting { ticket, since, silent, forget, .. } = waiting;
+    let times = join([ticket, since, silent, forget].into_iter().map(|time| pen.put("bigint", time)));
     let (mode, place) = (mode(waiting.mode), place(waiting.place));
-    format!("{ticket}, {since}, {silent}, {forget}, {mode}, {place}, 0")
+    format!("{times}, {}, {}, 0", pen.put("integer", mode), pen.put("smallint", place))
 }
 
 fn latch(token: &Token) -> i64 {
@@ -338,5 +357,22 @@ fn meaning(store: &str, said: &Said) -> Failure {
             unavailable(format!("{store} is in a state that forbids it: {text}"))
         }
         code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sql::statement::Waiters;
+    use std::collections::BTreeSet;
+
+    /// One text is one transaction: it would keep the rows locked while the queue is sent to somebody who may have stopped.
+    #[test]
+    fn a_reservation_is_over_before_the_queue_is_sent() {
+        let names = BTreeSet::from(["k".into()]);
+        let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
+        let texts = Words.reserve_and_read(&question);
+        assert!(texts[0].contains("UPDATE") && !texts[0].contains("dlock_waiters"), "{texts:?}");
+        assert_eq!(texts[1..], [Words.read(&question, &mut Pen::plain())]);
     }
 }

@@ -1,7 +1,7 @@
 //! Can this database hold locks? Asks it what it is, and takes a lock there that nobody else has, as one who waits does, and
 //! removes it again.
 
-use super::statement::{Change, NewBody};
+use super::statement::{Change, NewBody, Pen};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
 use crate::law::{Record, Time, millis};
@@ -116,7 +116,7 @@ impl Tables {
         };
         let grammar = self.database.grammar();
         let mut statements: Vec<String> = grammar.bell(&token).into_iter().collect();
-        statements.push(grammar.write(&change));
+        statements.push(grammar.write(&change, &mut Pen::plain()));
         statements.extend(grammar.remove(&name));
         self.ask(&statements, Again::No)?;
         Ok(Tried::Done)

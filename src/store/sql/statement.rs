@@ -8,6 +8,7 @@ use crate::store::engine::Changed;
 use crate::store::engine::queue::{Changes, Place, Waiting};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// How long a lock is reserved, in milliseconds: some round trips.
@@ -68,6 +69,39 @@ pub struct NewBody {
     pub body: Vec<u8>,
 }
 
+/// How the values of a statement are written.
+#[derive(Debug, Default)]
+pub struct Pen {
+    /// Those that stand apart from it.
+    apart: Option<Vec<String>>,
+}
+
+impl Pen {
+    /// Into the statement.
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// Apart, with `$1`, `$2` and so on in their places: then all statements of a shape are the same.
+    pub fn apart() -> Self {
+        Self { apart: Some(Vec::new()) }
+    }
+
+    /// A value of that type.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL prepares nothing"))]
+    pub fn put(&mut self, kind: &str, value: impl Display) -> String {
+        let Some(apart) = &mut self.apart else { return value.to_string() };
+        apart.push(value.to_string());
+        format!("${}::{kind}", apart.len())
+    }
+
+    /// Those that stand apart, with commas between them.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL prepares nothing"))]
+    pub fn values(&self) -> String {
+        self.apart.as_deref().unwrap_or_default().join(", ")
+    }
+}
+
 /// The words of one kind of database. Each answers a whole statement, or several to be sent together.
 pub trait Grammar {
     /// Makes the tables, if they are missing.
@@ -75,7 +109,7 @@ pub trait Grammar {
 
     /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
     /// columns more.
-    fn read(&self, question: &Question<'_>) -> String;
+    fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String;
 
     /// The time, in microseconds since 1970.
     fn time(&self) -> String;
@@ -89,7 +123,23 @@ pub trait Grammar {
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String>;
 
     /// Answers 1 in the last row if it was done.
-    fn write(&self, change: &Change) -> String;
+    fn write(&self, change: &Change, pen: &mut Pen) -> String;
+
+    /// Words to be put before that.
+    fn before_write(&self, _: &Change) -> &'static str {
+        ""
+    }
+
+    /// Has a connection that nobody else uses prepare these statements, each with values that stand apart and do nothing, and do
+    /// each once. Nothing where that would not pay.
+    fn prepare(&self, _: &[(String, Pen)]) -> Option<String> {
+        None
+    }
+
+    /// Does the prepared statement with that number.
+    fn execute(&self, _: usize, _: &Pen) -> String {
+        String::new()
+    }
 
     /// What is to follow a write some time, if it was done. Nobody waits for it, and nothing is wrong where it is not done.
     fn behind(&self, _: &Change) -> Option<String> {
@@ -210,6 +260,25 @@ pub fn place(place: Place) -> u8 {
 }
 
 impl Change {
+    /// What is written between the end of one job and the begin of the next, of a lock that there is not: it is given back and
+    /// granted to one who waits, and that one confirms it.
+    pub fn of_hand_over(token: &Token) -> Option<[Self; 2]> {
+        let change = || {
+            let body = NewBody { name: String::new(), version: 0, used: 0, is_kept: false, body: Vec::new() };
+            Self { read: vec![(String::new(), 0)], bodies: vec![body], ..Self::default() }
+        };
+        let bytes = token.secret().as_bytes().try_into().ok()?;
+        let next = Waiting::new(bytes, 0, Mode::Exclusive, Place::Parked);
+        let released = Self {
+            come: vec![(String::new(), next, None)],
+            ends: vec![(String::new(), 0, Vec::new())],
+            old_ends: vec![(String::new(), 0)],
+            woken: vec![token.clone()],
+            ..change()
+        };
+        Some([released, Self { gone: vec![(String::new(), token.clone())], ..change() }])
+    }
+
     /// What became of these rows.
     pub fn of(
         rows: Vec<(LockRow, Changed)>,
@@ -244,8 +313,8 @@ impl Change {
             ends += 1;
             self.ends.push((name.clone(), ends, serde_json::to_vec(end)?));
         }
-        if ends > row.ends && ends > LOG_KEPT as u64 {
-            self.old_ends.push((name.clone(), ends - LOG_KEPT as u64));
+        if ends > row.ends {
+            self.old_ends.push((name.clone(), ends.saturating_sub(LOG_KEPT as u64)));
         }
         let is_kept = ends > 0 || row.record != Record::default();
         let (version, used, body) = (row.version, now.millis(), row::body(ends, &row.record)?);
