@@ -574,6 +574,32 @@ fn who_is_forgotten_in_the_middle_is_counted_alike() {
     answer_alike(&Servers::start(1), 1, &Just((alike, history)));
 }
 
+/// One that waits for two locks, counts as silent in the one queue only, and is taken out of both while the other is served.
+#[test]
+fn who_is_silent_in_one_of_its_queues_is_parked_alike() {
+    let alone = |locks| Want { locks, mode: Mode::Exclusive, replaces: false, stays: false };
+    let queue = |who| Step::Acquire {
+        who,
+        patience: Patience::Queue,
+        ttl: 500,
+        min_hold: 0,
+        once_per: None,
+        waited: 0,
+    };
+    let mut wants = vec![alone(vec![0]); PEOPLE];
+    (wants[3], wants[4]) = (alone(vec![0, 2]), alone(vec![2]));
+    let leave = Step::Leave { who: 4, ran: Ran::Yes, job: None };
+    let history = vec![
+        Step::Intrude { lock: 0, ttl: None },
+        queue(3),
+        Step::Pass(4000),
+        queue(0),
+        Step::Pass(4000),
+        leave,
+    ];
+    answer_alike(&Servers::start(1), 1, &Just((wants, history)));
+}
+
 /// The masters stand on the same records, and together they keep the same law.
 #[test]
 fn a_quorum_and_law_answer_alike() {

@@ -1,13 +1,13 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "1798bd0b2bca3c5f6c52b47c69ea6aa519328c14";
-pub const RENEW: &str = "e6123cabe1b34ca2dcbd6ff120698e5ed0379398";
-pub const LEAVE: &str = "b9524ffec0bbebc042a3f02b0d8e25a9bea153d5";
-pub const FORGET: &str = "5e8613db86bf4b465194dd38846ba5fb722532df";
-pub const PAUSE: &str = "a56c8c797183a8a168af9de18dad38d3e5448736";
+pub const ACQUIRE: &str = "769e92d610fc62937ef29856e2e8d115093618a6";
+pub const RENEW: &str = "b217c24574b27185fb9f9bae1fce57341bb44b56";
+pub const LEAVE: &str = "7e8d73f5ebdba14b46f6b74fec7f913558fc9a08";
+pub const FORGET: &str = "aa99caa4b42e57450bf75f228862823364489d15";
+pub const PAUSE: &str = "258d949636098ba592251f16ff0a62df8b60e8d1";
 pub const PATTERNS: &str = "9e9c0a703f73802cdf760fb54320bbb434bd1343";
-pub const REVOKE: &str = "61eb69b6c1886ec96b66eadc58d03c3a35c4593f";
-pub const REQUEST: &str = "7b8a507b818fd05fdf6f15fd991085e25d9896e7";
+pub const REVOKE: &str = "9728442622fccbd4f180897c4d4e0fdff8800557";
+pub const REQUEST: &str = "af79bf5862069a9d66c75e4297efd8f72b970fc1";
 pub const PROVE: &str = "47434f24b858e13c84f858fa7fda22cc37142283";
 pub const WATCH: &str = "c825ac05de02e5986f4c1d4b6e91160ae9f95de8";
 pub const ENDS: &str = "16075d3bfd27fdbca09f7d96728cfccfa2cff2be";

@@ -177,15 +177,17 @@ local function serve_one(at, token, w, work, caller)
     if token ~= caller then wake(names[1], token, w.wake) end
     return true
   end
+  local ticket
   for _, rest in ipairs(names) do
     local lock = open(rest)
     if lock ~= at then
+      -- Before the other queue is looked at: one that is silent there is taken out of both.
+      ticket = ticket or select(2, extreme(at.QUEUE, 0))
       expire(lock)
       local first = head_of(lock, work)
       if first ~= token then
         -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
         -- them would send each other round.
-        local _, ticket = extreme(at.QUEUE, 0)
         if first and is_before(lock, token, ticket) then work[#work + 1] = rest end
         return false
       end
