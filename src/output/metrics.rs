@@ -7,12 +7,15 @@ use super::time::millis;
 use crate::law::stat::{BOUNDS, Histogram, Stat};
 use crate::law::{Outcome, State};
 use crate::store::View;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 /// What is told of one lock.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
+    /// On the page as it stands in a label.
     key: String,
     stat: Stat,
     holders: u64,
@@ -58,13 +61,14 @@ impl Exposition {
         Self { most, ..Self::default() }
     }
 
-    pub fn add(&mut self, sample: Sample) {
+    pub fn add(&mut self, mut sample: Sample) {
         self.keys += 1;
         self.all.holders += sample.holders;
         self.all.waiters += sample.waiters;
         self.all.paused += sample.paused;
         sum(&mut self.all.stat, &sample.stat);
-        self.shown.insert(sample.key.clone(), sample);
+        let label = label(&sample.key);
+        self.shown.insert(std::mem::replace(&mut sample.key, label), sample);
         if self.shown.len() > self.most {
             self.shown.pop_last();
         }
@@ -146,7 +150,7 @@ fn sum(all: &mut Stat, one: &Stat) {
 type Count = fn(&Sample) -> u64;
 
 /// One line of a family: what stands behind its name, the label beside that of the lock, the value.
-type Point = (&'static str, Option<(&'static str, String)>, String);
+type Point = (&'static str, Option<(&'static str, Cow<'static, str>)>, String);
 
 /// The same for each lock. The sum of all has no key.
 fn each<'a>(
@@ -159,16 +163,17 @@ fn each<'a>(
 ) {
     let _infallible = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     for sample in samples {
-        let key = (!sample.key.is_empty()).then(|| ("key", label(&sample.key)));
+        let key = (!sample.key.is_empty()).then_some(("key", sample.key.as_str()));
         for (suffix, own, value) in points(sample) {
-            let _infallible = write!(text, "{name}{suffix}");
-            let mut before = '{';
-            for (label, value) in key.iter().chain(&own) {
-                let _infallible = write!(text, "{before}{label}=\"{value}\"");
-                before = ',';
+            text.extend([name, suffix]);
+            let own = own.as_ref().map(|(label, value)| (*label, &**value));
+            let mut before = "{";
+            for (label, value) in key.into_iter().chain(own) {
+                text.extend([before, label, "=\"", value, "\""]);
+                before = ",";
             }
-            let after = if before == ',' { "}" } else { "" };
-            let _infallible = writeln!(text, "{after} {value}");
+            let after = if before == "," { "} " } else { " " };
+            text.extend([after, &value, "\n"]);
         }
     }
 }
@@ -187,12 +192,13 @@ fn by_outcome(value: impl Fn(Outcome) -> Option<String>) -> Vec<Point> {
 }
 
 fn histogram(histogram: &Histogram) -> Vec<Point> {
-    let bounds = BOUNDS.iter().map(|bound| seconds(*bound)).chain(["+Inf".to_owned()]);
+    static UP_TO: LazyLock<Vec<String>> =
+        LazyLock::new(|| BOUNDS.iter().map(|bound| seconds(*bound)).chain(["+Inf".to_owned()]).collect());
     let mut below = 0_u64;
     let mut points = Vec::new();
-    for (bound, count) in bounds.zip(histogram.buckets) {
+    for (bound, count) in UP_TO.iter().zip(histogram.buckets) {
         below = below.saturating_add(count);
-        points.push(("_bucket", Some(("le", bound)), below.to_string()));
+        points.push(("_bucket", Some(("le", bound.into())), below.to_string()));
     }
     points.extend([("_sum", None, seconds(histogram.sum)), ("_count", None, below.to_string())]);
     points

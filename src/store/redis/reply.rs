@@ -94,14 +94,14 @@ impl Reply {
         self.number().map(Duration::from_millis)
     }
 
-    /// The next field as a reply of its own.
+    /// The next field as a reply of its own. A list that is empty may be an empty text.
     pub fn nested(&mut self) -> Result<Self, Error> {
-        match self.fields.next() {
-            Some(Value::Array(fields)) => {
-                Ok(Self { fields: fields.into_iter(), store: self.store.clone(), now: self.now })
-            }
-            _ => Err(garbled(&self.store, "a field that should be an array")),
-        }
+        let fields = match self.fields.next() {
+            Some(Value::Array(fields)) => fields,
+            Some(Value::BulkString(text)) if text.is_empty() => Vec::new(),
+            _ => return Err(garbled(&self.store, "a field that should be an array")),
+        };
+        Ok(Self { fields: fields.into_iter(), store: self.store.clone(), now: self.now })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -137,6 +137,10 @@ impl Reply {
     /// The next field as a slot, if it is not empty.
     pub fn slot(&mut self) -> Result<Option<u32>, Error> {
         let text = self.text()?;
+        self.slot_in(&text)
+    }
+
+    fn slot_in(&self, text: &str) -> Result<Option<u32>, Error> {
         if text.is_empty() {
             return Ok(None);
         }
@@ -176,32 +180,49 @@ impl Reply {
         Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left, paused })
     }
 
-    /// The next field as holds, eight fields each.
+    /// The next field as holds, each as it is recorded.
     pub fn holders(&mut self) -> Result<Vec<Holder>, Error> {
         let mut nested = self.nested()?;
         let mut holders = Vec::new();
         while !nested.is_empty() {
-            let (owner, fence) = (nested.text()?, nested.text()?);
-            holders.push(nested.holder(&owner, &fence)?);
+            let record = nested.text()?;
+            holders.push(self.recorded(&record)?);
         }
         Ok(holders)
     }
 
+    /// A hold from its record.
+    fn recorded(&self, record: &str) -> Result<Holder, Error> {
+        let fields = serde_json::from_str::<Vec<String>>(record).unwrap_or_default();
+        let [_, slot, fence, since, until, _, confirmed, _, owner, asked, rest @ ..] = fields.as_slice()
+        else {
+            return Err(garbled(&self.store, "a hold that is not understood"));
+        };
+        let word = rest.get(1).map_or("", String::as_str);
+        self.hold_of([owner, fence, since, until, slot, asked, confirmed, word])
+    }
+
     /// A hold whose first two fields were read, and whose next six follow.
     pub fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
-        let (owner, fence) = (self.owner_in(owner)?, self.number_in(fence)?);
-        let since = self.number()? / 1000;
-        let until = self.number()?;
+        let [since, until, slot, asked, confirmed, word] =
+            [self.text()?, self.text()?, self.text()?, self.text()?, self.text()?, self.text()?];
+        self.hold_of([owner, fence, &since, &until, &slot, &asked, &confirmed, &word])
+    }
+
+    /// A hold from what was read of it.
+    fn hold_of(&self, fields: [&str; 8]) -> Result<Holder, Error> {
+        let [owner, fence, since, until, slot, asked, confirmed, word] = fields;
+        let (since, until) = (self.number_in(since)? / 1000, self.number_in(until)?);
         Ok(Holder {
-            owner,
-            fence: Fence(fence),
+            owner: self.owner_in(owner)?,
+            fence: Fence(self.number_in(fence)?),
             since,
             held: Duration::from_millis(self.now.saturating_sub(since)),
             lease: Duration::from_millis(until.saturating_sub(self.now)),
-            slot: self.slot()?,
-            asked: self.text().and_then(|json| self.owner_if_any(&json))?,
-            confirmed: self.text()? == "1",
-            superseded: self.text()? == "superseded",
+            slot: self.slot_in(slot)?,
+            asked: self.owner_if_any(asked)?,
+            confirmed: confirmed == "1",
+            superseded: word == "superseded",
         })
     }
 

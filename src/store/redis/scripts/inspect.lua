@@ -3,13 +3,16 @@
 -- ARGV: how many of the last ends are wanted; 0: nor the last one that succeeded.
 -- Reply: {'seen', now us, {lock…}, …}: the locks in the order in which they were named, and of these as many as it takes
 --        no long script to tell of, at least one. A lock: state, mode or '', left ms or '', type of a foreign value or '',
---        last fence or '', {holder…, holder…}, {owner, mode, since us, '1' if it replaces others, …}, {log…}, {field, total, …},
---        the last hold that succeeded: {owner, fence, since ms, ended ms} or {}, the pause or ''; a holder: owner, fence,
---        since, until, slot, asked, confirmed, word.
+--        last fence or '', {holder, …}, {owner, mode, since us, '1' if it replaces others, …}, {log…}, {field, total, …},
+--        the last hold that succeeded: {owner, fence, since ms, ended ms}, the pause or ''. A list that is empty is ''. A
+--        holder is what is recorded of it, JSON as in HOLD.
 -- Why atomic: holders, queue and log of a lock are of one moment.
 
 -- What one script tells of at most, for others wait meanwhile: 64 locks, each as much as 16 holds, waiters or ends.
 local ENOUGH, ENDS = 1024, tonumber(ARGV[1])
+
+-- An empty array takes a server four times as long as an empty text.
+local function list(all) return all[1] and all or '' end
 
 local function seen(lock)
   local log, stat, live, revoked, recorded, due = look(lock, ENDS)
@@ -25,35 +28,38 @@ local function seen(lock)
   elseif lock.kind == 'free' or lock.kind == 'foreign' then
     mode = ''
   end
-  local left_ms = until_ms and int(left(until_ms)) or ''
+  local left_ms = until_ms and left(until_ms) or ''
   if lock.kind == 'foreign' then
     local ttl = redis.call('PTTL', lock.L)
-    left_ms = ttl >= 0 and int(ttl) or ''
+    left_ms = ttl >= 0 and ttl or ''
   end
 
   -- Most locks have neither queue nor pause.
   local more = redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0
   local pause = more and pause_of(lock)
-  if state == 'free' and pause then state, left_ms = 'paused', int(left(pause['until'])) end
+  if state == 'free' and pause then state, left_ms = 'paused', left(pause['until']) end
 
   local shown = state == 'held' and live or state == 'revoked' and revoked or {}
 
   local waiters = {}
-  for _, token in ipairs(more and redis.call('ZRANGE', lock.QUEUE, 0, -1) or {}) do
+  for _, token in ipairs(more and redis.call('ZRANGE', lock.QUEUE, 0, -1) or waiters) do
     local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since', 'terms')
     if tonumber(w[1]) and w[2] and w[3] and tonumber(w[4]) and ms < silent_at(lock, tonumber(w[1])) then
       for i = 2, 4 do waiters[#waiters + 1] = w[i] end
       waiters[#waiters + 1] = string.find(w[5] or '', 'replaces', 1, true) and '1' or ''
     end
   end
-  return { state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '', people(shown), waiters, log,
-    stat, ENDS > 0 and last_success(lock) or {}, pause and pause.json or '' }, recorded + #waiters / 4 + #log
+  return { state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '', list(people(shown)),
+    list(waiters), list(log), list(stat), ENDS > 0 and list(last_success(lock)) or '', pause and pause.json or '' },
+    recorded + #waiters / 4 + #log
 end
 
 local reply, told = { 'seen', int(us) }, 0
-for _, lock in ipairs(named()) do
-  local one, weight = seen(lock)
+for i = 1, #KEYS, PARTS do
+  local one, weight = seen(lock_at(i))
   reply[#reply + 1] = one
+  -- What is kept the collector of Lua goes over again and again.
+  book = {}
   told = told + 16 + weight
   if told >= ENOUGH then break end
 end

@@ -13,7 +13,7 @@ reads_all = true
 -- than once, and then they add up (times: the last one counts).
 local function look(lock, ends)
   if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
-  local log = ends > 0 and redis.call('LRANGE', lock.LOG, 0, ends - 1) or {}
+  local log = ends > 0 and redis.call('LRANGE', key_of('log', lock), 0, ends - 1) or {}
   local stat = redis.pcall('HGETALL', lock.STAT)
   if stat.err then stat = {} end
   local many, live, revoked, recorded, due = is_many(lock), {}, {}, 0, nil

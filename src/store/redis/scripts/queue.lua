@@ -54,7 +54,7 @@ local function grant(locks, mode, token, hold)
     write_fence(lock, fence)
     if lock.kind == 'free' then
       -- What an eviction has left of earlier holds must not count.
-      if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
+      if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end
       lock.kind, lock['until'], lock.count = mode, nil, nil
       lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
       if mode == 'exclusive' then lock.token = token end
@@ -242,7 +242,7 @@ local function tell()
   for rest, lock in pairs(book) do
     if lock.changed then
       -- Nothing depends on what somebody else has put there.
-      local watchers = redis.pcall('ZRANGEBYSCORE', lock.WATCH, '(' .. int(ms), '+inf')
+      local watchers = redis.pcall('ZRANGEBYSCORE', key_of('watch', lock), '(' .. int(ms), '+inf')
       for _, token in ipairs(watchers) do
         wake(rest, token, 'watch')
         -- One wake says it all, to one that looks seldom too.

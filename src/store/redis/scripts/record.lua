@@ -47,6 +47,8 @@ local function write_first() redis.call('PEXPIRE', KEYS[2], HISTORY_KEPT) end
 local book = {}
 local function key_of(kind, lock) return 'dlock.' .. kind .. ':' .. lock.rest end
 local function waiter_key(lock, token) return key_of('waiter', lock) .. ':' .. token end
+local function due_key(lock) return key_of('due', lock) end
+local function kept_key(lock) return key_of('kept', lock) end
 local function spent_key(lock, token) return key_of('spent', lock) .. ':' .. token end
 
 -- Nothing is granted to the token any more; `was` is '1' if it has given something back, 's' if one that came later has
@@ -59,19 +61,16 @@ local function due_of(hold)
   return hold['until']
 end
 
--- What somebody made something else of is no hold; the lock key still says until when the lock is held.
+-- What somebody made something else of is no hold; the lock key still says until when the lock is held. One look at the
+-- text tells of eight fields what they are.
+local RECORDED = '^%["%l+","%d*","%d+","%d+","%d+","%d+","[01]","%d+","'
 local function decoded(json)
+  if not string.find(json, RECORDED) then return false end
   local ok, h = pcall(cjson.decode, json)
-  if not ok or type(h) ~= 'table' or #h < 10 then return false end
-  for _, i in ipairs({ 1, 2, 7, 9, 10 }) do
-    if type(h[i]) ~= 'string' then return false end
-  end
-  for _, i in ipairs({ 3, 4, 5, 6, 8 }) do
-    if not tonumber(h[i]) then return false end
-  end
+  if not ok or type(h[9]) ~= 'string' or type(h[10]) ~= 'string' then return false end
   return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
     confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]),
-    word = type(h[12]) == 'string' and h[12] or '' }
+    word = type(h[12]) == 'string' and h[12] or '', json = json }
 end
 
 -- The order in which holds run out.
@@ -146,11 +145,10 @@ local reads_all = false
 local function open(rest, caller)
   local lock = book[rest]
   if not lock then
-    lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$') }
-    lock.HOLD, lock.DUE, lock.KEPT = key_of(RECORD, lock), key_of('due', lock), key_of('kept', lock)
-    lock.QUEUE, lock.FENCE, lock.LOG = key_of('queue', lock), key_of('fence', lock), key_of('log', lock)
-    lock.STAT, lock.WATCH = key_of('stat', lock), key_of('watch', lock)
-    lock.holds, book[rest] = {}, lock
+    -- In one piece, for a table that grows is copied: a script may look at many locks.
+    lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$'), HOLD = 'dlock.' .. RECORD .. ':' .. rest,
+      QUEUE = 'dlock.queue:' .. rest, FENCE = 'dlock.fence:' .. rest, STAT = 'dlock.stat:' .. rest, holds = {} }
+    book[rest] = lock
     if reads_all then lock.all = all_holds(lock) end
     load(lock, caller)
   end
@@ -182,12 +180,13 @@ local function silent_at(lock, silent)
   return was_heard and again <= heard + TICKET_KEPT and math.max(silent, again) or silent
 end
 
+-- The lock whose keys are named from there on.
+local function lock_at(i, caller) return open(string.sub(KEYS[i + 1], #'dlock.:' + #RECORD + 1), caller) end
+
 -- The locks that the script was called for.
 local function named(caller)
   local locks = {}
-  for i = 1, #KEYS, PARTS do
-    locks[#locks + 1] = open(string.sub(KEYS[i + 1], #'dlock.:' + #RECORD + 1), caller)
-  end
+  for i = 1, #KEYS, PARTS do locks[#locks + 1] = lock_at(i, caller) end
   return locks
 end
 
@@ -212,7 +211,7 @@ end
 
 -- How many hold a shared lock or one with slots, cool in it, or were revoked.
 local function count(lock)
-  if not lock.count then lock.count = redis.call('ZCARD', lock.DUE) + redis.call('ZCARD', lock.KEPT) end
+  if not lock.count then lock.count = redis.call('ZCARD', due_key(lock)) + redis.call('ZCARD', kept_key(lock)) end
   return lock.count
 end
 
@@ -243,7 +242,7 @@ local function save(lock, token, hold)
   if lock.kind == 'exclusive' then
     put(lock, token, due)
   elseif is_many(lock) then
-    local set, other = lock.DUE, lock.KEPT
+    local set, other = due_key(lock), kept_key(lock)
     if hold.phase ~= 'held' then set, other = other, set end
     if hold.slot ~= '' then redis.call('HSET', lock.HOLD, '#' .. hold.slot, token) end
     redis.call('ZADD', set, int(due), token)
@@ -260,8 +259,8 @@ local function erase(lock, token, hold)
   lock.holds[token] = false
   if hold.slot ~= '' then redis.call('HDEL', lock.HOLD, '#' .. hold.slot) end
   if is_many(lock) then
-    redis.call('ZREM', lock.DUE, token)
-    redis.call('ZREM', lock.KEPT, token)
+    redis.call('ZREM', due_key(lock), token)
+    redis.call('ZREM', kept_key(lock), token)
     lock.count = nil
   end
 end
@@ -382,10 +381,11 @@ local function finish(lock, token, outcome, job, by)
   erase(lock, token, hold)
   if is_logged(hold) then
     -- A log that somebody made something else of must not keep the lock from being given back.
-    if type(redis.pcall('LPUSH', lock.LOG, entry(hold, outcome, job, by))) == 'number' then
+    local log = key_of('log', lock)
+    if type(redis.pcall('LPUSH', log, entry(hold, outcome, job, by))) == 'number' then
       -- Each time, so that a right to it that is missing shows at the first end, and not at the 65th.
-      redis.call('LTRIM', lock.LOG, 0, LOG_KEPT - 1)
-      redis.call('PEXPIRE', lock.LOG, HISTORY_KEPT)
+      redis.call('LTRIM', log, 0, LOG_KEPT - 1)
+      redis.call('PEXPIRE', log, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
     if outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
@@ -422,7 +422,7 @@ local function borne_out_no_more(lock)
   local ended = {}
   if lock.kind == 'exclusive' then return ended end
   if is_many(lock) then
-    for _, set in ipairs({ lock.DUE, lock.KEPT }) do
+    for _, set in ipairs({ due_key(lock), kept_key(lock) }) do
       local found = redis.call('ZRANGEBYSCORE', set, '-inf', int(ms))
       for _, token in ipairs(found) do
         local hold = hold_of(lock, token)
@@ -452,12 +452,12 @@ local function expire(lock)
   if lock['until'] and ms >= lock['until'] then
     local many = is_many(lock)
     free(lock)
-    if many then redis.call('DEL', lock.DUE, lock.KEPT) end
+    if many then redis.call('DEL', due_key(lock), kept_key(lock)) end
   end
   local ended = borne_out_no_more(lock)
   for _, one in ipairs(ended) do finish(lock, one.token, outcome_of(one.hold)) end
   if #ended > 0 then
-    if lock.kind == 'free' then redis.call('DEL', lock.HOLD, lock.DUE, lock.KEPT) end
+    if lock.kind == 'free' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end
     free_if_left(lock)
   end
 end
@@ -484,7 +484,7 @@ end
 -- The revoked among the holds of a shared lock or one with slots.
 local function revoked_of(lock)
   local revoked = {}
-  for _, token in ipairs(redis.call('ZRANGE', lock.KEPT, 0, -1)) do
+  for _, token in ipairs(redis.call('ZRANGE', kept_key(lock), 0, -1)) do
     local hold = hold_of(lock, token)
     if hold and hold.phase == 'revoked' then revoked[#revoked + 1] = token end
   end
@@ -587,15 +587,15 @@ local function obstruction(lock, mode, pause)
     -- The first slot to run out will do.
     local first = lock.slots and mode == lock.kind
     local rank = first and 0 or -1
-    local token, held_due = extreme(lock.DUE, rank)
-    local _, kept_due = extreme(lock.KEPT, rank)
+    local token, held_due = extreme(due_key(lock), rank)
+    local _, kept_due = extreme(kept_key(lock), rank)
     if held_due and kept_due then
       due = first and math.min(held_due, kept_due) or math.max(held_due, kept_due)
     else
       due = held_due or kept_due or due
     end
     if token or count(lock) == 0 then
-      state, others = 'held', math.max(redis.call('ZCARD', lock.DUE) - 1, 0)
+      state, others = 'held', math.max(redis.call('ZCARD', due_key(lock)) - 1, 0)
     else
       local revoked = revoked_of(lock)
       token = revoked[first and 1 or #revoked]
@@ -615,19 +615,13 @@ local function blocker(lock, mode)
   return fields
 end
 
--- Holds as a reply tells of them, the oldest first: owner, fence, since, until, slot, asked, confirmed, word of each.
+-- What is recorded of holds, the oldest first: JSON as in HOLD.
 local function people(holds)
   table.sort(holds, function(a, b)
     local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
     return x < y or x == y and a.token < b.token
   end)
-  local fields = {}
-  for _, one in ipairs(holds) do
-    local h = one.hold
-    for _, field in ipairs({ h.owner, h.fence, h.since, int(h['until']), h.slot, h.asked, h.confirmed and '1' or '0',
-      h.word }) do
-      fields[#fields + 1] = field
-    end
-  end
-  return fields
+  local records = {}
+  for i, one in ipairs(holds) do records[i] = one.hold.json end
+  return records
 end

@@ -1,8 +1,8 @@
 -- revoke.lua: takes the lock away from all who hold it (law: Record::revoke).
 -- ARGV: 'safe' or 'now', who does it (JSON).
--- Replies: {what was there, now us, left ms, {holder…, holder…}}, what being 'free', 'holds', 'cooling', 'revoked';
+-- Replies: {what was there, now us, left ms, {holder, …}}, what being 'free', 'holds', 'cooling', 'revoked';
 --          {'foreign', now us, left ms or '', type} (left alone) or {'foreign-deleted', now us}.
---          A holder: owner, fence, since, until, slot, asked, confirmed.
+--          A holder is what is recorded of it, JSON as in HOLD.
 -- Why atomic: it acts on the holds that it shows, not on one that came in between.
 
 local now, by = ARGV[1] == 'now', ARGV[2]

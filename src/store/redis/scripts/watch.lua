@@ -4,7 +4,8 @@
 -- Why here: the scripts that change something look at this set, by the same clock.
 
 local lock = named()[1]
-if type(redis.pcall('ZREMRANGEBYSCORE', lock.WATCH, '-inf', int(ms))) == 'table' then redis.call('DEL', lock.WATCH) end
-redis.call('ZADD', lock.WATCH, int(ms + WATCH_KEPT), ARGV[1])
-redis.call('PEXPIRE', lock.WATCH, WATCH_KEPT)
+local WATCH = key_of('watch', lock)
+if type(redis.pcall('ZREMRANGEBYSCORE', WATCH, '-inf', int(ms))) == 'table' then redis.call('DEL', WATCH) end
+redis.call('ZADD', WATCH, int(ms + WATCH_KEPT), ARGV[1])
+redis.call('PEXPIRE', WATCH, WATCH_KEPT)
 return { 'watching', int(us) }
