@@ -36,6 +36,7 @@ use dlock::store::{Listener, Slept, Store, Which};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
+#[cfg(feature = "sql")]
 use std::thread;
 use std::time::Duration;
 
