@@ -432,16 +432,16 @@ impl Record {
         self.extend(now, &ask.token, ask.ttl);
     }
 
-    /// Whoever asks for more of the lease has heard of the grant.
+    /// Whoever asks for more of the lease has heard of the grant, and waits no more.
     pub(super) fn extend(&mut self, now: Time, token: &Token, ttl: Duration) {
-        if let Some(hold) = self.holds.get_mut(token) {
-            if !hold.confirmed {
-                self.stat.waited.add(Duration::from_millis(hold.waited));
-            }
-            hold.confirmed = true;
-            hold.until = Due::after(now, ttl);
-            self.outlast();
+        let Some(hold) = self.holds.get_mut(token) else { return };
+        let is_new = !std::mem::replace(&mut hold.confirmed, true);
+        hold.until = Due::after(now, ttl);
+        if is_new {
+            self.stat.waited.add(Duration::from_millis(hold.waited));
+            self.remove_waiter(token);
         }
+        self.outlast();
     }
 
     /// Its holder has said, where only the store can see it, that its lease lasts until then.

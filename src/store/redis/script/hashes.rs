@@ -1,7 +1,7 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
 pub const ACQUIRE: &str = "1be074c9d3c22e70ebbdec0490d8ebd1f8bbbdd3";
-pub const RENEW: &str = "66a191b23a6ed4dd8d0e4f2ccc0277860e87518c";
+pub const RENEW: &str = "c8ee5f263fd6cf93d1f05bebea80d08e9ccd27dc";
 pub const LEAVE: &str = "8ae4bf5973f06f4b1a8b7c985ef5e44ac9b7cb3e";
 pub const FORGET: &str = "95e70bd8db4baad262255cf04d970df3457267dc";
 pub const PAUSE: &str = "268143057d9c0fcdefbba0a70c7e588b3d561fc1";

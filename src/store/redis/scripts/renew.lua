@@ -12,7 +12,10 @@ local answer = 'not-held'
 if held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     local hold = hold_of(lock, token)
-    if not hold.confirmed then confirm(lock, hold) end
+    if not hold.confirmed then
+      confirm(lock, hold)
+      redis.call('DEL', waiter_key(lock, token))
+    end
     hold['until'] = ms + ttl
     save(lock, token, hold)
     if hold.asked == '' then
