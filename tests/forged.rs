@@ -94,6 +94,28 @@ fn a_forged_hold_or_end_is_a_line_about_that_lock() {
     holders.into_iter().for_each(|holder| drop(holder.output()));
 }
 
+/// What the scripts take for a hold is shown, and can be taken away.
+#[test]
+fn a_hold_with_strange_last_fields_is_a_hold() {
+    for last in [json!([5, ""]), json!(["", null]), json!(["", "", [1]]), json!([])] {
+        let world = World::new(Backend::Redis);
+        let redis = world.redis();
+        let job = world.run("k", &["-t", "5m"], HOLD).any_stderr().spawn();
+        world.wait_for_log("up");
+        let (hold_key, token) = ("dlock.hold:{dlock:k}:dlock:k", redis.ask::<String>(&["GET", "dlock:k"]));
+        let hold: String = redis.ask(&["HGET", hold_key, &token]);
+        let mut forged: Vec<Value> = serde_json::from_str(&hold).expect("an array");
+        forged.truncate(10);
+        forged.extend(last.as_array().expect("an array").clone());
+        redis.ask::<i64>(&["HSET", hold_key, &token, &json!(forged).to_string()]);
+        let status = world.dlock(["status", "k"]).any_stdout().run().stdout;
+        assert!(status.contains("held"), "{last}: {status}");
+        world.dlock(["release", "--force", "-y", "k"]).any_stderr().run();
+        world.write("go", "");
+        job.output();
+    }
+}
+
 /// The line names the lock; who asked for it by name has not got what he asked for.
 #[test]
 fn the_line_says_which_lock_and_what_is_wrong() {

@@ -561,7 +561,6 @@ fn lua_and_law_answer_alike() {
     answer_alike(&Servers::start(1), if is_soak() { 50_000 } else { 1000 }, &histories());
 }
 
-/// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
 fn queue(who: usize, ttl: u64) -> Step {
     Step::Acquire { who, patience: Patience::Queue, ttl, min_hold: 0, once_per: None, waited: 0 }
 }
@@ -570,6 +569,7 @@ fn exclusive(locks: &[usize], replaces: bool) -> Want {
     Want { locks: locks.into(), mode: Mode::Exclusive, replaces, stays: false }
 }
 
+/// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
 #[test]
 fn who_is_forgotten_in_the_middle_is_counted_alike() {
     let renewed = |passed| [Step::Pass(passed), Step::Renew { who: 0, ttl: 30_000 }];

@@ -175,8 +175,6 @@ pub struct Tables {
     by: Cell<Moment>,
     /// Whether it insists.
     insists: Cell<bool>,
-    /// What was read when this process was woken.
-    seen: RefCell<Option<Seen>>,
 }
 
 /// A lock as its waiter saw it.
@@ -199,6 +197,9 @@ struct Line {
     is_direct: Option<bool>,
     /// The statements that were prepared, once it was tried.
     prepared: Option<Vec<String>>,
+    /// What was read when this process was woken. A write that goes by it goes this way, too: another connection may be to
+    /// a server that does not know of it.
+    seen: Option<Seen>,
 }
 
 /// The token of this process.
@@ -212,16 +213,16 @@ impl Clone for Tables {
     fn clone(&self) -> Self {
         let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
         let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
-        let (line, insists, seen) = Default::default();
-        Self { database, line, mine, has_latches, by, insists, seen }
+        let (line, insists) = Default::default();
+        Self { database, line, mine, has_latches, by, insists }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        let (line, mine, insists, seen) = Default::default();
-        Self { database, line, mine, has_latches, by, insists, seen }
+        let (line, mine, insists) = Default::default();
+        Self { database, line, mine, has_latches, by, insists }
     }
 
     fn shown(&self) -> &str {
@@ -239,7 +240,7 @@ impl Tables {
     fn connect(&self) -> Result<Line, Error> {
         let by = Moment::now().after(self.database.target().connect_timeout).min(self.by.get());
         let link = self.database.connect(by)?;
-        Ok(Line { link, listens: false, is_latched: false, is_direct: None, prepared: None })
+        Ok(Line { link, listens: false, is_latched: false, is_direct: None, prepared: None, seen: None })
     }
 
     /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
@@ -390,7 +391,9 @@ impl Tables {
         if entries.iter().all(|row| row.queue.is_queued(token)) {
             return Ok(true);
         }
-        self.seen.replace(Some(Seen { asked, now, entries }));
+        if let Some(line) = &mut *self.line.borrow_mut() {
+            line.seen = Some(Seen { asked, now, entries });
+        }
         Ok(false)
     }
 
@@ -592,7 +595,7 @@ impl Adapter for Tables {
     /// The server's clock has gone on for no longer than what has passed here since before it was read. A lease that begins
     /// at that time ends no sooner than its holder reckons, who counts from before this request.
     fn seen(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<LockRow>, Time)> {
-        let Seen { asked, now, entries } = self.seen.take()?;
+        let Seen { asked, now, entries } = self.line.borrow_mut().as_mut()?.seen.take()?;
         let passed = Moment::now().since(asked);
         let is_fit = passed <= SEEN_FOR && self.is_own(me) && entries.iter().map(|row| &row.name).eq(names);
         let micros = u64::try_from(passed.as_micros()).ok().filter(|_| is_fit)?;

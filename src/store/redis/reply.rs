@@ -193,13 +193,22 @@ impl Reply {
 
     /// A hold from its record.
     fn recorded(&self, record: &str) -> Result<Holder, Error> {
-        let fields = serde_json::from_str::<Vec<String>>(record).unwrap_or_default();
-        let [_, slot, fence, since, until, _, confirmed, _, owner, asked, rest @ ..] = fields.as_slice()
-        else {
-            return Err(garbled(&self.store, "a hold that is not understood"));
-        };
-        let word = rest.get(1).map_or("", String::as_str);
-        self.hold_of([owner, fence, since, until, slot, asked, confirmed, word])
+        let fields = serde_json::from_str::<Vec<serde_json::Value>>(record).unwrap_or_default();
+        let text = |at| fields.get(at).and_then(serde_json::Value::as_str);
+        // As in record.lua, the word may be missing.
+        let [owner, fence, since, until, slot, asked, confirmed] = [8, 2, 3, 4, 1, 9, 6].map(text);
+        match (owner, fence, since, until, slot, asked, confirmed) {
+            (
+                Some(owner),
+                Some(fence),
+                Some(since),
+                Some(until),
+                Some(slot),
+                Some(asked),
+                Some(confirmed),
+            ) => self.hold_of([owner, fence, since, until, slot, asked, confirmed, text(11).unwrap_or("")]),
+            _ => Err(garbled(&self.store, "a hold that is not understood")),
+        }
     }
 
     /// A hold whose first two fields were read, and whose next six follow.

@@ -15,7 +15,7 @@ local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1
 if lock.kind == 'free' and not is_spent and last_fence(lock) <= tonumber(fence) then
   lock.kind, lock.token = 'exclusive', token
   -- Not of an attempt, so none of those that failed takes it back.
-  lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = int(us - held), cool = cooling > 0 and ms + cooling or 0,
+  lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = int(math.max(us - held, 0)), cool = cooling > 0 and ms + cooling or 0,
      waited = '0', owner = owner, asked = '', word = ARGV[8] }
 elseif not is_held_by(lock, token) then
   return answer('not-held')

@@ -96,7 +96,7 @@ end
 local function waiter_of(lock, token)
   local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent',
     'once-per', 'terms')
-  if w.err or not (w[1] and w[2] and w[4] and tonumber(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
+  if w.err or not (w[1] and w[2] and w[4] and number_in(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
   local ok, names = pcall(cjson.decode, w[2])
   if not ok or type(names) ~= 'table' then return nil end
   local waits_here = false
@@ -104,7 +104,7 @@ local function waiter_of(lock, token)
     if not is_rest(rest) then return nil end
     waits_here = waits_here or rest == lock.rest
   end
-  return waits_here and { mode = w[1], names = names, since = tonumber(w[3]), owner = w[4], wake = w[5],
+  return waits_here and { mode = w[1], names = names, since = number_in(w[3]), owner = w[4], wake = w[5],
     silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0, terms = terms_of(w[8]) }
 end
 

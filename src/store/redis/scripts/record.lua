@@ -39,6 +39,12 @@ local ms = math.floor(us / 1000)
 local function int(n) return string.format('%.0f', n) end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
 
+-- A number that a record has as text; nothing where somebody else wrote there what dlock does not.
+local function number_in(text)
+  local number = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+  return number and number < 2 ^ 53 and number or nil
+end
+
 -- An out-of-memory server refuses a script at its first write that may need memory, but never one that has written
 -- already (I14). This write needs none.
 local function write_first() redis.call('PEXPIRE', KEYS[2], HISTORY_KEPT) end
@@ -132,7 +138,7 @@ local function load(lock, caller)
   elseif value == caller then
     -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
-    lock.holds[value] = { phase = 'held', slot = '', fence = redis.call('GET', lock.FENCE) or int(us), since = int(us),
+    lock.holds[value] = { phase = 'held', slot = '', fence = int(number_in(redis.call('GET', lock.FENCE)) or us), since = int(us),
       ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '', word = '' }
   else
     lock.kind, lock.foreign_type = 'foreign', 'string'
@@ -320,12 +326,6 @@ local function tally_end(lock, hold, outcome, job)
   local fields = {}
   for field, at in pairs(times) do fields[#fields + 1], fields[#fields + 2] = field, int(at) end
   redis.pcall('HSET', lock.STAT, unpack(fields))
-end
-
--- A number that a record has as text; nothing where somebody else wrote there what dlock does not.
-local function number_in(text)
-  local number = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
-  return number and number < 2 ^ 53 and number or nil
 end
 
 -- What is kept as JSON in a list that begins with an owner; nothing where somebody put something else there.
