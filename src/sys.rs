@@ -180,20 +180,42 @@ impl Stack {
     }
 }
 
-/// Has the kernel map all of this program's code into this process now, and not page by page when it is come to. Without
-/// effect before Linux 5.14.
+/// Has the kernel map all of this program's code and constants into this process now, and not page by page when they are come
+/// to. Without effect before Linux 5.14.
 pub fn map_code() {
     const MADV_POPULATE_READ: c_int = 22;
-    // SAFETY: every linker of Linux defines these, and only their addresses are taken.
+    #[cfg(target_pointer_width = "64")]
+    type Header = libc::Elf64_Phdr;
+    #[cfg(target_pointer_width = "32")]
+    type Header = libc::Elf32_Phdr;
+    // SAFETY: every linker of Linux defines it, and only its address is taken.
     unsafe extern "C" {
         #[link_name = "__executable_start"]
         static START: u8;
-        #[link_name = "etext"]
-        static END: u8;
     }
-    let (start, end) = (&raw const START, &raw const END);
-    // SAFETY: the linker says where the code begins, at a page, and ends; nothing is changed.
-    unsafe { libc::madvise(start.cast_mut().cast(), end.addr() - start.addr(), MADV_POPULATE_READ) };
+    // SAFETY: the kernel says where this program's headers are, how many, and they stay; they are of this type if it says so.
+    let headers: &[Header] = unsafe {
+        let (first, count) = (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM));
+        if first == 0 || libc::getauxval(libc::AT_PHENT) as usize != size_of::<Header>() {
+            return;
+        }
+        std::slice::from_raw_parts(std::ptr::with_exposed_provenance(first as usize), count as usize)
+    };
+    let mut loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).peekable();
+    let Some(base) =
+        loaded.peek().map(|first| (&raw const START).addr().wrapping_sub(first.p_vaddr as usize))
+    else {
+        return;
+    };
+    let page_size = rustix::param::page_size();
+    // Each by itself: a linker may leave a page between two of them, where the kernel would stop.
+    for header in loaded.filter(|header| header.p_flags & libc::PF_W == 0) {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        let page = start - start % page_size;
+        let size = header.p_memsz as usize + (start - page);
+        // SAFETY: it is this program's own, as its headers say; nothing is changed.
+        unsafe { libc::madvise(std::ptr::without_provenance_mut(page), size, MADV_POPULATE_READ) };
+    }
 }
 
 /// Starts a child that is to become another program: runs `become_it` in it, which returns only if that failed. This
