@@ -33,9 +33,9 @@ pub fn family(world: &World) -> Vec<i32> {
     pids
 }
 
-/// Those of the family that live, by name.
+/// Those of the family that may still do something, by name.
 pub fn survivors(world: &World) -> Vec<&'static str> {
-    MEMBERS.into_iter().filter(|name| proc::alive(world.wait_for_pid(&format!("{name}.pid")))).collect()
+    MEMBERS.into_iter().filter(|name| proc::acts(world.wait_for_pid(&format!("{name}.pid")))).collect()
 }
 
 const MEMBER: &str = r#"

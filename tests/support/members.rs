@@ -102,6 +102,9 @@ echo $((number + 1)) > "$k.plain.new.$$"; mv "$k.plain.new.$$" "$k.plain"; echo 
 register $((value + 1))
 "#;
 
+/// How long an outage may take on a busy machine until somebody has the lock again.
+const OUTAGE: Duration = Duration::from_secs(180);
+
 /// What the report of Jepsen did to the locks of etcd: values are read, changed and written back under short leases, by runs of
 /// several workers until it was done so many times, while there is one outage of the store after the other. Nobody may add to
 /// what somebody else has added to. Of a second lock, dlock, guard and job are stopped as well, all of it for longer than a lease,
@@ -126,11 +129,15 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
                 while !is_over() {
                     let mut run = world.run(key, &[&["-w"], options].concat(), ADD).any_stderr().spawn();
                     if is_paused && dice.roll(4) == 0 {
-                        wait_until("it runs", || run.has_ended() || has_job(run.pid()));
+                        wait_within(OUTAGE, "it runs", || {
+                            (run.has_ended() || has_job(run.pid())).then_some(())
+                        });
                         sleep(Duration::from_millis(dice.roll(40)));
                         stand_still(run.pid(), Duration::from_secs(3));
                         pauses.fetch_add(1, Ordering::Relaxed);
                     }
+                    // As long as members take to agree on a leader, and then a session to end.
+                    wait_within(OUTAGE, "it ends", || run.has_ended().then_some(()));
                     let output = run.output();
                     let expected: &[i32] = if is_paused { &[0, 1, 69, 79] } else { &[0, 69, 79] };
                     assert!(expected.iter().any(|status| output.end() == End::Status(*status)), "{output:?}");
@@ -147,7 +154,7 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
             outage();
             outages += 1;
             // Some succeed between two outages.
-            wait_within(Duration::from_secs(180), "some succeed", || {
+            wait_within(OUTAGE, "some succeed", || {
                 (is_over() || ran.load(Ordering::Relaxed) >= goal).then_some(())
             });
         }

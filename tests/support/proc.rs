@@ -5,9 +5,22 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
 
+const SIGKILL: u32 = 9;
+
 /// Whether the process runs, sleeps or is stopped. A zombie is dead: it does nothing any more.
 pub fn alive(pid: i32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// Whether the process may still do something: it lives, and no SIGKILL has been sent to it. It does nothing after that,
+/// however long it takes to get a processor to end on.
+pub fn acts(pid: i32) -> bool {
+    let killed = |line: &str| {
+        let pending = line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(pending.trim(), 16).ok().filter(|pending| pending & 1 << (SIGKILL - 1) != 0)
+    };
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    alive(pid) && !status.lines().any(|line| killed(line).is_some())
 }
 
 /// Whether the process is stopped by a signal.
