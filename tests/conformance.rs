@@ -498,6 +498,7 @@ fn a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes(stage: &Stage) {
             wait_until("it sleeps", || stage.sleeping() == 1);
             assert_eq!(holder.leaves(), RELEASED);
         });
+        // What is tried: so much time lies between the look and the question.
         thread::sleep(pause);
         let sent = Moment::now();
         waiter.holds();

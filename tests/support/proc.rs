@@ -5,8 +5,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
 
-const SIGKILL: u32 = 9;
-
 /// Whether the process runs, sleeps or is stopped. A zombie is dead: it does nothing any more.
 pub fn alive(pid: i32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
@@ -17,7 +15,9 @@ pub fn alive(pid: i32) -> bool {
 pub fn acts(pid: i32) -> bool {
     let killed = |line: &str| {
         let pending = line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:"))?;
-        u64::from_str_radix(pending.trim(), 16).ok().filter(|pending| pending & 1 << (SIGKILL - 1) != 0)
+        u64::from_str_radix(pending.trim(), 16)
+            .ok()
+            .filter(|pending| pending & 1 << (Signal::KILL.as_raw() - 1) != 0)
     };
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     alive(pid) && !status.lines().any(|line| killed(line).is_some())

@@ -196,19 +196,9 @@ impl Reply {
         let fields = serde_json::from_str::<Vec<serde_json::Value>>(record).unwrap_or_default();
         let text = |at| fields.get(at).and_then(serde_json::Value::as_str);
         // As in record.lua, the word may be missing.
-        let [owner, fence, since, until, slot, asked, confirmed] = [8, 2, 3, 4, 1, 9, 6].map(text);
-        match (owner, fence, since, until, slot, asked, confirmed) {
-            (
-                Some(owner),
-                Some(fence),
-                Some(since),
-                Some(until),
-                Some(slot),
-                Some(asked),
-                Some(confirmed),
-            ) => self.hold_of([owner, fence, since, until, slot, asked, confirmed, text(11).unwrap_or("")]),
-            _ => Err(garbled(&self.store, "a hold that is not understood")),
-        }
+        let wanted = [8, 2, 3, 4, 1, 9, 6].into_iter().map(text).chain([Some(text(11).unwrap_or(""))]);
+        let wanted = wanted.collect::<Option<Vec<_>>>().and_then(|wanted| wanted.try_into().ok());
+        self.hold_of(wanted.ok_or_else(|| garbled(&self.store, "a hold that is not understood"))?)
     }
 
     /// A hold whose first two fields were read, and whose next six follow.
