@@ -476,6 +476,16 @@ impl Planted {
                         waiter.forget = Due(u64::MAX);
                     }
                 }
+                Self::LeavesItsPlace => {
+                    let Some(old) = old.filter(|_| record.queue.is_empty()) else { continue };
+                    for (ticket, token) in &old.queue {
+                        let waiter = old.waiters.get(token).filter(|_| !record.holds.contains_key(token));
+                        let Some(mut waiter) = waiter.cloned() else { continue };
+                        waiter.silent = Due(u64::MAX);
+                        record.waiters.insert(token.clone(), waiter);
+                        record.queue.insert((*ticket, token.clone()));
+                    }
+                }
                 Self::GivesOneSlotTwice => {
                     for hold in record.holds.values_mut().filter(|hold| hold.slot.is_some()) {
                         hold.slot = Some(0);
