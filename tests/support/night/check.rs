@@ -515,7 +515,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Min-hold and once-per: by the fences, which are microseconds of the store's clock.
+    /// Min-hold and once-per: by the fences, which are microseconds of the store's clock. Both are counted in whole
+    /// milliseconds of that.
     fn not_too_soon(&mut self) {
         if !self.remembers() {
             return;
@@ -530,7 +531,7 @@ impl Judge<'_> {
                 _ => continue,
             };
             if let Some(old) = last.get(key).copied()
-                && (new.life.fence - old.life.fence) * 1000 < span
+                && (new.life.fence / 1000 - old.life.fence / 1000) * 1_000_000 < span
             {
                 self.fault(Fault::TooSoon, format!("{old}, and too soon {new}"));
             }

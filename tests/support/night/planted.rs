@@ -236,7 +236,8 @@ fn too_soon_again() {
         let mut soon = round(&[(1000, 1100), (1900, 1950)]);
         soon.runs.iter_mut().for_each(|run| run.kind = kind);
         finds(&soon, &[Fault::TooSoon]);
-        soon.lives[1].fence = 2_000_000;
+        // In whole milliseconds it is a second.
+        (soon.lives[0].fence, soon.lives[1].fence) = (1_000_900, 2_000_100);
         soon.told.clear();
         finds(&soon, &[]);
     }
