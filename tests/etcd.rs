@@ -12,6 +12,12 @@ use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
+use dlock::clock::Moment;
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Revoke, Revoked, Terms, When};
+use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
+use dlock::store::etcd::{EtcdStore, Target};
+use dlock::store::net::Address;
+use dlock::store::{Slept, Store as _, View};
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -246,6 +252,128 @@ fn what_the_network_loses_is_made_good() {
     }
     assert_eq!(world.lines("ran"), 18);
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+/// One who takes a lock through a proxy that counts what it asks.
+struct Asker {
+    store: EtcdStore,
+    names: Names,
+    token: Token,
+    proxy: Proxy,
+}
+
+impl Asker {
+    fn new(etcd: &Etcd, url: &str) -> Self {
+        let proxy = Proxy::before(etcd.port(0));
+        let members = vec![Address::Tcp { host: "127.0.0.1".into(), port: proxy.port() }];
+        let mut store = EtcdStore::etcd(Target { members, ..etcd.target(url) });
+        let token = Token::random().expect("a token");
+        store.prepare(&token).expect("a store that can be prepared");
+        let name = Name::new("", &Key::new("k").expect("a key")).expect("a name");
+        Self { store, names: name.into(), token, proxy }
+    }
+
+    /// What it is answered, and how often it asked for that.
+    fn asks(&mut self) -> (Acquired, usize) {
+        self.proxy.plan(0, Fault::Late);
+        let ask = Ask {
+            token: self.token.clone(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            min_hold: Duration::ZERO,
+            owner: Owner::default(),
+            patience: Patience::Queue,
+            terms: Terms::default(),
+            waited: Duration::ZERO,
+        };
+        let answer = self.store.acquire(&self.names, &ask, in_time()).expect("an answer");
+        (answer, self.proxy.seen())
+    }
+
+    #[track_caller]
+    fn holds(&mut self) -> usize {
+        let (answer, asked) = self.asks();
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+        asked
+    }
+
+    #[track_caller]
+    fn waits(&mut self) {
+        let (answer, _) = self.asks();
+        assert!(matches!(answer, Acquired::Waiting(_)), "{answer:?}");
+    }
+
+    #[track_caller]
+    fn is_woken(&mut self) {
+        let slept = self.store.sleep(&self.names, &self.token, in_time()).expect("a sleep");
+        assert_eq!(slept, Slept::Woken);
+    }
+
+    fn view(&mut self) -> View {
+        self.store.inspect(&self.names.as_slice()[0], in_time()).expect("a view")
+    }
+
+    fn leaves(&mut self) {
+        let end = End { ran: Ran::Yes, job: None };
+        let left = self.store.leave(&self.names, &self.token, &end, in_time()).expect("an answer");
+        assert_eq!(left, Left::Released { cooling: Duration::ZERO });
+    }
+}
+
+fn in_time() -> Moment {
+    Moment::now().after(Duration::from_secs(20))
+}
+
+/// Whoever is woken is told what was written, and reads it no more. If somebody has changed that since, or what it is told is
+/// what it was told before, it reads.
+#[test]
+fn what_a_waiter_is_told_is_confirmed_only_if_it_is_so_still() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    let asker = || Asker::new(etcd, &world.url());
+    let life = |asker: &Asker| format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.secret());
+    // Where the machine is busy, what it is told may come late.
+    let is_told = (0..20).any(|_| {
+        let (mut holder, mut next) = (asker(), asker());
+        holder.holds();
+        next.waits();
+        holder.leaves();
+        next.is_woken();
+        let asked = next.holds();
+        next.leaves();
+        asked == 1
+    });
+    assert!(is_told, "it asks for the grant alone");
+
+    let (mut holder, mut last) = (asker(), asker());
+    holder.holds();
+    last.waits();
+    holder.leaves();
+    // Somebody comes before the one who was woken has asked: with a place in the queue that must not be lost.
+    let told = etcd.ctl(&["get", "--print-value-only", &life(&last)]);
+    assert!(told.contains("record"), "{told}");
+    let mut newcomer = asker();
+    newcomer.waits();
+    // And it is told again how it was before, later than that.
+    etcd.ctl(&["put", "--ignore-lease", &life(&last), &told]);
+    last.is_woken();
+    assert!(last.holds() > 1, "it reads what has changed");
+    assert_eq!(last.view().waiters.len(), 1);
+    last.leaves();
+
+    // It has the lock, and whoever comes is woken when that is taken away from it. It was not granted it by that, whatever
+    // it may have been told before.
+    newcomer.is_woken();
+    newcomer.holds();
+    let mut misled = asker();
+    misled.waits();
+    let forged = told.replace(last.token.secret(), misled.token.secret());
+    etcd.ctl(&["put", "--ignore-lease", &life(&misled), &forged]);
+    let revoke = Revoke { when: When::Safe, by: Owner::default() };
+    let name = newcomer.names.as_slice()[0].clone();
+    let revoked = holder.store.revoke(&name, &revoke, in_time()).expect("an answer");
+    assert!(matches!(revoked, Revoked::Holds { .. }), "{revoked:?}");
+    misled.is_woken();
+    misled.waits();
 }
 
 /// Each end of a job wakes one, and what that costs etcd does not depend on how many others wait.

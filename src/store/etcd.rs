@@ -1,9 +1,10 @@
 //! How can etcd keep locks? The store `etcd://…`: a record for each lock, a key for each of those who wait for it, and sessions.
 //! What is done with them is the engine's affair; here is what a cluster of etcd does for it.
 //!
-//! *A step takes two requests*: a linearizable read of the records and of who lives, and one transaction that writes, if no
-//! record has been changed since; if one has, nothing is written and the engine begins again. So a request that arrives late
-//! or twice changes nothing.
+//! *A step takes two requests*: a read of the records and of who lives, and one transaction that writes, if no record has been
+//! changed since; if one has, nothing is written and the engine begins again, with a linearizable read. So a request that
+//! arrives late or twice changes nothing. Who is woken because it was granted a lock alone is told the record by that, and
+//! does not read it ([`Adapter::seen`]).
 //!
 //! *The lease is a session.* A holder has a lease of etcd, and a key on it beside the record; the key goes with the lease, and
 //! with the key the hold. No time of a record is compared for that. A waiter has a short one, so that its place goes when it
@@ -26,7 +27,7 @@ mod probe;
 mod words;
 
 use crate::clock::Moment;
-use crate::law::{HISTORY_KEPT, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::{Changes, Place, TOKEN, Waiting};
@@ -61,6 +62,8 @@ const LOCKS_MOST: usize = 100;
 const LEASES_ASKED: usize = 16;
 /// How long one does who listens and whose watch ended.
 const DEAF: Duration = Duration::from_millis(25);
+/// Two watches tell of one step within this time of each other.
+const TOUCHED_WITHIN: Duration = Duration::from_millis(5);
 /// Whoever gives a lock to the next one waits up to this time before it ends its lease.
 const LETS_PASS: Duration = Duration::from_millis(50);
 /// A lease to hold with is asked for ahead of time if it is not shorter than that of a waiter, which keeps both, nor longer
@@ -105,6 +108,8 @@ pub struct Keys {
     read: Cell<u64>,
     seen: Cell<u64>,
     wrote: Cell<u64>,
+    /// What this process was told when it was woken last.
+    told: RefCell<Option<Pair>>,
     ears: RefCell<Option<Ears>>,
 }
 
@@ -211,6 +216,7 @@ impl Keys {
             read: Cell::default(),
             seen: Cell::default(),
             wrote: Cell::default(),
+            told: RefCell::default(),
             ears: RefCell::default(),
         }
     }
@@ -390,6 +396,14 @@ fn is_same_term(one: &Header, other: &Header) -> bool {
     (one.member_id, one.raft_term) == (other.member_id, other.raft_term)
 }
 
+/// To whom alone a lock was granted that has not confirmed it yet, where nobody else has anything of the lock.
+fn granted_alone(record: &Record) -> Option<&Token> {
+    let mut holds = record.holds.iter();
+    let (Some((token, hold)), None) = (holds.next(), holds.next()) else { return None };
+    let is_alone = matches!(&record.lock, Lock::Exclusive { token: owner, .. } if owner == token);
+    (is_alone && hold.phase == Phase::Held && !hold.confirmed).then_some(token)
+}
+
 fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
     let key = |kind| Layout(prefix).key(kind, name);
     Error::Garbled(format!(
@@ -428,6 +442,8 @@ struct Draft<'a> {
     was: bool,
     /// How many locks it has or waits for now.
     locks: usize,
+    /// Those who were granted a lock alone, and the record of that.
+    alone: Vec<(Token, Vec<u8>)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -489,8 +505,12 @@ impl Draft<'_> {
             let old = Some(self.layout.end(&name, ends - LOG_KEPT as u64 + 1));
             self.acts.push(Act::Delete(Span { range_end: old, ..self.layout.ends(&name) }));
         }
+        let body = entry::body(ends, now.millis(), &record)?;
+        if let Some(token) = granted_alone(&record) {
+            self.alone.push((token.clone(), entry::tell(&name, &body)?));
+        }
         let key = self.layout.lock(&name);
-        self.put(key, entry::body(ends, now.millis(), &record)?, None);
+        self.put(key, body, None);
         Ok(())
     }
 
@@ -547,7 +567,11 @@ impl Draft<'_> {
         }
         for token in woken {
             let key = self.layout.life(token);
-            let touch = Put { key: key.clone(), ignore_value: true, ignore_lease: true, ..Put::default() };
+            // Who was granted one lock is told how that stands now. Others are told nothing, nor again what they were told before.
+            let mut told = self.alone.iter().filter(|(of, _)| of == token).map(|(_, told)| told.clone());
+            let value = told.next().filter(|_| told.next().is_none()).unwrap_or_default();
+            let touch =
+                Put { key: key.clone(), value: Some(Bytes(value)), ignore_lease: true, ..Put::default() };
             let touch = Txn { compare: vec![Compare::exists(key)], success: vec![Act::Put(touch)] };
             self.acts.push(Act::Txn(touch));
         }
@@ -754,9 +778,18 @@ impl Keys {
             Some(ears) if ears.is_for(client, &keys) => ears,
             _ => Ears::open(client, keys, seen, client.by.get())?,
         };
-        let heard = ears.hear(client, |revision| revision > seen && revision != wrote, until)?;
+        let new = |revision| revision > seen && revision != wrote;
+        let mut heard = ears.hear(client, new, until)?;
+        let life = layout.life(token);
+        // Whoever hears first that the one before it went hears in a moment what it was granted by that.
+        if !heard.is_empty() && heard.iter().all(|pair| pair.key != life) {
+            heard.extend(ears.hear(client, new, Moment::now().after(TOUCHED_WITHIN))?);
+        }
         self.ears.replace(Some(ears));
-        Ok(heard)
+        let is_heard = !heard.is_empty();
+        let touch = heard.into_iter().rfind(|pair| pair.key == life);
+        self.told.replace(touch.filter(|touch| !touch.value.0.is_empty()));
+        Ok(is_heard)
     }
 
     /// Removes what nobody has used for twice as long as it is kept, of what was not written for longest.
@@ -847,6 +880,33 @@ impl Adapter for Keys {
         self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
     }
 
+    /// Whoever granted the lock has told, in the step that did, what it wrote. What is written by that is written only if
+    /// the record is still that one.
+    fn seen(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<Node>, Time)> {
+        let (told, standing) = (self.told.take()?, self.standing(me)?);
+        let (name, body) = entry::told(&told.value)?;
+        let now = self.client.now()?;
+        let mut node = Node::absent(&name);
+        let revision = told.mod_revision.0;
+        node.add_record(Some(&Pair { value: body, ..told }), now).ok()?;
+        let is_enough = names.iter().eq([&name])
+            && granted_alone(&node.record) == Some(me)
+            && node.record.newest.is_none();
+        if !is_enough {
+            return None;
+        }
+        let mut waiting = standing.waiting(me);
+        (waiting.place, waiting.silent) = (Place::Parked, Due::after(now, SILENCE).0);
+        waiting.forget = Due::after(now, TICKET_KEPT).0;
+        node.queue.waiting.push(waiting);
+        node.notes.insert(me.clone(), standing.note);
+        node.leases.insert(me.clone(), LeaseOf::Waiter.id(me));
+        node.judge(now, &BTreeMap::new());
+        self.asker.replace(Some(me.clone()));
+        self.seen.set(revision);
+        Some((vec![node], now))
+    }
+
     fn show(
         &self,
         node: &mut Node,
@@ -898,6 +958,7 @@ impl Adapter for Keys {
             place: None,
             was: false,
             locks: 0,
+            alone: Vec::new(),
         };
         for (node, _) in entries.into_iter().filter(|(_, changed)| *changed == Changed::Yes) {
             draft

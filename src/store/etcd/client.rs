@@ -47,6 +47,8 @@ pub struct Client {
     cluster: Cell<Option<u64>>,
     /// When the operation under way is to end.
     pub by: Cell<Moment>,
+    /// What time a member has told last, and when.
+    clock: Cell<Option<(Time, Moment)>>,
 }
 
 /// What a request was answered: a value, or why not.
@@ -71,7 +73,8 @@ impl Clone for Client {
     fn clone(&self) -> Self {
         let member = self.member.clone();
         let (target, by, cluster) = (Arc::clone(&self.target), self.by.clone(), self.cluster.clone());
-        Self { target, member, line: RefCell::default(), pass: self.pass.clone(), cluster, by }
+        let clock = self.clock.clone();
+        Self { target, member, line: RefCell::default(), pass: self.pass.clone(), cluster, by, clock }
     }
 }
 
@@ -82,7 +85,7 @@ impl Client {
         let member = Cell::new(chance % target.members.len().max(1));
         let by = Cell::new(Moment::now());
         let (line, pass, cluster) = (RefCell::default(), RefCell::default(), Cell::new(None));
-        Self { target: Arc::new(target), member, line, pass, cluster, by }
+        Self { target: Arc::new(target), member, line, pass, cluster, by, clock: Cell::new(None) }
     }
 
     pub fn shown(&self) -> &str {
@@ -94,6 +97,13 @@ impl Client {
         if self.by.get().passed() {
             self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
         }
+    }
+
+    /// The time that a member would tell now, if one has told any.
+    pub fn now(&self) -> Option<Time> {
+        let (told, heard) = self.clock.get()?;
+        let passed = u64::try_from(Moment::now().since(heard).as_micros()).ok()?;
+        Some(Time(told.0.saturating_add(passed)))
     }
 
     /// Which member is asked next.
@@ -219,7 +229,9 @@ impl Client {
     fn read(&self, answer: Answer) -> Reply {
         let Answer { status, date, body } = answer;
         if status == 200 {
-            return Ok(Good { body, now: time(date) });
+            let now = time(date);
+            self.clock.set(Some((now, Moment::now())));
+            return Ok(Good { body, now });
         }
         let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
         let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);

@@ -7,7 +7,7 @@
 //! | `hold/NAME/TOKEN` | that a holder has its session: its lease ends the hold |
 //! | `wait/NAME/TICKET/TOKEN` | one who waits, on a short lease that it keeps |
 //! | `call/NAME/TICKET/TOKEN` | one who was granted the lock or passed over, on the same lease |
-//! | `life/TOKEN` | what others watch of one who holds or waits, and touch to wake it; on the lease of the one or the other |
+//! | `life/TOKEN` | what others watch of one who holds or waits, and touch to wake it; on the lease of the one or the other. It says the record of the lock that was granted by the last touch |
 //! | `end/NAME/NUMBER` | one of the last ends |
 
 use super::words::{Bytes, Pair, Range, Span};
@@ -250,6 +250,18 @@ impl Node {
 /// What is written of a record after so many ends.
 pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Body { format: FORMAT, ends, used, record })
+}
+
+/// What one is told who was granted the lock: which, and what was written of it.
+pub fn tell(name: &str, body: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
+    let body: &RawValue = serde_json::from_slice(body)?;
+    serde_json::to_vec(&(name, body))
+}
+
+/// The same, as it was told.
+pub fn told(value: &Bytes) -> Option<(String, Bytes)> {
+    let (name, body): (String, &RawValue) = serde_json::from_slice(&value.0).ok()?;
+    Some((name, Bytes(body.get().into())))
 }
 
 /// When a record was used last of which nothing else depends: its lock is free. In milliseconds since 1970. A holder's

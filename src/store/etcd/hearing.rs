@@ -4,7 +4,7 @@
 use super::client::Client;
 use super::entry::Layout;
 use super::http::{Connection, Failure, Request};
-use super::words::{Bytes, Number, Streamed, Watched};
+use super::words::{Bytes, Number, Pair, Streamed, Watched};
 use super::{Depth, Keys, Question, Source};
 use crate::clock::Moment;
 use crate::law::Phase;
@@ -61,13 +61,13 @@ impl Ears {
         self.member == client.member() && self.keys == *keys
     }
 
-    /// Sleeps until something happens that is `new`, by its revision, or until then (false).
+    /// Sleeps until something happens that is `new`, by its revision, or until then. Answers what.
     pub fn hear(
         &mut self,
         client: &Client,
         new: impl Fn(u64) -> bool,
         until: Moment,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Vec<Pair>, Failure> {
         while let Some(line) = self.connection.next_line(until)? {
             let said: Streamed<Watched> = client.parse(&line)?;
             let Some(watched) = said.result else {
@@ -76,14 +76,13 @@ impl Ears {
             if watched.canceled {
                 return Err(Failure::Unable(client.garbled("a watch ended")));
             }
-            if watched.events.iter().any(|event| new(event.kv.mod_revision.0)) {
-                return Ok(true);
-            }
-            if until.passed() {
-                break;
+            let pairs = watched.events.into_iter().map(|event| event.kv);
+            let heard: Vec<Pair> = pairs.filter(|pair| new(pair.mod_revision.0)).collect();
+            if !heard.is_empty() || until.passed() {
+                return Ok(heard);
             }
         }
-        Ok(false)
+        Ok(Vec::new())
     }
 }
 
@@ -111,7 +110,7 @@ impl Hearing {
             self.ears = Some(Ears::open(client, heard, self.keys.read.get(), client.by.get())?);
             return Ok(is_news);
         };
-        ears.hear(client, |_| true, until)
+        Ok(!ears.hear(client, |_| true, until)?.is_empty())
     }
 
     /// Whether there may be something to hear already: for a holder, that it is no more one, or asked to end.
