@@ -1,11 +1,12 @@
 //! How is something heard as soon as it happens? By a watch, on a connection of its own: of the lives that a waiter looks at,
 //! and, for those who hold or look on, a subscription.
 
+use super::Keys;
 use super::client::Client;
 use super::entry::Layout;
 use super::http::{Connection, Failure, Request};
+use super::read::{Depth, Question, Source};
 use super::words::{Bytes, Number, Pair, Streamed, Watched};
-use super::{Depth, Keys, Question, Source};
 use crate::clock::Moment;
 use crate::law::Phase;
 use crate::lock::Token;
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// How long nothing is heard after a subscription failed.
 const BACKOFF: Duration = Duration::from_secs(1);
+/// Two watches tell of one step within this time of each other.
+const TOUCHED_WITHIN: Duration = Duration::from_millis(5);
 
 /// What of a key is heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +86,36 @@ impl Ears {
             }
         }
         Ok(Vec::new())
+    }
+}
+
+impl Keys {
+    pub(super) fn listen(
+        &self,
+        token: &Token,
+        others: &mut dyn Iterator<Item = &Token>,
+        until: Moment,
+    ) -> Result<bool, Failure> {
+        let layout = self.layout();
+        let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
+        keys.extend(others.map(|other| (layout.life(other), News::End)));
+        let (client, seen, wrote) = (&self.client, self.seen.get(), self.wrote.get());
+        let mut ears = match self.ears.take() {
+            Some(ears) if ears.is_for(client, &keys) => ears,
+            _ => Ears::open(client, keys, seen, client.by.get())?,
+        };
+        let new = |revision| revision > seen && revision != wrote;
+        let mut heard = ears.hear(client, new, until)?;
+        let life = layout.life(token);
+        // Whoever hears first that the one before it went hears in a moment what it was granted by that.
+        if !heard.is_empty() && heard.iter().all(|pair| pair.key != life) {
+            heard.extend(ears.hear(client, new, Moment::now().after(TOUCHED_WITHIN))?);
+        }
+        self.ears.replace(Some(ears));
+        let is_heard = !heard.is_empty();
+        let touch = heard.into_iter().rfind(|pair| pair.key == life);
+        self.told.replace(touch.filter(|touch| !touch.value.0.is_empty()));
+        Ok(is_heard)
     }
 }
 

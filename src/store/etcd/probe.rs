@@ -4,8 +4,9 @@
 use super::client::grant;
 use super::entry::{Row, body};
 use super::http::Request;
+use super::lease::LeaseOf;
 use super::words::{Act, Bytes, Number, Put, Range, Span, Status, Txn};
-use super::{EtcdStore, Keys, LeaseOf};
+use super::{EtcdStore, Keys};
 use crate::clock::Moment;
 use crate::law::{Record, Time};
 use crate::lock::{Mode, Token};

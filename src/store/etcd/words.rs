@@ -240,6 +240,18 @@ pub struct TxnAnswer {
     pub responses: Vec<Response>,
 }
 
+impl TxnAnswer {
+    /// What the ranges were answered, in order.
+    pub fn ranges(self) -> impl Iterator<Item = RangeAnswer> {
+        let ranges = |response: Response| -> Vec<RangeAnswer> {
+            let within = response.response_txn.into_iter().flat_map(|txn| txn.responses);
+            let within = within.map(|response| response.response_range);
+            std::iter::once(response.response_range).chain(within).flatten().collect()
+        };
+        self.responses.into_iter().flat_map(ranges)
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Response {

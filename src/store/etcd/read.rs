@@ -1,0 +1,182 @@
+//! What is read of locks, and of whom? One transaction for the records, who lives, and of those who wait as many as are needed.
+
+use super::Keys;
+use super::entry::{Layout, Node};
+use super::words::{Act, Bytes, Number, Range, Span, Txn, bundled};
+use crate::law::{LOG_KEPT, Time};
+use crate::lock::{Mode, Token};
+use crate::store::Error;
+use crate::store::engine::queue::{Place, TOKEN, Waiting};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// So many of a queue are read at once with all that is known of them.
+const FRONT: u64 = 4;
+/// In place of a token: that of all who wait behind those that were read.
+const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
+/// Of so many holders at most it is asked how long their leases last.
+const LEASES_ASKED: usize = 16;
+
+/// Which locks to read.
+pub struct Question<'q> {
+    pub names: &'q BTreeSet<String>,
+    pub me: Option<&'q Token>,
+    pub depth: Depth,
+    pub source: Source,
+}
+
+/// How much of a lock to read besides its record, its holders and the first who wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Nothing.
+    Front,
+    /// Who else waits, the last one, whoever asks, and who is directly before it.
+    Places,
+    /// All who wait, and the ends.
+    All,
+}
+
+/// Who is to say what is so.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A majority: it is the newest.
+    Majority,
+    /// The member that is asked, which may lag behind. A write that follows fails if it does.
+    Member,
+}
+
+impl Keys {
+    pub(super) fn nodes(&self, question: &Question<'_>, with_left: bool) -> Result<(Vec<Node>, Time), Error> {
+        self.asker.replace(question.me.cloned());
+        let (mut nodes, now) = self.read(question)?;
+        // Who waits and looks how a lock stands, as anybody may, has not heard by that what happened before.
+        if question.me.is_some() {
+            self.seen.set(self.read.get());
+        }
+        let left = if with_left { self.left(&nodes)? } else { BTreeMap::new() };
+        for node in &mut nodes {
+            node.judge(now, &left);
+            if let Some(me) = question.me {
+                let session = node.sessions.get(me).map(|(lease, _)| *lease);
+                self.leases.borrow_mut().extend(session.into_iter().chain(node.leases.get(me).copied()));
+            }
+        }
+        Ok((nodes, now))
+    }
+
+    /// Reads locks, and who lives, in one step.
+    pub(super) fn read(&self, question: &Question<'_>) -> Result<(Vec<Node>, Time), Error> {
+        let (layout, standing) = (self.layout(), question.me.and_then(|me| self.standing(me)));
+        let mut acts = Vec::new();
+        let serializable = question.source == Source::Member;
+        let mut ask = |range: Range| acts.push(Act::Range(Range { serializable, ..range }));
+        for name in question.names {
+            ask(Range { span: Span { key: layout.lock(name), range_end: None }, ..Range::default() });
+            ask(layout.holds(name).whole());
+            ask(layout.waiters(name, Place::Parked).whole());
+            let queue = layout.waiters(name, Place::Queued);
+            if question.depth == Depth::All {
+                ask(queue.whole());
+                ask(Range {
+                    limit: Some(Number(LOG_KEPT as u64)),
+                    sort_order: Some("DESCEND"),
+                    ..layout.ends(name).whole()
+                });
+                continue;
+            }
+            ask(Range { limit: Some(Number(FRONT)), ..queue.clone().whole() });
+            if question.depth == Depth::Front {
+                continue;
+            }
+            ask(Range { keys_only: true, ..queue.clone().whole() });
+            ask(Range { limit: Some(Number(1)), sort_order: Some("DESCEND"), ..queue.clone().whole() });
+            if let (Some(me), Some(standing)) = (question.me, &standing) {
+                // And who is before it.
+                let mut end = layout.waiter(name, &standing.waiting(me)).0;
+                end.push(0);
+                let span = Span { range_end: Some(Bytes(end)), ..queue };
+                ask(Range { limit: Some(Number(2)), sort_order: Some("DESCEND"), ..span.whole() });
+            }
+        }
+        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
+        self.check_kept(&answer.header)?;
+        self.read.set(answer.header.revision.0);
+        let mut ranges = answer.ranges();
+        let shown = self.client.shown();
+        let mut nodes = Vec::with_capacity(question.names.len());
+        for name in question.names {
+            let mut node = Node::absent(name);
+            let mut next = || ranges.next().unwrap_or_default();
+            let (record, sessions, parked, first) = (next().kvs, next().kvs, next().kvs, next());
+            let rest = match question.depth {
+                Depth::Front => Vec::new(),
+                Depth::All => {
+                    next().kvs.iter().for_each(|pair| node.add_end(pair));
+                    Vec::new()
+                }
+                Depth::Places if standing.is_some() => [next().kvs, next().kvs, next().kvs].concat(),
+                Depth::Places => [next().kvs, next().kvs].concat(),
+            };
+            let mut add = || {
+                node.add_record(record.first(), now)?;
+                sessions.iter().try_for_each(|pair| node.add_session(pair))?;
+                parked.iter().try_for_each(|pair| node.add_waiter(pair, Place::Parked, now))?;
+                let mut queued = first.kvs.iter().chain(&rest);
+                queued.try_for_each(|pair| node.add_waiter(pair, Place::Queued, now))?;
+                Ok::<_, String>(())
+            };
+            add().map_err(|why| garbled(shown, &self.client.target.prefix, name, &why))?;
+            let queued = node.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
+            let last = queued.map(|waiting| waiting.ticket).max();
+            if question.depth == Depth::Front && first.count.0 > first.kvs.len() as u64 {
+                let unread = |ticket| Waiting::new(UNREAD, ticket, Mode::Exclusive, Place::Queued);
+                node.queue.waiting.extend(last.map(unread));
+            } else if let (Some(me), Some(standing)) = (question.me, &standing) {
+                node.remember(me, standing.waiting(me), &standing.note, now);
+            }
+            nodes.push(node);
+        }
+        self.check_sessions(question.me, &nodes)?;
+        Ok((nodes, now))
+    }
+
+    /// Names all who wait for a lock, of whom only the first were read.
+    pub(super) fn read_rest(&self, node: &mut Node, now: Time) -> Result<(), Error> {
+        let queue = self.layout().waiters(&node.name, Place::Queued);
+        let range = Range { keys_only: true, ..queue.whole() };
+        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
+        node.queue.waiting.retain(|waiting| waiting.token != UNREAD);
+        let mut pairs = answer.ranges().flat_map(|range| range.kvs);
+        let added = pairs.try_for_each(|pair| node.add_waiter(&pair, Place::Queued, now));
+        let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
+        added.map_err(|why| garbled(shown, prefix, &node.name, why))?;
+        node.queue.waiting.sort_by_key(Waiting::key);
+        Ok(())
+    }
+
+    /// The leases, with what is left of those that are asked about.
+    fn left(&self, nodes: &[Node]) -> Result<BTreeMap<u64, Duration>, Error> {
+        let leases = nodes.iter().flat_map(|node| node.sessions.values().map(|(lease, _)| *lease));
+        let leases: Vec<u64> = leases.collect::<BTreeSet<_>>().into_iter().take(LEASES_ASKED).collect();
+        let mut left = BTreeMap::new();
+        for (lease, looked) in leases.iter().zip(self.look_at(&leases)?) {
+            // In its last second, and until it is gone, it is told as nothing.
+            let shortest = Duration::from_millis(1);
+            left.extend(looked.map(|looked| (*lease, Duration::from_secs(looked.ttl.0).max(shortest))));
+        }
+        Ok(left)
+    }
+}
+
+pub fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
+    let key = |kind| Layout(prefix).key(kind, name);
+    Error::Garbled(format!(
+        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: when \
+         nothing runs under it, delete the key {} and all keys that begin with {}/, {}/, {}/ or {}/",
+        key("lock"),
+        key("hold"),
+        key("wait"),
+        key("call"),
+        key("end")
+    ))
+}
