@@ -207,7 +207,7 @@ impl LockNode {
         let Kept { queue, name, tracked, .. } = &mut self.kept;
         queue.show(at, note, name, record, tracked, |_, waiter| {
             let Some(heard) = heard.filter(|_| !holds) else { return };
-            let (silent, forget) = super::believed(heard);
+            let (silent, forget) = super::judge::believed(heard);
             waiter.silent = waiter.silent.max(silent);
             waiter.forget = waiter.forget.max(forget);
         })

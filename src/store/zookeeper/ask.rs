@@ -1,0 +1,74 @@
+//! How is an ensemble asked? Once more where a connection breaks, if that does no harm; and what its refusals mean.
+
+use super::Znodes;
+use super::jute::{Answer, Ask, Code};
+use super::stamp::{Stamp, stamped};
+use super::wire::Failure;
+use crate::clock::Moment;
+use crate::store::Error;
+
+/// How many broken connections one exchange may meet.
+pub(super) const BROKEN_MOST: u32 = 8;
+
+/// Whether something may be sent again on another connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    Yes,
+    No,
+}
+
+impl Znodes {
+    /// What is asked between two operations has a time of its own.
+    pub(super) fn allow(&self) {
+        if self.by.get().passed() {
+            self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
+        }
+    }
+
+    /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
+    pub(super) fn ask(&self, asks: &[Ask], again: Again) -> Result<Vec<Result<Answer, Code>>, Failure> {
+        let mut broken = 0;
+        loop {
+            let sent = Moment::now();
+            match self.session.borrow_mut().ask(asks, self.by.get()) {
+                Err(Failure::Broken(_))
+                    if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() =>
+                {
+                    broken += 1;
+                }
+                Err(failure) => return Err(failure),
+                Ok(answers) => {
+                    let heard = Moment::now();
+                    for (ask, answer) in asks.iter().zip(&answers) {
+                        if let Some(at) = stamped(ask, answer) {
+                            self.stamp.set(Some(Stamp { at, sent, heard }));
+                        }
+                    }
+                    return Ok(answers);
+                }
+            }
+        }
+    }
+
+    /// What a refusal means.
+    pub(super) fn refused(&self, code: Code) -> Error {
+        let shown = self.shown();
+        match code {
+            Code::NO_AUTH => Error::Denied(format!(
+                "{shown} denies this user a right that dlock needs: its nodes belong to somebody else, or {} is not his to \
+                 make nodes in; see docs/stores.md",
+                self.target.chroot_shown()
+            )),
+            Code::AUTH_FAILED => Error::Denied(format!("{shown} refused the user name or the password")),
+            Code::UNKNOWN => Error::Unfit(format!(
+                "{shown} does not know a request that dlock needs: it is older than ZooKeeper 3.5"
+            )),
+            Code::READ_ONLY => {
+                Error::Unavailable(format!("{shown} is read-only: it has lost the other servers"))
+            }
+            Code::QUOTA => Error::Unavailable(format!("{shown}: a quota of its nodes is used up")),
+            Code::THROTTLED | Code::TIMEOUT => Error::Unavailable(format!("{shown} has too much to do")),
+            Code(code) => Error::Garbled(format!("{shown} answered with the error {code}")),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! What is there? The nodes of the locks in one round trip, and in another one what they tell to be wanted of those who wait
+//! and hold, unless it was foreseen. All of it is judged before it is given to the law.
+
+use super::jute::{Answer, Ask, Code, Stat};
+use super::node::{self, LockNode};
+use super::stamp::STAMP_GOOD;
+use super::write::Place;
+use super::{Again, Znodes};
+use crate::clock::Moment;
+use crate::law::{LOG_KEPT, Time};
+use crate::lock::Token;
+use crate::store::Error;
+use crate::store::engine::{CatchUp, granted_alone, queue};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Of so many who hold or have left it is looked at once whether they live.
+const HOLDERS: usize = 8;
+/// So many of a queue are read at once where several of them may be granted the lock.
+const FRONT: usize = 3;
+/// Who waits reads so many of the last ends: enough to tell how long a run mostly takes.
+const ENDS: usize = 16;
+
+/// What is read together with a lock, and would take a round trip of its own when the lock has told that it is wanted.
+#[derive(Default)]
+pub(super) struct Ahead {
+    /// Those who wait, with their locks and their nodes.
+    notes: Vec<(String, Token, String)>,
+    lives: Vec<Token>,
+}
+
+impl Znodes {
+    /// The locks as they are, and the time, which was read before.
+    pub(super) fn read(
+        &self,
+        names: &BTreeSet<String>,
+        me: Option<&Token>,
+        whom: CatchUp,
+    ) -> Result<(Vec<LockNode>, Time), Error> {
+        self.asker.replace(me.cloned());
+        let is_own = self.mine.as_ref().is_some_and(|mine| me == Some(&mine.token));
+        let mut is_again = false;
+        loop {
+            if std::mem::replace(&mut is_again, true) && self.by.get().passed() {
+                return Err(Error::Unavailable(format!(
+                    "{}: others change the lock all the time",
+                    self.shown()
+                )));
+            }
+            self.forget_seen();
+            if is_own {
+                self.ensure()?;
+            }
+            let life = self.life.get().filter(|life| !life.was_ended);
+            let mine = self.mine.as_ref().filter(|_| life.is_some());
+            let dial = self.session.borrow().dial();
+            let mut asks = Vec::with_capacity(2 * names.len() + 3);
+            let began = Moment::now();
+            let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
+            if stamps {
+                asks.push(Ask::Set { path: self.clock(), data: Vec::new() });
+            }
+            if self.must_sync.get() || whom == CatchUp::All {
+                asks.push(Ask::Sync { path: self.base() });
+            }
+            if let Some(mine) = mine {
+                asks.push(Ask::Look { path: self.life_path(&mine.token), watch: true });
+            }
+            let first = asks.len();
+            for name in names {
+                let path = self.lock_path(name);
+                asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
+            }
+            let ahead = if is_own { self.ahead.take() } else { Ahead::default() };
+            asks.extend(ahead.notes.iter().map(|(.., path)| Ask::Get { path: path.clone() }));
+            asks.extend(ahead.lives.iter().map(|life| self.look(life)));
+            let mut answers = self.ask(&asks, Again::Yes)?;
+            let mut told = answers.split_off(first + 2 * names.len()).into_iter();
+            if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
+                self.make_base()?;
+                continue;
+            }
+            if let Some(code) = answers
+                .iter()
+                .take(first)
+                .filter_map(|answer| answer.as_ref().err())
+                .copied()
+                .find(|code| *code != Code::NO_NODE)
+            {
+                return Err(self.refused(code));
+            }
+            let Some(stamp) = self.stamp.get() else { return Err(self.silent_clock()) };
+            // Nothing was written later than that clock shows. Who reads the times in a record is not to find them ahead of it.
+            let written = answers[first..].iter().filter_map(|answer| match answer {
+                Ok(Answer::Data(_, stat)) => Some(stat.mtime.saturating_mul(1000)),
+                _ => None,
+            });
+            let written = written.max().unwrap_or_default();
+            let (lower, upper) = if stamps {
+                (stamp.at * 1000, stamp.upper(Moment::now()))
+            } else {
+                (stamp.lower(began), stamp.upper(began))
+            };
+            let now = Time(lower.max(written));
+            self.uncertain.set(Duration::from_micros(upper.saturating_sub(now.0)));
+            if let (Some(mine), Some(mut life)) = (mine, life) {
+                if life.turn != self.session.borrow().turn() {
+                    // That session has ended meanwhile, and its life with it.
+                    self.life.set(None);
+                    continue;
+                }
+                match &answers[first - 1] {
+                    Ok(Answer::Stat(_)) => {
+                        // Had it connected anew in between, it would be watched on a later one. Then it looks once more.
+                        life.dial = dial;
+                        self.lives.borrow_mut().insert(mine.token.clone(), true);
+                    }
+                    _ => life.was_ended = true,
+                }
+                self.life.set(Some(life));
+            }
+            let Some(mut entries) = self.parse(names, answers.split_off(first), now)? else {
+                // It was changed between the two questions.
+                continue;
+            };
+            let notes: Vec<_> = told.by_ref().take(ahead.notes.len()).collect();
+            for (token, answer) in ahead.lives.into_iter().zip(told) {
+                self.looked(token, &answer);
+            }
+            for ((name, token, path), answer) in ahead.notes.into_iter().zip(notes) {
+                let entry = entries.iter_mut().find(|entry| entry.name == name);
+                // Of whom it is not known whether he lives, both are asked for again.
+                let is_known = self.lives.borrow().contains_key(&token);
+                if let (Ok(Answer::Data(data, stat)), Some(entry)) = (answer, entry)
+                    && is_known
+                    && entry.path_of(&token).is_some_and(|at| at == path)
+                {
+                    self.saw(entry, token, data, stat);
+                }
+            }
+            if !self.fetch(&mut entries, me, whom, now)? {
+                // Somebody has left since.
+                continue;
+            }
+            self.must_sync.set(false);
+            if let Some(me) = me.filter(|_| is_own) {
+                self.look_ahead(&entries, me);
+            }
+            self.judge(&mut entries, me, now);
+            return Ok((entries, now));
+        }
+    }
+
+    fn silent_clock(&self) -> Error {
+        Error::Garbled(format!("{} does not tell the time", self.shown()))
+    }
+
+    /// None if what was read of a lock does not belong together.
+    fn parse(
+        &self,
+        names: &BTreeSet<String>,
+        answers: Vec<Result<Answer, Code>>,
+        now: Time,
+    ) -> Result<Option<Vec<LockNode>>, Error> {
+        let (mut entries, mut answers) = (Vec::with_capacity(names.len()), answers.into_iter());
+        for name in names {
+            let path = self.lock_path(name);
+            let entry = match (answers.next(), answers.next()) {
+                (Some(Ok(Answer::Data(body, stat))), Some(Ok(Answer::Names(children, listed)))) => {
+                    if stat.version != listed.version {
+                        return Ok(None);
+                    }
+                    let parsed = LockNode::parse(name, path.clone(), &body, stat, children, now);
+                    parsed.map_err(|why| node::garbled(self.shown(), name, &path, &why))?
+                }
+                (Some(Err(Code::NO_NODE)), Some(Err(Code::NO_NODE))) => LockNode::absent(name, path),
+                (Some(Err(Code::NO_NODE)), _) | (_, Some(Err(Code::NO_NODE))) => return Ok(None),
+                (Some(Err(code)), _) | (_, Some(Err(code))) => return Err(self.refused(code)),
+                _ => return Err(self.refused(Code(0))),
+            };
+            entries.push(entry);
+        }
+        Ok(Some(entries))
+    }
+
+    /// Reads what will be wanted of those who wait and hold: a round trip for all of it. False if one of them has left since.
+    fn fetch(
+        &self,
+        entries: &mut [LockNode],
+        me: Option<&Token>,
+        whom: CatchUp,
+        now: Time,
+    ) -> Result<bool, Error> {
+        let is_all = whom == CatchUp::All && me.is_none();
+        let is_single = entries.len() == 1;
+        // Whoever was granted the lock starts its job when it has confirmed that. It knows what its own node says.
+        let confirms =
+            |entry: &LockNode| me.filter(|me| is_single && granted_alone(&entry.record, me).is_some());
+        if let [entry] = &mut *entries
+            && let Some(me) = confirms(entry)
+            && let Some(place) = self.places.borrow().get(&entry.name).filter(|_| self.is_own(me))
+        {
+            entry.notes.insert(me.clone(), place.data.clone());
+        }
+        let (mut asks, mut notes, mut lives, mut ends) =
+            (Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
+        for (at, entry) in entries.iter().enumerate() {
+            let parked = entry.queue.waiting.iter().filter(|_| is_all);
+            let confirms = confirms(entry).is_some();
+            let front = match (is_all, entry.queue.is_for_one()) {
+                (true, _) => usize::MAX,
+                (false, _) if confirms => 0,
+                (false, true) if is_single => 1,
+                (false, _) => FRONT,
+            };
+            for waiting in entry.wanted(front, me).into_iter().chain(parked) {
+                let is_known =
+                    |token: &Token| notes.contains(&(at, token.clone())) || entry.notes.contains_key(token);
+                let Some(token) = waiting.token().filter(|token| !is_known(token)) else { continue };
+                asks.push(Ask::Get { path: entry.waiter_path(waiting) });
+                notes.push((at, token.clone()));
+                lives.insert(token);
+            }
+            let held: Vec<&Token> = node::believed(&entry.record).map(|(token, _)| token).collect();
+            let is_few = is_all || held.len() <= HOLDERS;
+            let asked = |token: &&&Token| {
+                entry.tracked.contains_key(**token) && (is_few || node::is_over(&entry.record, token, now))
+            };
+            lives.extend(held.iter().filter(asked).map(|token| (*token).clone()));
+            // Those who have left are forgotten when they are gone.
+            lives.extend(entry.left().filter(|_| !confirms).take(HOLDERS).cloned());
+            if whom == CatchUp::All {
+                for path in entry.end_paths().into_iter().take(if is_all { LOG_KEPT } else { ENDS }) {
+                    asks.push(Ask::Get { path });
+                    ends.push(at);
+                }
+            }
+        }
+        lives.retain(|token| Some(token) != me && !self.lives.borrow().contains_key(token));
+        let looked: Vec<Token> = lives.into_iter().collect();
+        asks.extend(looked.iter().map(|token| self.look(token)));
+        if asks.is_empty() {
+            return Ok(true);
+        }
+        let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
+        for ((at, token), answer) in notes.into_iter().zip(&mut answers) {
+            match answer {
+                Ok(Answer::Data(data, stat)) => self.saw(&mut entries[at], token, data, stat),
+                Err(Code::NO_NODE) => return Ok(false),
+                Err(code) => return Err(self.refused(code)),
+                Ok(_) => {}
+            }
+        }
+        let mut logs: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+        for (at, answer) in ends.into_iter().zip(&mut answers) {
+            if let Ok(Answer::Data(data, _)) = answer {
+                logs.entry(at).or_default().push(data);
+            }
+        }
+        for (at, log) in logs {
+            entries[at].set_log(log.iter().map(Vec::as_slice));
+        }
+        for (token, answer) in looked.into_iter().zip(answers) {
+            if let Err(code) = answer
+                && code != Code::NO_NODE
+            {
+                return Err(self.refused(code));
+            }
+            self.looked(token, &answer);
+        }
+        Ok(true)
+    }
+
+    /// Whoever holds these gives them back at some time, and then has to know who is next, and who has gone.
+    fn look_ahead(&self, entries: &[LockNode], me: &Token) {
+        let mut ahead = Ahead::default();
+        for entry in entries.iter().filter(|entry| entry.record.holds.contains_key(me)) {
+            let next = entry.queue.waiting.iter().find(|waiting| waiting.place == queue::Place::Queued);
+            ahead.lives.extend(entry.left().take(HOLDERS).cloned());
+            if let Some((token, path)) = next.and_then(|next| Some((next.token()?, entry.waiter_path(next))))
+            {
+                ahead.notes.push((entry.name.clone(), token.clone(), path));
+                ahead.lives.push(token);
+            }
+        }
+        self.ahead.replace(ahead);
+    }
+
+    /// What the node of one who waits tells, besides what it holds: when it was last heard of, and if it is this process',
+    /// where that makes itself heard.
+    pub(super) fn saw(&self, entry: &mut LockNode, token: Token, data: Vec<u8>, stat: Stat) {
+        let mut heard = self.heard.borrow_mut();
+        let last = heard.entry(token.clone()).or_default();
+        *last = stat.mtime.max(*last);
+        if self.is_own(&token)
+            && let Some(at) = entry.queue.find(&token).filter(|_| entry.queue.is_queued(&token))
+        {
+            let path = entry.waiter_path(&entry.queue.waiting[at]);
+            let place = Place { path, data: data.clone(), version: stat.version };
+            self.places.borrow_mut().insert(entry.name.clone(), place);
+        }
+        entry.notes.insert(token, data);
+    }
+
+    /// What was read before is of another step.
+    pub(super) fn forget_seen(&self) {
+        self.lives.borrow_mut().clear();
+        self.heard.borrow_mut().clear();
+    }
+}
