@@ -36,7 +36,7 @@ mod wire;
 mod write;
 
 use crate::clock::Moment;
-use crate::law::{Due, Record, Time, millis};
+use crate::law::{Due, Record, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
@@ -57,13 +57,10 @@ use std::thread;
 use std::time::Duration;
 use sweep::TIDIES_EVERY;
 use wait::Watch;
-use wire::Failure;
 use write::Place;
 
 pub use session::Target;
 
-/// A step is not larger than a server takes (`jute.maxbuffer`).
-const STEP_MOST: usize = 1_000_000;
 /// Whoever has more than so many before it looks at the records more rarely: it is woken by whoever is before it.
 const NEAR: u64 = 4;
 /// Where a connection failed while one waited.
@@ -184,111 +181,11 @@ impl Adapter for Znodes {
         record: &mut Record,
         _: Time,
     ) -> Result<Vec<String>, Error> {
-        let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
-        if !entry.notes.contains_key(&token) {
-            let place = entry.waiter_path(&entry.queue.waiting[waiter]);
-            let asks = [Ask::Get { path: place }, self.look(&token)];
-            let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
-            match answers.next() {
-                Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),
-                // It has left since, so nothing of this can be written.
-                Some(Err(Code::NO_NODE)) => {
-                    entry.drop_waiter(waiter);
-                    return Ok(Vec::new());
-                }
-                Some(Err(code)) => return Err(self.refused(code)),
-                _ => return Err(self.refused(Code(0))),
-            }
-            let is_there = matches!(answers.next(), Some(Ok(Answer::Stat(_))));
-            self.lives.borrow_mut().insert(token.clone(), is_there);
-        }
-        // One whose life is gone is not heard any more, whenever it last was.
-        let is_there = self.lives.borrow().get(&token).copied().unwrap_or(false);
-        let heard = self.heard.borrow().get(&token).copied().filter(|_| is_there);
-        let data = entry.notes.get(&token).cloned().unwrap_or_default();
-        let shown = entry.show(waiter, &data, heard, record);
-        shown.map_err(|why| node::garbled(self.shown(), &entry.name, &entry.path, why))
+        self.show_waiter(entry, waiter, record)
     }
 
     fn write(&self, entries: Vec<(LockNode, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {
-        self.forget_seen();
-        if entries.iter().all(|(_, changed)| *changed == Changed::No) {
-            return Ok(Written::Yes);
-        }
-        let asker = self.asker.borrow().clone();
-        let (mut all, mut has_new, mut places) = (Vec::new(), false, BTreeMap::new());
-        let mut onlookers = BTreeSet::new();
-        let life = self.life.get().filter(|life| !life.was_ended);
-        if let Some(mine) =
-            self.mine.as_ref().filter(|mine| life.is_some() && asker.as_ref() == Some(&mine.token))
-        {
-            // What is granted, renewed or waited for counts only as long as this session does.
-            all.push(Ask::Check { path: self.life_path(&mine.token), version: None });
-        }
-        for (mut entry, changed) in entries {
-            onlookers.extend(entry.record.watchers.keys().cloned());
-            if entry.is_stale() {
-                self.must_sync.set(true);
-                return Ok(Written::Conflict);
-            }
-            if changed == Changed::No {
-                all.extend(entry.check());
-                continue;
-            }
-            if let Some(hold) = asker.as_ref().and_then(|asker| entry.record.holds.get(asker))
-                && hold.confirmed
-                && let Some(asker) = &asker
-            {
-                let until = Due(hold.until.0.saturating_add(millis(self.uncertain.get()) + 1));
-                entry.record.lasts(asker, until);
-            }
-            let name = entry.name.clone();
-            let place = asker.as_ref().and_then(|asker| entry.place_of(asker));
-            places.insert(name, place);
-            let change =
-                entry.change(now).map_err(|error| error.map(|why| format!("{}: {why}", self.shown())))?;
-            has_new |= change.is_new;
-            all.extend(change.asks);
-        }
-        if all.iter().all(|ask| matches!(ask, Ask::Check { .. })) {
-            // There was nothing, and there is nothing to keep.
-            return Ok(Written::Yes);
-        }
-        let size: usize = all.iter().map(Ask::size).sum();
-        if size > STEP_MOST {
-            return Ok(Written::too_large(self.shown()));
-        }
-        let mut asks = vec![Ask::All(all)];
-        let woken = woken.iter().filter(|token| !onlookers.contains(*token));
-        asks.extend(woken.map(|token| Ask::Set { path: self.life_path(token), data: Vec::new() }));
-        let answer = match self.ask(&asks, Again::No) {
-            Ok(answers) => answers.into_iter().next(),
-            // Whether it was done shows when it is tried again: if it was, the versions are others.
-            Err(Failure::Broken(_)) => {
-                self.must_sync.set(true);
-                return Ok(Written::Conflict);
-            }
-            Err(failure) => return Err(failure.into()),
-        };
-        match answer {
-            Some(Ok(Answer::All(answers))) => {
-                if asker.is_some_and(|asker| self.is_own(&asker))
-                    && let Some(Ask::All(all)) = asks.into_iter().next()
-                {
-                    self.keep_places(places, all, &answers);
-                }
-                Ok(Written::Yes)
-            }
-            Some(Err(code @ (Code::BAD_VERSION | Code::NODE_EXISTS | Code::NO_NODE | Code::NOT_EMPTY))) => {
-                if code == Code::NO_NODE && has_new {
-                    self.make_base()?;
-                }
-                self.must_sync.set(true);
-                Ok(Written::Conflict)
-            }
-            Some(Err(code)) => Err(self.refused(code)),
-            _ => Err(self.refused(Code(0))),
-        }
+        self.write_step(entries, now, woken)
     }
 
     fn release(&self, _: Vec<LockNode>) {

@@ -7,7 +7,7 @@ use super::stamp::STAMP_GOOD;
 use super::write::Place;
 use super::{Again, Znodes};
 use crate::clock::Moment;
-use crate::law::{LOG_KEPT, Time};
+use crate::law::{LOG_KEPT, Record, Time};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::{CatchUp, granted_alone, queue};
@@ -306,5 +306,37 @@ impl Znodes {
     pub(super) fn forget_seen(&self) {
         self.lives.borrow_mut().clear();
         self.heard.borrow_mut().clear();
+    }
+    /// Lets the law see one who waits, whom it has asked for.
+    pub(super) fn show_waiter(
+        &self,
+        entry: &mut LockNode,
+        waiter: usize,
+        record: &mut Record,
+    ) -> Result<Vec<String>, Error> {
+        let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
+        if !entry.notes.contains_key(&token) {
+            let place = entry.waiter_path(&entry.queue.waiting[waiter]);
+            let asks = [Ask::Get { path: place }, self.look(&token)];
+            let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
+            match answers.next() {
+                Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),
+                // It has left since, so nothing of this can be written.
+                Some(Err(Code::NO_NODE)) => {
+                    entry.drop_waiter(waiter);
+                    return Ok(Vec::new());
+                }
+                Some(Err(code)) => return Err(self.refused(code)),
+                _ => return Err(self.refused(Code(0))),
+            }
+            let is_there = matches!(answers.next(), Some(Ok(Answer::Stat(_))));
+            self.lives.borrow_mut().insert(token.clone(), is_there);
+        }
+        // One whose life is gone is not heard any more, whenever it last was.
+        let is_there = self.lives.borrow().get(&token).copied().unwrap_or(false);
+        let heard = self.heard.borrow().get(&token).copied().filter(|_| is_there);
+        let data = entry.notes.get(&token).cloned().unwrap_or_default();
+        let shown = entry.show(waiter, &data, heard, record);
+        shown.map_err(|why| node::garbled(self.shown(), &entry.name, &entry.path, why))
     }
 }

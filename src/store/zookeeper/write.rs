@@ -1,8 +1,17 @@
 //! How is a step written, and where does this process wait after it?
 
-use super::Znodes;
-use super::jute::{Answer, Ask};
-use std::collections::BTreeMap;
+use super::jute::{Answer, Ask, Code};
+use super::node::LockNode;
+use super::wire::Failure;
+use super::{Again, Znodes};
+use crate::law::{Due, Time, millis};
+use crate::lock::Token;
+use crate::store::Error;
+use crate::store::engine::{Changed, Written};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A step is not larger than a server takes (`jute.maxbuffer`).
+const STEP_MOST: usize = 1_000_000;
 
 /// The node of this process in a queue, as it was read or written last.
 pub(super) struct Place {
@@ -12,13 +21,95 @@ pub(super) struct Place {
 }
 
 impl Znodes {
-    /// Where this process waits after a step that has written these.
-    pub(super) fn keep_places(
+    /// All of it or nothing, and only if nobody else has changed any of it since it was read.
+    pub(super) fn write_step(
         &self,
-        places: BTreeMap<String, Option<String>>,
-        asks: Vec<Ask>,
-        answers: &[Answer],
-    ) {
+        entries: Vec<(LockNode, Changed)>,
+        now: Time,
+        woken: &[Token],
+    ) -> Result<Written, Error> {
+        self.forget_seen();
+        if entries.iter().all(|(_, changed)| *changed == Changed::No) {
+            return Ok(Written::Yes);
+        }
+        let asker = self.asker.borrow().clone();
+        let (mut all, mut has_new, mut places) = (Vec::new(), false, BTreeMap::new());
+        let mut onlookers = BTreeSet::new();
+        let life = self.life.get().filter(|life| !life.was_ended);
+        if let Some(mine) =
+            self.mine.as_ref().filter(|mine| life.is_some() && asker.as_ref() == Some(&mine.token))
+        {
+            // What is granted, renewed or waited for counts only as long as this session does.
+            all.push(Ask::Check { path: self.life_path(&mine.token), version: None });
+        }
+        for (mut entry, changed) in entries {
+            onlookers.extend(entry.record.watchers.keys().cloned());
+            if entry.is_stale() {
+                self.must_sync.set(true);
+                return Ok(Written::Conflict);
+            }
+            if changed == Changed::No {
+                all.extend(entry.check());
+                continue;
+            }
+            if let Some(hold) = asker.as_ref().and_then(|asker| entry.record.holds.get(asker))
+                && hold.confirmed
+                && let Some(asker) = &asker
+            {
+                let until = Due(hold.until.0.saturating_add(millis(self.uncertain.get()) + 1));
+                entry.record.lasts(asker, until);
+            }
+            let name = entry.name.clone();
+            let place = asker.as_ref().and_then(|asker| entry.place_of(asker));
+            places.insert(name, place);
+            let change =
+                entry.change(now).map_err(|error| error.map(|why| format!("{}: {why}", self.shown())))?;
+            has_new |= change.is_new;
+            all.extend(change.asks);
+        }
+        if all.iter().all(|ask| matches!(ask, Ask::Check { .. })) {
+            // There was nothing, and there is nothing to keep.
+            return Ok(Written::Yes);
+        }
+        let size: usize = all.iter().map(Ask::size).sum();
+        if size > STEP_MOST {
+            return Ok(Written::too_large(self.shown()));
+        }
+        let mut asks = vec![Ask::All(all)];
+        let woken = woken.iter().filter(|token| !onlookers.contains(*token));
+        asks.extend(woken.map(|token| Ask::Set { path: self.life_path(token), data: Vec::new() }));
+        let answer = match self.ask(&asks, Again::No) {
+            Ok(answers) => answers.into_iter().next(),
+            // Whether it was done shows when it is tried again: if it was, the versions are others.
+            Err(Failure::Broken(_)) => {
+                self.must_sync.set(true);
+                return Ok(Written::Conflict);
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+        match answer {
+            Some(Ok(Answer::All(answers))) => {
+                if asker.is_some_and(|asker| self.is_own(&asker))
+                    && let Some(Ask::All(all)) = asks.into_iter().next()
+                {
+                    self.keep_places(places, all, &answers);
+                }
+                Ok(Written::Yes)
+            }
+            Some(Err(code @ (Code::BAD_VERSION | Code::NODE_EXISTS | Code::NO_NODE | Code::NOT_EMPTY))) => {
+                if code == Code::NO_NODE && has_new {
+                    self.make_base()?;
+                }
+                self.must_sync.set(true);
+                Ok(Written::Conflict)
+            }
+            Some(Err(code)) => Err(self.refused(code)),
+            _ => Err(self.refused(Code(0))),
+        }
+    }
+
+    /// Where this process waits after a step that has written these.
+    fn keep_places(&self, places: BTreeMap<String, Option<String>>, asks: Vec<Ask>, answers: &[Answer]) {
         let mut known = self.places.borrow_mut();
         let mut written: BTreeMap<String, (Vec<u8>, i32)> = BTreeMap::new();
         for (ask, answer) in asks.into_iter().zip(answers) {
