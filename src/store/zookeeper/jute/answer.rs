@@ -1,0 +1,166 @@
+//! What does a server say? It is checked here: nothing in it is believed to be as long as it says.
+
+use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, Stat, Welcome};
+
+impl Ask {
+    /// What the rest of an answer says; none if it cannot be understood.
+    pub fn answer(&self, rest: &[u8]) -> Option<Result<Answer, Code>> {
+        self.read(&mut Reader(rest)).map(Ok).or_else(|| match self {
+            Self::All(parts) => first_refusal(parts.len(), rest).map(Err),
+            _ => None,
+        })
+    }
+
+    fn read(&self, reader: &mut Reader<'_>) -> Option<Answer> {
+        Some(match self {
+            Self::Create { .. } | Self::CreateForSession { .. } => {
+                reader.bytes()?;
+                Answer::Stat(reader.stat()?)
+            }
+            Self::Look { .. } | Self::Set { .. } | Self::SetIf { .. } => Answer::Stat(reader.stat()?),
+            Self::Get { .. } => {
+                let data = reader.bytes()?.to_vec();
+                Answer::Data(data, reader.stat()?)
+            }
+            Self::List { .. } => {
+                let names = reader.names()?;
+                Answer::Names(names, reader.stat()?)
+            }
+            Self::WatchEnd { .. } => {
+                reader.names()?;
+                Answer::Done
+            }
+            Self::All(parts) => {
+                let mut answers = Vec::with_capacity(parts.len());
+                for part in parts {
+                    let (kind, _, _) = reader.part()?;
+                    if kind == CREATED && matches!(part, Self::Create { .. }) {
+                        // Among several it tells no more than the path.
+                        reader.bytes()?;
+                        answers.push(Answer::Done);
+                    } else if kind == part.kind() {
+                        answers.push(part.read(reader)?);
+                    } else {
+                        return None;
+                    }
+                }
+                Answer::All(answers)
+            }
+            Self::Delete { .. }
+            | Self::Check { .. }
+            | Self::Sync { .. }
+            | Self::Ping
+            | Self::Login { .. }
+            | Self::Close => Answer::Done,
+        })
+    }
+}
+
+/// Why none of several was done: what is said of the one that could not be. Those before it would have been, and those after
+/// it were not looked at.
+fn first_refusal(parts: usize, rest: &[u8]) -> Option<Code> {
+    const NOT_REACHED: i32 = -2;
+    let mut reader = Reader(rest);
+    let mut found = None;
+    for _ in 0..parts {
+        let (kind, _, _) = reader.part()?;
+        if kind != -1 {
+            return None;
+        }
+        let code = reader.int()?;
+        if code != 0 && code != NOT_REACHED {
+            found = found.or(Some(Code(code)));
+        }
+    }
+    found
+}
+
+/// What is left to be read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn chunk<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (chunk, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*chunk)
+    }
+
+    fn int(&mut self) -> Option<i32> {
+        self.chunk().map(i32::from_be_bytes)
+    }
+
+    fn long(&mut self) -> Option<i64> {
+        self.chunk().map(i64::from_be_bytes)
+    }
+
+    /// A length of -1 says that there is nothing.
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = usize::try_from(self.int()?.max(0)).ok()?;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn names(&mut self) -> Option<Vec<String>> {
+        let count = usize::try_from(self.int()?.max(0)).ok()?;
+        // Each takes four bytes at least.
+        if count > self.0.len() / 4 {
+            return None;
+        }
+        (0..count).map(|_| self.text()).collect()
+    }
+
+    fn stat(&mut self) -> Option<Stat> {
+        let _born_and_changed: [u8; 24] = self.chunk()?;
+        // In microseconds it has to fit as well.
+        let mtime = u64::try_from(self.long()?).ok().filter(|mtime| *mtime <= 1 << 50)?;
+        let version = self.int()?;
+        let _versions: [u8; 8] = self.chunk()?;
+        let owner = self.long()?;
+        let _sizes: [u8; 16] = self.chunk()?;
+        Some(Stat { mtime, version, owner })
+    }
+
+    /// The kind of a part of an answer, whether it is the end, and its code.
+    fn part(&mut self) -> Option<(i32, bool, i32)> {
+        let kind = self.int()?;
+        let [is_end] = self.chunk()?;
+        Some((kind, is_end != 0, self.int()?))
+    }
+}
+
+impl Welcome {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        reader.int()?;
+        let timeout = u32::try_from(reader.int()?).ok().filter(|timeout| *timeout > 0);
+        let session = reader.long()?;
+        let password = reader.bytes()?.to_vec();
+        (password.len() <= 64).then_some(Self { timeout, session, password })
+    }
+}
+
+/// What comes before an answer, and the rest of it.
+pub fn head(bytes: &[u8]) -> Option<(Head, &[u8])> {
+    let mut reader = Reader(bytes);
+    let (number, seen) = (reader.int()?, reader.long()?);
+    let code = Code(reader.int()?);
+    Some((Head { number, seen, code }, reader.0))
+}
+
+/// What a watch tells; nothing where it is not about a node.
+pub fn event(rest: &[u8]) -> Option<Option<Event>> {
+    let mut reader = Reader(rest);
+    let (kind, _) = (reader.int()?, reader.int()?);
+    let path = reader.text()?;
+    let kind = match kind {
+        2 => Kind::Gone,
+        1 | 3 | 4 => Kind::Changed,
+        _ => return Some(None),
+    };
+    Some(Some(Event { kind, path }))
+}
