@@ -15,24 +15,29 @@
 //! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
 //! nobody heard costs no more than the time to the next heartbeat.
 
+mod hearing;
+mod link;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod prepared;
 mod probe;
 mod row;
 mod statement;
+mod waiting;
 
 use crate::clock::Moment;
-use crate::law::{Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Lock, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
-use crate::store::net::Address;
-use crate::store::net::tls::Tls;
 use crate::store::{Error, Listener, Subscription};
+use hearing::Hearing;
+pub use link::Target;
+use link::{Answer, Database, Failure, Link};
 use row::{Found, LockRow};
 use statement::{Change, Pen, Question, Waiters};
 use std::cell::{Cell, RefCell};
@@ -42,6 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+use waiting::POLL;
 
 /// How many broken connections one exchange may meet.
 const BROKEN_MOST: u32 = 8;
@@ -51,101 +57,10 @@ const CONFLICT: Duration = Duration::from_millis(2);
 const NEXT_FIRST: Duration = Duration::from_millis(5);
 /// What was read of a lock when its waiter was woken is used within this time, or read again.
 const SEEN_FOR: Duration = Duration::from_millis(100);
-/// Who has fewer before it has the server [prepare](Tables::prepare) what it will ask. It takes a server of PostgreSQL 3 ms, and
-/// a megabyte as long as the connection lasts.
-const PREPARES_WITHIN: u64 = 256;
-/// Where no bell is heard, who is next looks this often whether it was granted the lock.
-const POLL: Duration = Duration::from_millis(25);
-/// Who was woken by the latch of the one before it looks after so many milliseconds, and so many more, for a latch is let go
-/// just before the lock.
-const LOOKS: [u64; 8] = [0, 1, 1, 1, 2, 4, 8, 16];
-/// So long one sleeps at a latch at a time: less than a server takes to look whether those who wait wait for each other.
-const AT_LATCH: Duration = Duration::from_millis(900);
-/// And nobody more rarely than this.
-const POLL_LONGEST: Duration = Duration::from_secs(1);
-/// How long nothing is heard after a subscription failed, and how often one who looks on looks where no bell is heard.
-const BACKOFF: Duration = Duration::from_secs(1);
 /// So many notes are asked for at once.
 const NOTES_MOST: usize = 64;
 /// Of so many steps one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
-
-/// Which database, and how to get into it.
-#[derive(Clone)]
-pub struct Target {
-    pub address: Address,
-    pub user: String,
-    pub password: Option<String>,
-    pub database: String,
-    /// Set where it is spoken to over TLS.
-    pub tls: Option<Tls>,
-    /// How messages name the store.
-    pub shown: String,
-    pub connect_timeout: Duration,
-    pub op_timeout: Duration,
-}
-
-/// A kind of database.
-trait Database: Send + Sync {
-    fn target(&self) -> &Target;
-
-    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error>;
-
-    /// The words in which it is asked.
-    fn grammar(&self) -> &dyn statement::Grammar;
-}
-
-/// One connection.
-trait Link: Send {
-    /// Sends the statements together, and answers what each of them did. An error of one does not keep the others from being
-    /// done; the first is told.
-    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
-
-    /// Sends a statement, and does not wait for it. Whatever is asked next is done behind it.
-    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
-        self.ask(&[statement], by).map(drop)
-    }
-
-    /// Sleeps until a bell rings that was asked for, or until then (false).
-    fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
-
-    /// Whether nobody in between lends it to others: `process`, who answers, is who it was connected to.
-    fn is_direct(&self, process: u64) -> bool;
-}
-
-/// What a statement did.
-#[derive(Debug, Default)]
-struct Answer {
-    rows: Vec<Vec<Option<Vec<u8>>>>,
-    /// How many rows it changed.
-    changed: u64,
-}
-
-/// What went wrong in an exchange.
-#[derive(Debug)]
-enum Failure {
-    /// The connection is of no use any more. It may be worth trying another one at once.
-    Broken(Error),
-    /// There was no answer in time.
-    Silent(Error),
-    /// There are no tables.
-    NoTables(Error),
-    /// Somebody else was quicker.
-    Conflict,
-    Refused(Error),
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Broken(error)
-            | Failure::Silent(error)
-            | Failure::NoTables(error)
-            | Failure::Refused(error) => error,
-            Failure::Conflict => Self::Unavailable("others change the same rows all the time".into()),
-        }
-    }
-}
 
 /// A database with locks in it.
 pub type SqlStore = Engine<Tables>;
@@ -319,53 +234,6 @@ impl Tables {
         Ok(found)
     }
 
-    /// Has the server prepare what is asked between the end of one job and the begin of the next, while nobody waits for that.
-    /// Most of the time that it takes for such a statement is for what it does before it does it.
-    fn prepare(&self, token: &Token) -> Result<(), Failure> {
-        let is_fit = |line: &Line| line.is_direct == Some(true) && line.prepared.is_none();
-        if !self.line.borrow().as_ref().is_some_and(is_fit) {
-            return Ok(());
-        }
-        let (grammar, names) = (self.database.grammar(), BTreeSet::from([String::new()]));
-        let apart = |write: &dyn Fn(&mut Pen) -> String| {
-            let mut pen = Pen::apart();
-            (write(&mut pen), pen)
-        };
-        let reads = [Waiters::All, Waiters::Own].map(|waiters| {
-            let question = Question { names: &names, me: Some(token), waiters, with_ends: false };
-            apart(&|pen| grammar.read(&question, pen))
-        });
-        let changes = Change::of_hand_over(token).into_iter().flatten();
-        let writes = changes.map(|change| apart(&|pen| grammar.write(&change, pen)));
-        let statements: Vec<_> = reads.into_iter().chain(writes).collect();
-        let prepared = match grammar.prepare(&statements).map(|text| self.ask(&[text], Again::No)) {
-            Some(Ok(_)) => statements.into_iter().map(|(statement, _)| statement).collect(),
-            Some(Err(failure @ (Failure::Broken(_) | Failure::Silent(_)))) => return Err(failure),
-            Some(Err(_)) | None => Vec::new(),
-        };
-        if let Some(line) = &mut *self.line.borrow_mut() {
-            line.prepared = Some(prepared);
-        }
-        Ok(())
-    }
-
-    /// How a statement is asked for that this connection has prepared.
-    fn short(&self, write: impl Fn(&mut Pen) -> String) -> Option<String> {
-        let line = self.line.borrow();
-        let prepared = line.as_ref()?.prepared.as_ref().filter(|prepared| !prepared.is_empty())?;
-        let mut pen = Pen::apart();
-        let statement = write(&mut pen);
-        let at = prepared.iter().position(|known| *known == statement)?;
-        Some(self.database.grammar().execute(at, &pen))
-    }
-
-    /// What this connection has prepared is of no use.
-    fn unprepare(&self) {
-        if let Some(line) = &mut *self.line.borrow_mut() {
-            line.prepared = Some(Vec::new());
-        }
-    }
-
     fn entries(&self, question: &Question<'_>, found: Found) -> Result<(Vec<LockRow>, Time), Error> {
         let now = found.now;
         Ok((found.locks(question.names, self.shown())?, now))
@@ -373,41 +241,6 @@ impl Tables {
 
     fn is_own(&self, token: &Token) -> bool {
         self.mine.as_ref().is_some_and(|mine| mine.token == *token)
-    }
-
-    /// Whether `token` stands in the queues of all these locks.
-    fn still_waits(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
-        let answers = self.ask(&[self.database.grammar().waits(names, token)], Again::Yes)?;
-        Ok(answers[0].rows.len() == names.as_slice().len())
-    }
-
-    /// The same, for who was woken: what is read with it is what is needed next if the lock was granted to it.
-    fn still_waits_woken(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
-        let asked = Moment::now();
-        let names = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let question = Question { names: &names, me: Some(token), waiters: Waiters::Own, with_ends: false };
-        let found = self.read(&question).map_err(Failure::Refused)?;
-        let (entries, now) = self.entries(&question, found).map_err(Failure::Refused)?;
-        if entries.iter().all(|row| row.queue.is_queued(token)) {
-            return Ok(true);
-        }
-        if let Some(line) = &mut *self.line.borrow_mut() {
-            line.seen = Some(Seen { asked, now, entries });
-        }
-        Ok(false)
-    }
-
-    /// Has the bell of `token` rung on this connection. Whether it was not before.
-    fn listen(&self, token: &Token) -> Result<bool, Failure> {
-        if self.line.borrow().as_ref().is_some_and(|line| line.listens || line.is_direct == Some(false)) {
-            return Ok(false);
-        }
-        let Some(bell) = self.database.grammar().bell(token) else { return Ok(false) };
-        self.ask(&[bell], Again::Yes)?;
-        if let Some(line) = &mut *self.line.borrow_mut() {
-            line.listens = true;
-        }
-        Ok(true)
     }
 
     /// Waits until a change of which others were told already is on the disk. If the server crashed meanwhile and forgot it,
@@ -424,120 +257,6 @@ impl Tables {
             Err(failure) => Err(failure.into()),
         }
     }
-
-    /// What goes before a statement for the sake of those who stand behind this process' token: whether its latch is held.
-    fn latch(&self, is_wanted: bool) -> Option<String> {
-        let mine = self.mine.as_ref().filter(|_| self.has_latches.get())?;
-        let grammar = self.database.grammar();
-        let line = self.line.borrow();
-        let line = line.as_ref().filter(|line| line.is_direct == Some(true))?;
-        match (line.is_latched, is_wanted && !mine.is_given_up.load(Ordering::SeqCst)) {
-            (false, true) => grammar.hold_latch(&mine.token),
-            (true, false) => grammar.drop_latch(),
-            _ => None,
-        }
-    }
-
-    /// The same as [`Tables::ask`], with that before the statement. A server that refuses it is asked without.
-    fn ask_latched(&self, statement: String, is_wanted: bool, again: Again) -> Result<Vec<Answer>, Failure> {
-        let Some(latch) = self.latch(is_wanted) else { return self.ask(&[statement], again) };
-        match self.ask(&[latch + &statement], again) {
-            // What others are the cause of would only take its time once more.
-            Err(Failure::Refused(Error::Garbled(_) | Error::Denied(_))) => {
-                self.has_latches.set(false);
-                self.ask(&[statement], again)
-            }
-            answers => {
-                if let (Ok(_) | Err(Failure::Conflict), Some(line)) = (&answers, &mut *self.line.borrow_mut())
-                {
-                    line.is_latched = is_wanted;
-                }
-                answers
-            }
-        }
-    }
-
-    /// Sleeps until the latch of the one before is let go, or until then (false). Nothing if it has none.
-    fn sleep_at_latch(&self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
-        let target = self.database.target();
-        loop {
-            let is_direct = self.line.borrow().as_ref().is_some_and(|line| line.is_direct == Some(true));
-            let (began, span) = (Moment::now(), until.left().min(AT_LATCH));
-            let statement = self.database.grammar().sleep_at_latch(before, span);
-            let Some(statement) = statement.filter(|_| is_direct && self.has_latches.get()) else {
-                return Ok(None);
-            };
-            self.by.set(began.after(span + target.op_timeout));
-            let slept = match self.ask(&[statement], Again::No) {
-                Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
-                Err(Failure::Refused(_)) => {
-                    self.has_latches.set(false);
-                    return Ok(None);
-                }
-                Err(failure) => return Err(failure),
-            };
-            match slept.as_deref() {
-                Some(b"1") => return Ok(Some(true)),
-                Some(b"0") if until.passed() => return Ok(Some(false)),
-                Some(b"0") if Moment::now().since(began) > span / 2 => {}
-                _ => return Ok(None),
-            }
-        }
-    }
-
-    fn wait(
-        &self,
-        names: &Names,
-        token: &Token,
-        ahead: u64,
-        before: Option<&Token>,
-        until: Moment,
-    ) -> Result<bool, Failure> {
-        let mut looks = 0;
-        if before.is_some() && ahead < PREPARES_WITHIN {
-            self.prepare(token)?;
-        }
-        loop {
-            match before.map_or(Ok(None), |before| self.sleep_at_latch(before, until))? {
-                Some(false) => return Ok(false),
-                Some(true) => {
-                    self.allow();
-                    for pause in LOOKS {
-                        thread::sleep(Duration::from_millis(pause));
-                        if !self.still_waits_woken(names, token)? {
-                            break;
-                        }
-                    }
-                    return Ok(true);
-                }
-                None => {}
-            }
-            if self.listen(token)? {
-                // What happened meanwhile was not heard.
-                return Ok(true);
-            }
-            let Some(mut line) = self.line.take() else { return Ok(true) };
-            let has_bell = line.is_direct != Some(false) && self.database.grammar().has_bells();
-            // Who is before it may have its latch in a moment.
-            let ahead = if before.is_some() { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
-            looks += 1;
-            let next = if has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
-            let heard = line.link.listen(next)?;
-            self.line.replace(Some(line));
-            if heard || until.passed() {
-                return Ok(heard);
-            }
-            self.allow();
-            if !has_bell && !self.still_waits(names, token)? {
-                return Ok(true);
-            }
-        }
-    }
-}
-
-/// How often one looks that has so many before it.
-fn pace(ahead: u64) -> Duration {
-    POLL.saturating_mul(u32::try_from(ahead.saturating_add(1)).unwrap_or(u32::MAX)).min(POLL_LONGEST)
 }
 
 /// Whether something may be sent again on another connection.
@@ -779,100 +498,7 @@ impl Adapter for Tables {
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        Box::new(Hearing {
-            tables: self.clone(),
-            names: names.iter().map(|name| name.as_str().to_owned()).collect(),
-            token: token.clone(),
-            listener,
-            seen: Vec::new(),
-            backoff_until: Moment::now(),
-        })
-    }
-}
-
-/// A subscription, on a connection of its own.
-struct Hearing {
-    tables: Tables,
-    names: BTreeSet<String>,
-    token: Token,
-    listener: Listener,
-    /// The versions that were seen last, for where no bell is heard.
-    seen: Vec<Vec<Option<Vec<u8>>>>,
-    backoff_until: Moment,
-}
-
-impl Hearing {
-    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let target = self.tables.database.target();
-        self.tables.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
-        if self.tables.line.borrow().is_none() {
-            // It tells whether there is a bell.
-            self.read()?;
-            self.tables.listen(&self.token)?;
-            // What happens from here on is heard, or looks different.
-            self.look()?;
-            if self.is_news()? {
-                return Ok(true);
-            }
-        }
-        let Some(mut line) = self.tables.line.take() else { return Ok(false) };
-        if line.is_direct != Some(false) && self.tables.database.grammar().has_bells() {
-            let heard = line.link.listen(until)?;
-            self.tables.line.replace(Some(line));
-            return Ok(heard);
-        }
-        let pace = match self.listener {
-            Listener::Holder => BACKOFF,
-            Listener::Watcher => BACKOFF / 4,
-        };
-        line.link.listen(Moment::now().after(pace).min(until))?;
-        self.tables.line.replace(Some(line));
-        Ok(!until.passed() && self.look()? && self.is_news()?)
-    }
-
-    /// Whether there may be something to hear: for a holder, that it is no more one, or asked to end.
-    fn is_news(&self) -> Result<bool, Failure> {
-        if self.listener == Listener::Watcher {
-            return Ok(true);
-        }
-        let hold =
-            |row: &LockRow| row.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()));
-        Ok(!self.read()?.iter().all(|row| hold(row) == Some((Phase::Held, false))))
-    }
-
-    fn read(&self) -> Result<Vec<LockRow>, Failure> {
-        let question = Question { names: &self.names, me: None, waiters: Waiters::All, with_ends: false };
-        let found = self.tables.read(&question).map_err(Failure::Refused)?;
-        Ok(self.tables.entries(&question, found).map_err(Failure::Refused)?.0)
-    }
-
-    /// Whether something has changed since it was looked at last.
-    fn look(&mut self) -> Result<bool, Failure> {
-        let asked = self.tables.database.grammar().versions(&self.names);
-        let mut answers = self.tables.ask_tables(&[asked])?;
-        let now = answers.pop().unwrap_or_default().rows;
-        Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
-    }
-}
-
-impl Subscription for Hearing {
-    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        crate::clock::sleep_until(until.min(self.backoff_until));
-        while !until.passed() {
-            match self.hear(until) {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(failure) => {
-                    self.tables.line.take();
-                    if until.passed() {
-                        return Ok(false);
-                    }
-                    self.backoff_until = Moment::now().after(BACKOFF);
-                    return Err(failure.into());
-                }
-            }
-        }
-        Ok(false)
+        Box::new(Hearing::new(self.clone(), names, token, listener))
     }
 }
 

@@ -1,0 +1,111 @@
+//! How does a holder or a watcher hear of news in a database? By a bell on a connection of its own, or where none is heard by
+//! looking.
+
+use super::statement::{Question, Waiters};
+use super::{Failure, LockRow, Tables};
+use crate::clock::Moment;
+use crate::law::Phase;
+use crate::lock::{Name, Token};
+use crate::store::{Error, Listener, Subscription};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How long nothing is heard after a subscription failed, and how often one who looks on looks where no bell is heard.
+const BACKOFF: Duration = Duration::from_secs(1);
+
+/// A subscription, on a connection of its own.
+pub(super) struct Hearing {
+    tables: Tables,
+    names: BTreeSet<String>,
+    token: Token,
+    listener: Listener,
+    /// The versions that were seen last, for where no bell is heard.
+    seen: Vec<Vec<Option<Vec<u8>>>>,
+    backoff_until: Moment,
+}
+
+impl Hearing {
+    pub(super) fn new(tables: Tables, names: &[Name], token: &Token, listener: Listener) -> Self {
+        Self {
+            tables,
+            names: names.iter().map(|name| name.as_str().to_owned()).collect(),
+            token: token.clone(),
+            listener,
+            seen: Vec::new(),
+            backoff_until: Moment::now(),
+        }
+    }
+
+    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let target = self.tables.database.target();
+        self.tables.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
+        if self.tables.line.borrow().is_none() {
+            // It tells whether there is a bell.
+            self.read()?;
+            self.tables.listen(&self.token)?;
+            // What happens from here on is heard, or looks different.
+            self.look()?;
+            if self.is_news()? {
+                return Ok(true);
+            }
+        }
+        let Some(mut line) = self.tables.line.take() else { return Ok(false) };
+        if line.is_direct != Some(false) && self.tables.database.grammar().has_bells() {
+            let heard = line.link.listen(until)?;
+            self.tables.line.replace(Some(line));
+            return Ok(heard);
+        }
+        let pace = match self.listener {
+            Listener::Holder => BACKOFF,
+            Listener::Watcher => BACKOFF / 4,
+        };
+        line.link.listen(Moment::now().after(pace).min(until))?;
+        self.tables.line.replace(Some(line));
+        Ok(!until.passed() && self.look()? && self.is_news()?)
+    }
+
+    /// Whether there may be something to hear: for a holder, that it is no more one, or asked to end.
+    fn is_news(&self) -> Result<bool, Failure> {
+        if self.listener == Listener::Watcher {
+            return Ok(true);
+        }
+        let hold =
+            |row: &LockRow| row.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()));
+        Ok(!self.read()?.iter().all(|row| hold(row) == Some((Phase::Held, false))))
+    }
+
+    fn read(&self) -> Result<Vec<LockRow>, Failure> {
+        let question = Question { names: &self.names, me: None, waiters: Waiters::All, with_ends: false };
+        let found = self.tables.read(&question).map_err(Failure::Refused)?;
+        Ok(self.tables.entries(&question, found).map_err(Failure::Refused)?.0)
+    }
+
+    /// Whether something has changed since it was looked at last.
+    fn look(&mut self) -> Result<bool, Failure> {
+        let asked = self.tables.database.grammar().versions(&self.names);
+        let mut answers = self.tables.ask_tables(&[asked])?;
+        let now = answers.pop().unwrap_or_default().rows;
+        Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
+    }
+}
+
+impl Subscription for Hearing {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        crate::clock::sleep_until(until.min(self.backoff_until));
+        while !until.passed() {
+            match self.hear(until) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.tables.line.take();
+                    if until.passed() {
+                        return Ok(false);
+                    }
+                    self.backoff_until = Moment::now().after(BACKOFF);
+                    return Err(failure.into());
+                }
+            }
+        }
+        Ok(false)
+    }
+}
