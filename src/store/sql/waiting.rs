@@ -83,8 +83,10 @@ impl Tables {
         match self.ask(&[latch + &statement], again) {
             // What others are the cause of would only take its time once more.
             Err(Failure::Refused(Error::Garbled(_) | Error::Denied(_))) => {
-                self.has_latches.set(false);
-                self.ask(&[statement], again)
+                let answers = self.ask(&[statement], again);
+                // Else it is the statement itself that is refused.
+                self.has_latches.set(matches!(answers, Err(Failure::Refused(_))));
+                answers
             }
             answers => {
                 if let (Ok(_) | Err(Failure::Conflict), Some(line)) = (&answers, &mut *self.line.borrow_mut())
