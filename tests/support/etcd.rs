@@ -1,9 +1,9 @@
 //! A real cluster of etcd, of one member or several. One of one member is shared by the scenarios, each of which has keys of
 //! its own there; a scenario that kills or sets up members has a cluster for itself.
 
-use super::members::Cluster;
+use super::members::{Cluster, OUTAGE};
 use super::redis::next_port;
-use super::wait::{wait_for, wait_until};
+use super::wait::{wait_for, wait_within};
 use super::wires::Wires;
 use super::world::suite_home;
 use dlock::store::etcd::Target;
@@ -125,9 +125,9 @@ impl Etcd {
     /// Waits until a write is answered by every member that runs.
     pub fn wait_until_it_serves(&self) {
         for member in self.members.iter().filter(|member| member.child.is_some()) {
-            wait_until("etcd serves", || {
+            wait_within(OUTAGE, "etcd serves", || {
                 let put = ["--dial-timeout=1s", "--command-timeout=1s", "put", "is-it-there", "yes"];
-                etcdctl(&[member.client], &put).is_ok()
+                etcdctl(&[member.client], &put).ok()
             });
         }
     }

@@ -102,8 +102,8 @@ echo $((number + 1)) > "$k.plain.new.$$"; mv "$k.plain.new.$$" "$k.plain"; echo 
 register $((value + 1))
 "#;
 
-/// How long an outage may take on a busy machine until somebody has the lock again.
-const OUTAGE: Duration = Duration::from_secs(180);
+/// How long an outage may take on a busy machine until the store serves, and somebody has the lock again.
+pub const OUTAGE: Duration = Duration::from_secs(180);
 
 /// What the report of Jepsen did to the locks of etcd: values are read, changed and written back under short leases, by runs of
 /// several workers until it was done so many times, while there is one outage of the store after the other. Nobody may add to

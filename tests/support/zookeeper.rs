@@ -2,9 +2,9 @@
 //! its server, or wants an ensemble, has them for itself.
 
 use super::masters::steered_clock;
-use super::members::Cluster;
+use super::members::{Cluster, OUTAGE};
 use super::redis::next_port;
-use super::wait::{wait_for, wait_until};
+use super::wait::{wait_for, wait_until, wait_within};
 use super::wires::Wires;
 use super::world::{World, suite_home};
 use rustix::process::{Pid, Signal, kill_process};
@@ -353,7 +353,7 @@ impl Cluster for Ensemble {
 
     fn wait_until_it_serves(&self) {
         for server in self.servers.iter().filter(|server| server.child.is_some()) {
-            wait_until("ZooKeeper serves", || server.serves());
+            wait_within(OUTAGE, "ZooKeeper serves", || server.serves().then_some(()));
         }
     }
 }
