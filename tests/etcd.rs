@@ -13,7 +13,7 @@ use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Revoke, Revoked, Terms, When};
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Revoke, Revoked, State, Terms, When};
 use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
 use dlock::store::etcd::{EtcdStore, Target};
 use dlock::store::net::Address;
@@ -374,6 +374,50 @@ fn what_a_waiter_is_told_is_confirmed_only_if_it_is_so_still() {
     assert!(matches!(revoked, Revoked::Holds { .. }), "{revoked:?}");
     misled.is_woken();
     misled.waits();
+}
+
+/// Whoever gives back soon goes by what it read with its grant, if nobody has come since and its session lasts.
+#[test]
+fn what_was_read_with_a_grant_is_gone_by_only_if_it_is_so_still() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    let asker = || Asker::new(etcd, &world.url());
+    let is_ahead = (0..20).any(|_| {
+        let mut holder = asker();
+        holder.holds();
+        holder.proxy.plan(0, Fault::Late);
+        holder.leaves();
+        // What ends the lease is the second.
+        holder.proxy.seen() == 2
+    });
+    assert!(is_ahead, "it writes without a look");
+
+    let end_session = |asker: &Asker| {
+        let key = format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.secret());
+        let life: serde_json::Value =
+            serde_json::from_str(&etcd.ctl(&["get", "-w", "json", &key])).expect("JSON");
+        let lease = life["kvs"][0]["lease"].as_u64().expect("a lease");
+        etcd.ctl(&["lease", "revoke", &format!("{lease:x}")]);
+    };
+    // Somebody comes meanwhile, and is granted the lock.
+    let (mut holder, mut next, mut gone, mut last) = (asker(), asker(), asker(), asker());
+    holder.holds();
+    next.waits();
+    gone.waits();
+    last.waits();
+    holder.leaves();
+    assert_eq!((next.view().state, next.view().waiters.len()), (State::Held, 2));
+    next.is_woken();
+    next.holds();
+    // The one behind it goes without a word, and the one behind that is granted the lock.
+    end_session(&gone);
+    next.leaves();
+    last.is_woken();
+    last.holds();
+    // Its own session ends.
+    end_session(&last);
+    let end = End { ran: Ran::Yes, job: None };
+    let left = last.store.leave(&last.names, &last.token, &end, in_time()).expect("an answer");
+    assert_eq!(left, Left::NotHeld);
 }
 
 /// Each end of a job wakes one, and what that costs etcd does not depend on how many others wait.

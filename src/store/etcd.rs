@@ -4,7 +4,7 @@
 //! *A step takes two requests*: a read of the records and of who lives, and one transaction that writes, if no record has been
 //! changed since; if one has, nothing is written and the engine begins again, with a linearizable read. So a request that
 //! arrives late or twice changes nothing. Who is woken because it was granted a lock alone is told the record by that, and
-//! does not read it ([`Adapter::seen`]).
+//! does not read it ([`Adapter::seen`]); nor does who gives it back soon ([`Keys::ahead`]).
 //!
 //! *The lease is a session.* A holder has a lease of etcd, and a key on it beside the record; the key goes with the lease, and
 //! with the key the hold. No time of a record is compared for that. A waiter has a short one, so that its place goes when it
@@ -100,6 +100,9 @@ pub struct Keys {
     wrote: Cell<u64>,
     /// What this process was told when it was woken last.
     told: RefCell<Option<Pair>>,
+    /// What was read with the own grant, and when; and whether that is what the operation under way goes by.
+    ahead: RefCell<Option<(Node, Moment)>>,
+    is_ahead: Cell<bool>,
     ears: RefCell<Option<Ears>>,
 }
 
@@ -127,6 +130,8 @@ impl Keys {
             seen: Cell::default(),
             wrote: Cell::default(),
             told: RefCell::default(),
+            ahead: RefCell::default(),
+            is_ahead: Cell::default(),
             ears: RefCell::default(),
         }
     }
@@ -144,6 +149,7 @@ impl Adapter for Keys {
         self.client.by.set(by);
         self.kept.take();
         self.is_outrun.take();
+        self.is_ahead.take();
         Ok(())
     }
 
@@ -162,6 +168,9 @@ impl Adapter for Keys {
         let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
         let source = if is_outrun { Source::Majority } else { Source::Member };
         if let Some(me) = me.filter(|_| self.is_holder.get()) {
+            if !is_outrun && let Some(ahead) = self.ahead(names, me) {
+                return Ok(ahead);
+            }
             let (mut nodes, now) =
                 self.nodes(&Question { names, me: Some(me), depth: Depth::Front, source }, false)?;
             let is_enough =

@@ -5,6 +5,7 @@ use super::client::{Leased, grant, keep};
 use super::entry::{self, Layout, Node, Row};
 use super::lease::{Has, LeaseOf, seconds};
 use super::mine::Standing;
+use super::read::{Depth, Question, Source};
 use super::words::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Lock, Phase, Record, Time, millis};
@@ -34,6 +35,8 @@ pub struct Draft<'a> {
     locks: usize,
     /// Those who were granted a lock alone, and the record of that.
     alone: Vec<(Token, Vec<u8>)>,
+    /// The locks that whoever asks holds from now on, alone.
+    begun: BTreeSet<String>,
 }
 
 impl<'a> Draft<'a> {
@@ -42,18 +45,25 @@ impl<'a> Draft<'a> {
         let layout = keys.layout();
         let unchanged =
             |(node, _): &(Node, Changed)| Compare::unchanged(layout.lock(&node.name), node.version);
-        let compare = entries.iter().map(unchanged).collect();
+        let mut compare: Vec<Compare> = entries.iter().map(unchanged).collect();
+        let me = keys.asker.borrow().clone();
+        if keys.is_ahead.take() {
+            // It has its session still.
+            let holds = entries.iter().zip(&me).map(|((node, _), me)| layout.hold(&node.name, me));
+            compare.extend(holds.map(Compare::exists));
+        }
         Self {
             keys,
             layout,
             compare,
-            me: keys.asker.borrow().clone(),
+            me,
             acts: Vec::new(),
             need: None,
             place: None,
             was: false,
             locks: 0,
             alone: Vec::new(),
+            begun: BTreeSet::new(),
         }
     }
 
@@ -131,6 +141,8 @@ impl<'a> Draft<'a> {
                 None => {
                     let of = LeaseOf::Holder(seconds(ttl));
                     self.need = Some((of, Has::No));
+                    let is_alone = matches!(node.record.lock, Lock::Exclusive { .. });
+                    self.begun.extend(is_alone.then(|| node.name.clone()));
                     let key = self.layout.hold(&node.name, &me);
                     self.put(key, millis(ttl).to_string().into(), Some(of.id(&me)));
                 }
@@ -179,6 +191,12 @@ impl<'a> Draft<'a> {
             let touch = Txn { compare: vec![Compare::exists(key)], success: vec![Act::Put(touch)] };
             self.acts.push(Act::Txn(touch));
         }
+        // Who has begun to hold one lock alone reads how that stands now: it may give back before anybody comes.
+        let begun = std::mem::take(&mut self.begun);
+        let (me, depth, source) = (None, Depth::Front, Source::Majority);
+        let question = Some(Question { names: &begun, me, depth, source })
+            .filter(|_| begun.len() == 1 && self.locks == 1);
+        self.acts.extend(question.iter().flat_map(|question| self.keys.asked(question, None)));
         let (compare, acts) = (std::mem::take(&mut self.compare), std::mem::take(&mut self.acts));
         let success = bundled(acts, compare.len());
         let txn = Txn { compare, success };
@@ -210,7 +228,7 @@ impl<'a> Draft<'a> {
         if matches!(&reply, Some(Err(said)) if said.is_too_large()) {
             return Ok(Written::too_large(client.shown()));
         }
-        let (answer, _) = client.txn_answer(reply)?;
+        let (answer, now) = client.txn_answer(reply)?;
         if !answer.succeeded {
             if let Some((lease, of, Has::No)) = need
                 && client.leased(leased).is_ok_and(|leased| leased == Leased::New(of.seconds()))
@@ -220,12 +238,15 @@ impl<'a> Draft<'a> {
             self.keys.is_outrun.set(true);
             return Ok(Written::Conflict);
         }
-        self.keys.wrote.set(answer.header.revision.0);
+        let header = answer.header;
+        self.keys.wrote.set(header.revision.0);
+        let read = question.and_then(|question| self.keys.answered(&question, None, answer, now).ok()?.pop());
+        self.keys.ahead.replace(read.map(|node| (node, Moment::now())));
         let woke = self.keys.is_holder.get() && !woken.is_empty();
         self.keys.woke.set(woke.then(|| Moment::now().since(sent)));
         self.keys.is_holder.set(matches!(need, Some((_, LeaseOf::Holder(_), _))));
         if let (Some(me), Some((lease, of, has))) = (&self.me, need) {
-            self.keys.check_lease(lease, of, has, leased, &answer.header)?;
+            self.keys.check_lease(lease, of, has, leased, &header)?;
             let mut leases = self.keys.leases.borrow_mut();
             leases.insert(lease);
             if of != LeaseOf::Waiter {

@@ -2,7 +2,8 @@
 
 use super::Keys;
 use super::entry::{Layout, Node};
-use super::words::{Act, Bytes, Number, Range, Span, Txn, bundled};
+use super::mine::Standing;
+use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
 use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Mode, Token};
 use crate::store::Error;
@@ -12,6 +13,8 @@ use std::time::Duration;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
+/// What was read with a grant is used within this time, or read again: later somebody has come more likely.
+const AHEAD_FOR: Duration = Duration::from_secs(1);
 /// In place of a token: that of all who wait behind those that were read.
 const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 /// Of so many holders at most it is asked how long their leases last.
@@ -66,7 +69,19 @@ impl Keys {
 
     /// Reads locks, and who lives, in one step.
     pub(super) fn read(&self, question: &Question<'_>) -> Result<(Vec<Node>, Time), Error> {
-        let (layout, standing) = (self.layout(), question.me.and_then(|me| self.standing(me)));
+        let standing = question.me.and_then(|me| self.standing(me));
+        let acts = self.asked(question, standing.as_ref());
+        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
+        self.check_kept(&answer.header)?;
+        self.read.set(answer.header.revision.0);
+        let nodes = self.answered(question, standing.as_ref(), answer, now)?;
+        self.check_sessions(question.me, &nodes)?;
+        Ok((nodes, now))
+    }
+
+    /// What to ask for.
+    pub(super) fn asked(&self, question: &Question<'_>, standing: Option<&Standing>) -> Vec<Act> {
+        let layout = self.layout();
         let mut acts = Vec::new();
         let serializable = question.source == Source::Member;
         let mut ask = |range: Range| acts.push(Act::Range(Range { serializable, ..range }));
@@ -90,7 +105,7 @@ impl Keys {
             }
             ask(Range { keys_only: true, ..queue.clone().whole() });
             ask(Range { limit: Some(Number(1)), sort_order: Some("DESCEND"), ..queue.clone().whole() });
-            if let (Some(me), Some(standing)) = (question.me, &standing) {
+            if let (Some(me), Some(standing)) = (question.me, standing) {
                 // And who is before it.
                 let mut end = layout.waiter(name, &standing.waiting(me)).0;
                 end.push(0);
@@ -98,9 +113,17 @@ impl Keys {
                 ask(Range { limit: Some(Number(2)), sort_order: Some("DESCEND"), ..span.whole() });
             }
         }
-        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
-        self.check_kept(&answer.header)?;
-        self.read.set(answer.header.revision.0);
+        acts
+    }
+
+    /// What the answer says.
+    pub(super) fn answered(
+        &self,
+        question: &Question<'_>,
+        standing: Option<&Standing>,
+        answer: TxnAnswer,
+        now: Time,
+    ) -> Result<Vec<Node>, Error> {
         let mut ranges = answer.ranges();
         let shown = self.client.shown();
         let mut nodes = Vec::with_capacity(question.names.len());
@@ -131,13 +154,30 @@ impl Keys {
             if question.depth == Depth::Front && first.count.0 > first.kvs.len() as u64 {
                 let unread = |ticket| Waiting::new(UNREAD, ticket, Mode::Exclusive, Place::Queued);
                 node.queue.waiting.extend(last.map(unread));
-            } else if let (Some(me), Some(standing)) = (question.me, &standing) {
+            } else if let (Some(me), Some(standing)) = (question.me, standing) {
                 node.remember(me, standing.waiting(me), &standing.note, now);
             }
             nodes.push(node);
         }
-        self.check_sessions(question.me, &nodes)?;
-        Ok((nodes, now))
+        Ok(nodes)
+    }
+
+    /// What was read with the own grant, for who gives back soon after that. Of those who wait it may believe in one who has
+    /// gone without a word since: what would be written for that one is on its lease, so nothing is written then.
+    pub(super) fn ahead(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<Node>, Time)> {
+        let (mut node, read) = self.ahead.take()?;
+        let now = self.client.now()?;
+        let is_fit = !read.after(AHEAD_FOR).passed()
+            && names.iter().eq([&node.name])
+            && node.record.holds.contains_key(me)
+            && node.record.newest.is_none();
+        if !is_fit {
+            return None;
+        }
+        node.judge(now, &BTreeMap::new());
+        self.asker.replace(Some(me.clone()));
+        self.is_ahead.set(true);
+        Some((vec![node], now))
     }
 
     /// Names all who wait for a lock, of whom only the first were read.
