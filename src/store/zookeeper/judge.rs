@@ -5,7 +5,7 @@ use super::jute::{Answer, Ask, Code};
 use super::life::Mine;
 use super::node::{self, LockNode};
 use crate::clock::Moment;
-use crate::law::{Due, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::law::{Due, Record, Time};
 use crate::lock::Token;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,11 +74,6 @@ impl Znodes {
         let until = self.believed.borrow().get(token).copied();
         until.zip(now).is_some_and(|(until, now)| !until.passed(now))
     }
-}
-
-/// Until when one is to be believed, and remembered, who was heard of then, in milliseconds.
-pub(super) fn believed(heard: u64) -> (Due, Due) {
-    (Due(heard.saturating_add(millis(SILENCE))), Due(heard.saturating_add(millis(TICKET_KEPT))))
 }
 
 /// The hold ends then at the latest.

@@ -3,7 +3,7 @@
 //! that node's version is that of all of it. Reading and checking them: whoever may write there may have put anything there.
 
 use super::jute::{Ask, Stat};
-use crate::law::{Due, LOG_KEPT, Phase, Record, Time};
+use crate::law::{Due, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::store::Error;
 use crate::store::engine::Tracked;
@@ -207,7 +207,7 @@ impl LockNode {
         let Kept { queue, name, tracked, .. } = &mut self.kept;
         queue.show(at, note, name, record, tracked, |_, waiter| {
             let Some(heard) = heard.filter(|_| !holds) else { return };
-            let (silent, forget) = super::judge::believed(heard);
+            let (silent, forget) = terms(heard);
             waiter.silent = waiter.silent.max(silent);
             waiter.forget = waiter.forget.max(forget);
         })
@@ -369,4 +369,9 @@ pub fn is_over(record: &Record, token: &Token, now: Time) -> bool {
 pub fn believed(record: &Record) -> impl Iterator<Item = (&Token, Due)> {
     let confirmed = record.holds.iter().filter(|(_, hold)| hold.confirmed && hold.phase != Phase::Cooling);
     confirmed.map(|(token, hold)| (token, hold.until))
+}
+
+/// Until when one is to be believed, and remembered, who was heard of then, in milliseconds.
+fn terms(heard: u64) -> (Due, Due) {
+    (Due(heard.saturating_add(millis(SILENCE))), Due(heard.saturating_add(millis(TICKET_KEPT))))
 }
