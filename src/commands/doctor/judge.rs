@@ -6,12 +6,12 @@ use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
 use crate::store::probe::{
-    Bell, Database, Directory, Disk, Ensemble, Info, Member, Node, Offset, Persistence, Rights, Role, Survey,
-    Tried,
+    Bell, Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Survey, Tried,
 };
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod ensemble;
 mod quorum;
 
 /// The first version that has everything the scripts use.
@@ -63,7 +63,7 @@ pub fn judge(survey: &Survey, criteria: &Criteria) -> Vec<Finding> {
         Survey::Directory(directory) => findings.extend(of_directory(directory)),
         Survey::Database(Ok(database)) => findings.extend(of_database(database, criteria)),
         Survey::Database(Err(error)) => findings.push(unreachable(error)),
-        Survey::Ensemble(ensemble) => findings.extend(of_ensemble(ensemble, criteria)),
+        Survey::Ensemble(ensemble) => findings.extend(ensemble::of_ensemble(ensemble, criteria)),
     }
     findings
 }
@@ -389,44 +389,6 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
             "wake-up",
             "a waiter looks for itself, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
         ),
-    });
-    findings
-}
-
-fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (name, said) in &ensemble.members {
-        findings.push(match said {
-            Ok(Member { version, mode }) => {
-                let unsaid = || "it does not say".to_owned();
-                let (version, mode) =
-                    (version.clone().unwrap_or_else(unsaid), mode.clone().unwrap_or_else(unsaid));
-                ok("server", format!("{name}: version {version}, role {mode}"))
-            }
-            // One may be down; whether enough are left is seen below.
-            Err(error) => warn("server", error.to_string(), "start it, or name the servers that there are"),
-        });
-    }
-    match &ensemble.answers {
-        Ok((round_trips, clock)) => {
-            findings.push(ok("reachable", "yes"));
-            findings.push(of_round_trips(round_trips, criteria));
-            findings
-                .extend(clock.map(|clock| of_clock(clock, "fences after another server became the leader")));
-        }
-        Err(error) => {
-            findings.push(unreachable(error));
-            return findings;
-        }
-    }
-    findings.push(match &ensemble.tried {
-        Ok(Some(())) => ok("rights", "all that locks need, tried with nodes that are gone"),
-        Ok(None) => warn(
-            "rights",
-            "there are no nodes of dlock's yet, so nothing was tried; the first run makes them, if it may",
-            "run something there once",
-        ),
-        Err(error) => bad("rights", error.to_string(), "docs/stores.md has the nodes and the rights"),
     });
     findings
 }

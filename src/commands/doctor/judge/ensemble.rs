@@ -1,0 +1,76 @@
+//! Does this ensemble of ZooKeeper hold locks? One of its servers may be down; whether enough are left shows when a node is
+//! written.
+
+use super::{Criteria, bad, of_clock, of_round_trips, ok, unreachable, warn};
+use crate::output::doctor::Finding;
+use crate::store::probe::{Ensemble, Member};
+
+pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Finding> {
+    let servers = ensemble.members.iter().map(|(name, said)| match said {
+        Ok(member) => of_member(name, member),
+        Err(error) => warn("server", error.to_string(), "start it, or name the servers that there are"),
+    });
+    let mut findings: Vec<Finding> = servers.collect();
+    match &ensemble.answers {
+        Ok((round_trips, clock)) => {
+            findings.push(ok("reachable", "yes"));
+            findings.push(of_round_trips(round_trips, criteria));
+            findings
+                .extend(clock.map(|clock| of_clock(clock, "fences after another server became the leader")));
+        }
+        Err(error) => {
+            findings.push(unreachable(error));
+            return findings;
+        }
+    }
+    findings.push(match &ensemble.tried {
+        Ok(Some(())) => ok("rights", "all that locks need, tried with nodes that are gone"),
+        Ok(None) => warn(
+            "rights",
+            "there are no nodes of dlock's yet, so nothing was tried; the first run makes them, if it may",
+            "run something there once",
+        ),
+        Err(error) => bad("rights", error.to_string(), "docs/stores.md has the nodes and the rights"),
+    });
+    findings
+}
+
+fn of_member(name: &str, member: &Member) -> Finding {
+    let unsaid = "it does not say";
+    let (version, mode) =
+        (member.version.as_deref().unwrap_or(unsaid), member.mode.as_deref().unwrap_or(unsaid));
+    let found = format!("{name}: version {version}, role {mode}");
+    if mode != "standalone" && may_forget(version) {
+        let advice = "take ZooKeeper 3.8.5, 3.9.4 or later: where servers fail together, this version can lose what it has acknowledged";
+        return warn("server", found, advice);
+    }
+    ok("server", found)
+}
+
+/// Several servers of this version can lose writes: ZOOKEEPER-4785, mended in 3.8.5 and 3.9.2, and ZOOKEEPER-4925 in 3.9.3.
+fn may_forget(version: &str) -> bool {
+    let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
+    let [major, minor, patch] = numbers[..] else { return false };
+    (major, minor, patch) < (3, 8, 5) || ((major, minor) == (3, 9) && patch < 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::doctor::Verdict;
+
+    #[test]
+    fn versions_that_lose_writes_are_warned_of() {
+        let judged = |version: &str, mode: &str| {
+            let member = Member { version: Some(version.into()), mode: Some(mode.into()) };
+            of_member("zk1", &member).verdict
+        };
+        for version in ["3.4.14", "3.8.0", "3.8.4", "3.9.0", "3.9.3"] {
+            assert_eq!(judged(version, "follower"), Verdict::Warn, "{version}");
+        }
+        for version in ["3.8.5", "3.8.10", "3.9.4", "3.10.0", "4.0.0", "3.9", "unknown", ""] {
+            assert_eq!(judged(version, "leader"), Verdict::Ok, "{version}");
+        }
+        assert_eq!(judged("3.8.0", "standalone"), Verdict::Ok, "one server has no other copies");
+    }
+}
