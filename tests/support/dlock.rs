@@ -253,8 +253,14 @@ impl Running {
 
     /// Waits for the end and compares nothing.
     #[track_caller]
-    pub fn output(mut self) -> Output {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn output(self) -> Output {
+        self.output_within(PATIENCE)
+    }
+
+    /// The same, where that may take longer.
+    #[track_caller]
+    pub fn output_within(mut self, limit: Duration) -> Output {
+        let deadline = Instant::now() + limit;
         while !self.has_ended() {
             let words = &self.words;
             assert!(Instant::now() < deadline, "{words}: still running\nstderr: {}", self.messages());

@@ -1,9 +1,9 @@
 //! A real cluster of etcd, of one member or several. One of one member is shared by the scenarios, each of which has keys of
 //! its own there; a scenario that kills or sets up members has a cluster for itself.
 
-use super::members::{Cluster, OUTAGE};
+use super::members::Cluster;
 use super::redis::next_port;
-use super::wait::{wait_for, wait_within};
+use super::wait::{OUTAGE, wait_for, wait_within};
 use super::wires::Wires;
 use super::world::suite_home;
 use dlock::store::etcd::Target;

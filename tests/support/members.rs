@@ -5,7 +5,7 @@ use super::dlock::End;
 use super::outages::EndOfAll;
 use super::proc;
 use super::storm::Dice;
-use super::wait::{wait_until, wait_within};
+use super::wait::{OUTAGE, wait_until, wait_within};
 use super::world::World;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -101,9 +101,6 @@ sleep 0.02
 echo $((number + 1)) > "$k.plain.new.$$"; mv "$k.plain.new.$$" "$k.plain"; echo $((number + 1)) >> "$k.added"
 register $((value + 1))
 "#;
-
-/// How long an outage may take on a busy machine until the store serves, and somebody has the lock again.
-pub const OUTAGE: Duration = Duration::from_secs(180);
 
 /// What the report of Jepsen did to the locks of etcd: values are read, changed and written back under short leases, by runs of
 /// several workers until it was done so many times, while there is one outage of the store after the other. Nobody may add to

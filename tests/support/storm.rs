@@ -2,7 +2,7 @@
 //! for a moment. The jobs themselves find out whether one runs beside another that it must not meet.
 
 use super::dlock::{End, Output, Running};
-use super::wait::wait_until;
+use super::wait::{OUTAGE, wait_until};
 use super::world::World;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -133,7 +133,7 @@ pub fn one_run(world: &World, ttl: &str, wish: &Wish, dice: &mut Dice) -> Output
         }
         _ => {}
     }
-    running.output()
+    running.output_within(OUTAGE)
 }
 
 /// Reproducible chance: xorshift.

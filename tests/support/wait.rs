@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Longer than anything in the suite takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(40);
+/// How long an outage may take on a busy machine until the store serves, and somebody has the lock again.
+pub const OUTAGE: Duration = Duration::from_secs(180);
 
 /// Waits until `condition` holds.
 #[track_caller]

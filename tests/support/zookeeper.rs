@@ -2,9 +2,9 @@
 //! its server, or wants an ensemble, has them for itself.
 
 use super::masters::steered_clock;
-use super::members::{Cluster, OUTAGE};
+use super::members::Cluster;
 use super::redis::next_port;
-use super::wait::{wait_for, wait_until, wait_within};
+use super::wait::{OUTAGE, wait_for, wait_until, wait_within};
 use super::wires::Wires;
 use super::world::{World, suite_home};
 use rustix::process::{Pid, Signal, kill_process};
