@@ -30,6 +30,7 @@ on_every_database!(
     who_waits_sleeps_until_the_one_before_lets_go,
     a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
     those_who_come_keep_nobody_from_his_turn,
+    a_lock_is_given_back_by_what_was_read_with_its_grant,
     a_storm_with_restarts,
     statements_that_may_take_a_millisecond_let_nobody_in_twice,
     a_full_disk_refuses_locks_and_ends_no_job,
@@ -311,6 +312,35 @@ fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, o
     assert_eq!(turns, (1..=waiters).map(|number| format!("{key}.{number}")).collect::<Vec<_>>());
     assert_eq!(world.lines("overlap"), 0);
     f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
+}
+
+/// While its job runs, a holder has read what it needs to give the lock back. It goes by that if it is so still, and soon; if
+/// somebody has changed the lock meanwhile, it reads again.
+fn a_lock_is_given_back_by_what_was_read_with_its_grant(kind: Kind) {
+    let (world, server) = large_server(kind);
+    world.run("k", &[], "true").run();
+    let job = "rm -f go; echo up >> log; while [ ! -e go ]; do sleep 0.01; done";
+    let mut runs = 0;
+    let mut holder = || {
+        server.begin_count();
+        let holder = world.run("k", &["-t", "1m"], job).spawn();
+        runs += 1;
+        wait_until("it runs", || world.log().len() == runs);
+        wait_until("it has read for itself, and ahead", || server.read() >= 2);
+        holder
+    };
+    wait_until("it is given back without another read", || {
+        let run = holder();
+        world.write("go", "");
+        run.finish();
+        server.read() == 2
+    });
+    let run = holder();
+    world.dlock(["pause", "k", "--reason", "the disk is changed"]).any_stderr().run();
+    world.write("go", "");
+    run.finish();
+    world.run("k", &[], "echo ran >> log").status(75).any_stderr().run();
+    assert_eq!(world.lines("ran"), 0, "what was said meanwhile stands");
 }
 
 /// Two are far from the server, and others who come and go change the lock again and again while a step of theirs is under way.

@@ -5,7 +5,7 @@
 //! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
 //! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
 //! if one has, nothing is written and the engine begins again. So a request that arrives late changes nothing, and one whose
-//! answer was lost may be sent again.
+//! answer was lost may be sent again. Who gives back soon goes by what it read with its grant ([`Tables::ahead`]).
 //!
 //! *The lease is in the record*, and the clock of the server decides. It is read before the records are and before anything
 //! is written: a pause makes the own lease shorter, and those of others look longer. A connection that breaks says nothing
@@ -15,6 +15,7 @@
 //! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
 //! nobody heard costs no more than the time to the next heartbeat.
 
+mod ahead;
 mod hearing;
 mod link;
 #[cfg(feature = "mysql")]
@@ -35,6 +36,7 @@ use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
+use ahead::Ahead;
 use hearing::Hearing;
 pub use link::Target;
 use link::{Answer, Database, Failure, Link};
@@ -115,12 +117,16 @@ struct Line {
     /// What was read when this process was woken. A write that goes by it goes this way, too: another connection may be to
     /// a server that does not know of it.
     seen: Option<Seen>,
+    /// What was asked for and is to come.
+    ahead: Option<Ahead>,
 }
 
 /// The token of this process.
 struct Mine {
     token: Token,
     is_given_up: AtomicBool,
+    /// Once is enough: of a job that takes longer it was no use.
+    has_read_ahead: AtomicBool,
 }
 
 impl Clone for Tables {
@@ -155,7 +161,15 @@ impl Tables {
     fn connect(&self) -> Result<Line, Error> {
         let by = Moment::now().after(self.database.target().connect_timeout).min(self.by.get());
         let link = self.database.connect(by)?;
-        Ok(Line { link, listens: false, is_latched: false, is_direct: None, prepared: None, seen: None })
+        Ok(Line {
+            link,
+            listens: false,
+            is_latched: false,
+            is_direct: None,
+            prepared: None,
+            seen: None,
+            ahead: None,
+        })
     }
 
     /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
@@ -285,6 +299,9 @@ impl Adapter for Tables {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
+        if let Some(ahead) = me.filter(|_| !self.insists.get()).and_then(|me| self.ahead(names, me)) {
+            return Ok(ahead);
+        }
         let question = Question { names, me, waiters: Waiters::All, with_ends: false };
         let mut found = if self.insists.get() {
             self.find(&self.database.grammar().reserve_and_read(&question))?
@@ -361,6 +378,7 @@ impl Adapter for Tables {
                     && !matches!(row.record.lock, Lock::Exclusive { .. })
             })
         });
+        let begun = self.begun(&entries);
         let change = Change::of(entries, now, woken, self.insists.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
         let grammar = self.database.grammar();
@@ -373,11 +391,7 @@ impl Adapter for Tables {
                 if is_done.as_deref() != Some(b"1") {
                     return Ok(Written::Conflict);
                 }
-                if let Some(behind) = grammar.behind(&change) {
-                    let line = self.line.take();
-                    let told = line.map(|mut line| line.link.tell(behind, self.by.get()).map(|()| line));
-                    self.line.replace(told.and_then(Result::ok));
-                }
+                self.tell_behind(grammar.behind(&change), begun);
                 self.secure(&change)
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
@@ -422,7 +436,8 @@ impl Adapter for Tables {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
+        let (is_given_up, has_read_ahead) = Default::default();
+        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up, has_read_ahead }));
         Ok(Vec::new())
     }
 

@@ -314,6 +314,18 @@ impl Server {
         u32::try_from(count).expect("not so many")
     }
 
+    /// How many statements read a lock and all who wait for it, since then.
+    pub fn read(&self) -> usize {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(server) => server.log().matches("WINDOW forth").count(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => self.number(
+                "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE '%WINDOW forth%'",
+            ),
+        }
+    }
+
     /// Another user, whose statements may take a millisecond.
     pub fn make_hurried(&self, user: &str) {
         self.ask(&match self {

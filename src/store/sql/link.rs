@@ -39,9 +39,10 @@ pub(super) trait Link: Send {
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
 
     /// Sends a statement, and does not wait for it. Whatever is asked next is done behind it.
-    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
-        self.ask(&[statement], by).map(drop)
-    }
+    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure>;
+
+    /// Waits for the answer to what was told last, if nothing was asked since.
+    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure>;
 
     /// Sleeps until a bell rings that was asked for, or until then (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;

@@ -75,7 +75,7 @@ pub struct Connection {
     process: u64,
     /// What goes before the first statement.
     settings: String,
-    /// Whether there is an answer to come that nobody waits for.
+    /// Whether there is an answer to come that nobody waits for yet.
     is_owed: bool,
 }
 
@@ -290,10 +290,7 @@ impl Connection {
 
     /// Waits for the answer that nobody waited for. What the server refused does not matter.
     fn settle(&mut self, by: Moment) -> Result<(), Failure> {
-        if !std::mem::take(&mut self.is_owed) {
-            return Ok(());
-        }
-        match self.answer(by) {
+        match self.told(by) {
             Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => Err(failure),
             _ => Ok(()),
         }
@@ -301,11 +298,15 @@ impl Connection {
 }
 
 impl Link for Connection {
-    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
+    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.settle(by)?;
-        self.send_statement(&statement, by)?;
+        self.send_statement(statement, by)?;
         self.is_owed = true;
         Ok(())
+    }
+
+    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
+        std::mem::take(&mut self.is_owed).then(|| self.answer(by)).transpose()
     }
 
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {

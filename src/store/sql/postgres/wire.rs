@@ -37,6 +37,8 @@ pub struct Connection {
     /// Which process serves it, by its own account.
     process: u64,
     has_rung: bool,
+    /// Whether there is an answer to come that nobody waits for yet.
+    is_owed: bool,
 }
 
 /// A message of the server.
@@ -54,7 +56,7 @@ impl Connection {
             ask_for_tls(&pipe.store, &mut raw)?;
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
-        let mut connection = Self { pipe, process: 0, has_rung: false };
+        let mut connection = Self { pipe, process: 0, has_rung: false, is_owed: false };
         connection.log_in(target, by).map_err(Error::from)?;
         Ok(connection)
     }
@@ -238,7 +240,21 @@ impl Connection {
 }
 
 impl Link for Connection {
+    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
+        self.told(by)?;
+        self.send(&framed(Some(b'Q'), &[statement.as_bytes(), b"\0"].concat()), by)?;
+        self.is_owed = true;
+        Ok(())
+    }
+
+    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
+        let owed = std::mem::take(&mut self.is_owed).then(|| self.answer(by)).transpose()?;
+        // What the server refused is not asked for again.
+        Ok(owed.and_then(|(answer, failure)| failure.is_none().then_some(answer)))
+    }
+
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
+        self.told(by)?;
         let bytes: Vec<u8> = statements
             .iter()
             .flat_map(|text| framed(Some(b'Q'), &[text.as_bytes(), b"\0"].concat()))
@@ -254,6 +270,7 @@ impl Link for Connection {
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
+        self.told(until)?;
         self.sleep(until).map_err(|error| self.pipe.failure(&error))
     }
 
