@@ -452,7 +452,9 @@ impl Judge<'_> {
         for run in &self.round.runs {
             let life = lives.get(&run.id).map(|lived| lived.life);
             if let Err((fault, why)) = self.end_is_explained(run, life) {
-                self.verdict.faults.push((fault, format!("{why}: {run:?}\n   {life:?}")));
+                let near = self.troubles(run.spawned.saturating_sub(5 * SECOND), run.ended);
+                let what = format!("{why}: {run:?}\n   {life:?}\n   troubles, from 5 s before: {near:?}");
+                self.verdict.faults.push((fault, what));
             }
         }
     }
