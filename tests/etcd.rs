@@ -418,6 +418,19 @@ fn what_was_read_with_a_grant_is_gone_by_only_if_it_is_so_still() {
     let end = End { ran: Ran::Yes, job: None };
     let left = last.store.leave(&last.names, &last.token, &end, in_time()).expect("an answer");
     assert_eq!(left, Left::NotHeld);
+    // The first who waits wants another lock, too, which comes before this one: then both are read, and gone by.
+    let (mut first, mut holder, mut both) = (asker(), asker(), asker());
+    let name = |key: &str| Name::new("", &Key::new(key).expect("a key")).expect("a name");
+    both.names = Names::new(name("j"), [name("k")]);
+    first.holds();
+    holder.waits();
+    both.waits();
+    first.leaves();
+    holder.is_woken();
+    holder.holds();
+    holder.proxy.plan(0, Fault::Late);
+    holder.leaves();
+    assert!(holder.proxy.seen() < 6, "one read, and one write: {}", holder.proxy.seen());
 }
 
 /// Each end of a job wakes one, and what that costs etcd does not depend on how many others wait.

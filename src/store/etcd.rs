@@ -164,6 +164,7 @@ impl Adapter for Keys {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<Node>, Time), Error> {
+        self.is_ahead.set(false);
         // A write follows, and fails if this was not the newest.
         let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
         let source = if is_outrun { Source::Majority } else { Source::Member };

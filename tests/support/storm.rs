@@ -65,7 +65,9 @@ pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
                 let mut dice = Dice(u64::try_from(worker).expect("a number") + 1);
                 for _ in 0..runs(each) {
                     let output = one_run(world, "2s", dice.of(wishes), &mut dice);
-                    assert!(EXPECTED.contains(&output.end()), "{output:?}");
+                    // A lease of 2 s is soon over where the disk of a server stands still.
+                    let is_late = output.stderr.contains("too late to rely on it");
+                    assert!(EXPECTED.contains(&output.end()) || is_late, "{output:?}");
                 }
             });
         }

@@ -105,11 +105,15 @@ impl Keys {
             _ => Ears::open(client, keys, seen, client.by.get())?,
         };
         let new = |revision| revision > seen && revision != wrote;
+        self.told.take();
         let mut heard = ears.hear(client, new, until)?;
         let life = layout.life(token);
         // Whoever hears first that the one before it went hears in a moment what it was granted by that.
         if !heard.is_empty() && heard.iter().all(|pair| pair.key != life) {
-            heard.extend(ears.hear(client, new, Moment::now().after(TOUCHED_WITHIN))?);
+            let Ok(more) = ears.hear(client, new, Moment::now().after(TOUCHED_WITHIN)) else {
+                return Ok(true);
+            };
+            heard.extend(more);
         }
         self.ears.replace(Some(ears));
         let is_heard = !heard.is_empty();
