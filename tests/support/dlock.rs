@@ -273,8 +273,14 @@ impl Running {
     /// Waits for the end and compares it with what is expected.
     #[track_caller]
     pub fn finish(self) -> Output {
+        self.finish_within(PATIENCE)
+    }
+
+    /// The same, where that may take longer.
+    #[track_caller]
+    pub fn finish_within(self, limit: Duration) -> Output {
         let (words, expected) = (self.words.clone(), self.expected.clone());
-        let output = self.output();
+        let output = self.output_within(limit);
         let end = end(output.status);
         assert_eq!(
             end, expected.end,

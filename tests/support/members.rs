@@ -79,11 +79,12 @@ pub fn a_leader_is_cut_off(world: &World, cluster: &impl Cluster) {
     wait_until("it waits", || world.waiters("k") == 1);
     cluster.cut_off(leader);
     let next = "read -r pid < pid; kill -0 $pid 2> /dev/null && echo both >> log; echo next >> log";
-    world.run("k", &["-w", "--store", &others], next).any_stderr().run();
+    let next = world.run("k", &["-w", "--store", &others], next).any_stderr().spawn();
+    next.finish_within(OUTAGE);
     world.run("other", &["--store", &alone], "true").status(69).any_stderr().run();
     holder.finish();
     cluster.join();
-    waiter.finish();
+    waiter.finish_within(OUTAGE);
     assert_eq!(world.log(), ["next", "last"]);
 }
 

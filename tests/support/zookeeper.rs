@@ -109,6 +109,9 @@ impl ZooKeeper {
         command.args(["--pdeathsig", "KILL", "--", "java", "-Xmx128m", "-XX:+UseSerialGC"]);
         command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
         command.args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]);
+        // After an election that failed, others wait for each other up to 10 s, and who was cut off waits twice as long each time.
+        command.args(["-Dzookeeper.leader.maxTimeToWaitForEpoch=2000"]);
+        command.args(["-Dzookeeper.fastleader.maxNotificationInterval=1000"]);
         command.args(["-Djava.awt.headless=true", "-cp"]);
         command.arg(jars());
         command.args(["org.apache.zookeeper.server.quorum.QuorumPeerMain", "zoo.cfg"]);
