@@ -31,6 +31,7 @@ on_every_database!(
     a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
     those_who_come_keep_nobody_from_his_turn,
     a_lock_is_given_back_by_what_was_read_with_its_grant,
+    what_was_read_late_ends_no_lease,
     a_storm_with_restarts,
     statements_that_may_take_a_millisecond_let_nobody_in_twice,
     a_full_disk_refuses_locks_and_ends_no_job,
@@ -341,6 +342,24 @@ fn a_lock_is_given_back_by_what_was_read_with_its_grant(kind: Kind) {
     run.finish();
     world.run("k", &[], "echo ran >> log").status(75).any_stderr().run();
     assert_eq!(world.lines("ran"), 0, "what was said meanwhile stands");
+}
+
+/// What a holder reads ahead comes to the server shortly before its lease ends. Its job was over long before that, and it gives
+/// the lock back in time.
+fn what_was_read_late_ends_no_lease(kind: Kind) {
+    let world = kind.world();
+    let proxy = Proxy::before(kind.port());
+    let url = world.url().replace(&format!(":{}/", kind.port()), &format!(":{}/", proxy.port()));
+    world.run("k", &["--store", &url], "true").run();
+    proxy.delay_replies(Duration::from_millis(350));
+    let options = ["--store", &url, "-t", "8s", "--op-timeout", "10s"];
+    let run = world.run("k", &options, "sleep 0.9; echo done >> log").spawn();
+    world.wait_for_state("k", "held");
+    proxy.delay_requests(Duration::from_millis(6600));
+    proxy.delay_replies(Duration::ZERO);
+    world.wait_for_log("done");
+    proxy.delay_requests(Duration::ZERO);
+    run.finish();
 }
 
 /// Two are far from the server, and others who come and go change the lock again and again while a step of theirs is under way.

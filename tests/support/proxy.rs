@@ -88,10 +88,15 @@ impl Proxy {
         self.plan.lock().expect("no test thread panics here").delay = delay;
     }
 
+    /// From now on each request is under way for so long.
+    pub fn delay_requests(&self, delay: Duration) {
+        self.plan.lock().expect("no test thread panics here").request_delay = delay;
+    }
+
     /// The server is far from now on: each request is under way for so long, and each reply.
     pub fn go_far(&self, delay: Duration) {
-        let mut plan = self.plan.lock().expect("no test thread panics here");
-        (plan.delay, plan.request_delay) = (delay, delay);
+        self.delay_requests(delay);
+        self.delay_replies(delay);
     }
 
     /// From now on every request vanishes, and the connection that carried it stays silent for ever.

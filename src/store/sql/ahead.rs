@@ -71,7 +71,10 @@ impl Tables {
         let found = Found::parse(&[told.ok()??], self.shown()).ok()?;
         let now = Time(found.now.0.saturating_add(u64::try_from(passed.as_micros()).ok()?));
         let entries = found.locks(names, self.shown()).ok()?;
-        matches!(entries.as_slice(), [row] if is_fit(row, me)).then_some((entries, now))
+        // By a time that is ahead, a lease may seem over that is not.
+        let is_over =
+            |row: &LockRow| matches!(&row.record.lock, Lock::Exclusive { until, .. } if until.passed(now));
+        matches!(entries.as_slice(), [row] if is_fit(row, me) && !is_over(row)).then_some((entries, now))
     }
 }
 
