@@ -351,11 +351,11 @@ fn what_was_read_late_ends_no_lease(kind: Kind) {
     let proxy = Proxy::before(kind.port());
     let url = world.url().replace(&format!(":{}/", kind.port()), &format!(":{}/", proxy.port()));
     world.run("k", &["--store", &url], "true").run();
-    proxy.delay_replies(Duration::from_millis(350));
+    proxy.delay_replies(Duration::from_millis(200));
     let options = ["--store", &url, "-t", "8s", "--op-timeout", "10s"];
     let run = world.run("k", &options, "sleep 0.9; echo done >> log").spawn();
     world.wait_for_state("k", "held");
-    proxy.delay_requests(Duration::from_millis(6600));
+    proxy.delay_requests(Duration::from_millis(6900));
     proxy.delay_replies(Duration::ZERO);
     world.wait_for_log("done");
     proxy.delay_requests(Duration::ZERO);
