@@ -362,6 +362,53 @@ fn a_leader_that_is_cut_off_keeps_no_session() {
     a_leader_is_cut_off(&world, &ensemble);
 }
 
+/// Who gives a lock back soon goes by what it asked behind its grant, and writes at once; the next one is woken by that write.
+/// Whoever comes meanwhile, and what is said meanwhile, is heard of before that.
+#[test]
+fn a_lock_is_given_back_by_what_was_asked_with_its_grant() {
+    let (world, server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    let job = "rm -f go; echo up >> log; while [ ! -e go ]; do sleep 0.01; done";
+    let mut runs = 0;
+    let mut holder = || {
+        let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
+        runs += 1;
+        wait_until("it runs", || world.log().len() == runs);
+        holder
+    };
+    let figures = || (server.requests(), server.writes());
+    // With the end of its session, and what its guard asks.
+    wait_until("it is given back without another question", || {
+        let (run, before) = (holder(), figures());
+        world.write("go", "");
+        run.finish();
+        let now = figures();
+        (now.0 - before.0, now.1 - before.1) == (4, 2)
+    });
+    // Three of each: it is given back, and a session ends. And two that are granted it confirm that.
+    wait_until("each is given back, and the next one woken, by one write", || {
+        let run = holder();
+        let waiters: Vec<_> = (1..=2)
+            .map(|count| {
+                let waiter = world.run("k", &["-t", "1m", "-w"], "true").any_stderr().spawn();
+                world.wait_for_waiters("k", count);
+                waiter
+            })
+            .collect();
+        let before = server.writes();
+        world.write("go", "");
+        run.finish();
+        finish_all(waiters);
+        server.writes() - before == 8
+    });
+    let run = holder();
+    world.dlock(["pause", "k", "--reason", "the disk is changed"]).any_stderr().run();
+    world.write("go", "");
+    run.finish();
+    world.run("k", &[], "echo ran >> log").status(75).any_stderr().run();
+    assert_eq!(world.lines("ran"), 0, "what was said meanwhile stands");
+}
+
 /// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another
 /// one each time.
 #[test]

@@ -14,6 +14,8 @@
 //! doing, a lease or a min-hold, is met by `next`, as everywhere.
 
 mod adapter;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper"))]
+pub mod ahead;
 pub mod bounds;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 pub mod kept;

@@ -15,10 +15,11 @@
 //! *The clock* is that of the leader, which stamps what it writes. Between two of one's own writes one counts on, for a
 //! short time: never ahead of that clock where others are judged, never behind it where one's own lease is written.
 //!
-//! *Who wakes whom.* A life is written to, and its owner watches it; who stands before one is watched for its end. Watches
+//! *Who wakes whom.* A life is written to with the lock, and its owner watches it; who stands before one is watched for its end. Watches
 //! are lost with a connection, and set again. A waiter says that it is there by writing to its place in the queue, which
 //! nobody watches: one request, whoever else waits.
 
+mod ahead;
 mod ask;
 mod hearing;
 mod judge;
@@ -40,19 +41,19 @@ use crate::law::{Due, Record, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
 use crate::store::{Error, Listener, Subscription};
+use ahead::{Ahead, Told};
 use ask::Again;
 use hearing::Hearing;
 use jute::{Answer, Ask, Code};
 use life::{Life, Mine};
 use node::LockNode;
-use read::Ahead;
 use session::{Length, Session};
 use stamp::Stamp;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 use sweep::TIDIES_EVERY;
@@ -101,6 +102,8 @@ pub struct Znodes {
     places: RefCell<BTreeMap<String, Place>>,
     /// What this process will want to know when it gives back what it holds.
     ahead: RefCell<Ahead>,
+    /// The lock as this process began to hold it.
+    told: RefCell<Option<Told>>,
     /// A server may lag behind what was done.
     must_sync: Cell<bool>,
 }
@@ -129,6 +132,7 @@ impl Znodes {
             believed: RefCell::default(),
             places: RefCell::default(),
             ahead: RefCell::default(),
+            told: RefCell::default(),
             must_sync: Cell::new(false),
         }
     }
@@ -227,7 +231,8 @@ impl Adapter for Znodes {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
+        let (is_given_up, has_asked_ahead) = Default::default();
+        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up, has_asked_ahead }));
         Ok(Vec::new())
     }
 

@@ -7,14 +7,13 @@ use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
 use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Mode, Token};
 use crate::store::Error;
+use crate::store::engine::ahead::AHEAD_FOR;
 use crate::store::engine::queue::{Place, TOKEN, Waiting};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
-/// What was read with a grant is used within this time, or read again: later somebody has come more likely.
-const AHEAD_FOR: Duration = Duration::from_secs(1);
 /// In place of a token: that of all who wait behind those that were read.
 const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 /// Of so many holders at most it is asked how long their leases last.

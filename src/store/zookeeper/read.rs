@@ -1,6 +1,7 @@
 //! What is there? The nodes of the locks in one round trip, and in another one what they tell to be wanted of those who wait
 //! and hold, unless it was foreseen. All of it is judged before it is given to the law.
 
+use super::ahead::{Ahead, HOLDERS, Question};
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
 use super::stamp::STAMP_GOOD;
@@ -10,24 +11,14 @@ use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Record, Time};
 use crate::lock::Token;
 use crate::store::Error;
-use crate::store::engine::{CatchUp, granted_alone, queue};
+use crate::store::engine::{CatchUp, granted_alone};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Of so many who hold or have left it is looked at once whether they live.
-const HOLDERS: usize = 8;
 /// So many of a queue are read at once where several of them may be granted the lock.
 const FRONT: usize = 3;
 /// Who waits reads so many of the last ends: enough to tell how long a run mostly takes.
 const ENDS: usize = 16;
-
-/// What is read together with a lock, and would take a round trip of its own when the lock has told that it is wanted.
-#[derive(Default)]
-pub(super) struct Ahead {
-    /// Those who wait, with their locks and their nodes.
-    notes: Vec<(String, Token, String)>,
-    lives: Vec<Token>,
-}
 
 impl Znodes {
     /// The locks as they are, and the time, which was read before.
@@ -53,28 +44,17 @@ impl Znodes {
             }
             let life = self.life.get().filter(|life| !life.was_ended);
             let mine = self.mine.as_ref().filter(|_| life.is_some());
-            let dial = self.session.borrow().dial();
-            let mut asks = Vec::with_capacity(2 * names.len() + 3);
             let began = Moment::now();
-            let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
-            if stamps {
-                asks.push(Ask::Set { path: self.clock(), data: Vec::new() });
-            }
-            if self.must_sync.get() || whom == CatchUp::All {
-                asks.push(Ask::Sync { path: self.base() });
-            }
-            if let Some(mine) = mine {
-                asks.push(Ask::Look { path: self.life_path(&mine.token), watch: true });
-            }
-            let first = asks.len();
-            for name in names {
-                let path = self.lock_path(name);
-                asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
-            }
-            let ahead = if is_own { self.ahead.take() } else { Ahead::default() };
-            asks.extend(ahead.notes.iter().map(|(.., path)| Ask::Get { path: path.clone() }));
-            asks.extend(ahead.lives.iter().map(|life| self.look(life)));
-            let mut answers = self.ask(&asks, Again::Yes)?;
+            let known = (is_own && whom == CatchUp::Due).then(|| self.known(names)).flatten();
+            let (Question { stamps, dial, first, ahead }, mut answers) = match known {
+                Some(known) => known,
+                None => {
+                    let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
+                    let ahead = if is_own { self.ahead.take() } else { Ahead::default() };
+                    let (asks, question) = self.question(names, whom, stamps, ahead);
+                    (question, self.ask(&asks, Again::Yes)?)
+                }
+            };
             let mut told = answers.split_off(first + 2 * names.len()).into_iter();
             if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
                 self.make_base()?;
@@ -149,6 +129,35 @@ impl Znodes {
             self.judge(&mut entries, me, now);
             return Ok((entries, now));
         }
+    }
+
+    /// What is to be asked about these locks.
+    pub(super) fn question(
+        &self,
+        names: &BTreeSet<String>,
+        whom: CatchUp,
+        stamps: bool,
+        ahead: Ahead,
+    ) -> (Vec<Ask>, Question) {
+        let mut asks = Vec::with_capacity(2 * names.len() + 3);
+        if stamps {
+            asks.push(Ask::Set { path: self.clock(), data: Vec::new() });
+        }
+        if self.must_sync.get() || whom == CatchUp::All {
+            asks.push(Ask::Sync { path: self.base() });
+        }
+        if let Some(mine) = self.mine.as_ref().filter(|_| self.life.get().is_some_and(|life| !life.was_ended))
+        {
+            asks.push(Ask::Look { path: self.life_path(&mine.token), watch: true });
+        }
+        let first = asks.len();
+        for name in names {
+            let path = self.lock_path(name);
+            asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
+        }
+        asks.extend(ahead.notes.iter().map(|(.., path)| Ask::Get { path: path.clone() }));
+        asks.extend(ahead.lives.iter().map(|life| self.look(life)));
+        (asks, Question { stamps, dial: self.session.borrow().dial(), first, ahead })
     }
 
     fn silent_clock(&self) -> Error {
@@ -269,21 +278,6 @@ impl Znodes {
             self.looked(token, &answer);
         }
         Ok(true)
-    }
-
-    /// Whoever holds these gives them back at some time, and then has to know who is next, and who has gone.
-    fn look_ahead(&self, entries: &[LockNode], me: &Token) {
-        let mut ahead = Ahead::default();
-        for entry in entries.iter().filter(|entry| entry.record.holds.contains_key(me)) {
-            let next = entry.queue.waiting.iter().find(|waiting| waiting.place == queue::Place::Queued);
-            ahead.lives.extend(entry.left().take(HOLDERS).cloned());
-            if let Some((token, path)) = next.and_then(|next| Some((next.token()?, entry.waiter_path(next))))
-            {
-                ahead.notes.push((entry.name.clone(), token.clone(), path));
-                ahead.lives.push(token);
-            }
-        }
-        self.ahead.replace(ahead);
     }
 
     /// What the node of one who waits tells, besides what it holds: when it was last heard of, and if it is this process',

@@ -225,6 +225,22 @@ impl Session {
         heard
     }
 
+    /// Has these asked behind what is asked next, on this connection.
+    pub fn ask_behind(&mut self, asks: Vec<Ask>) {
+        if let Some(line) = &mut self.line {
+            line.ask_behind(asks);
+        }
+    }
+
+    /// What was answered to that, if there still is that connection. What watches have told by now is taken in as well.
+    pub fn told(&mut self, by: Moment) -> Option<Vec<Result<Answer, Code>>> {
+        let told = self.line.as_mut()?.told(by);
+        if told.is_err() {
+            self.line = None;
+        }
+        told.ok()
+    }
+
     /// Goes to another server the next time, with the same session.
     pub fn hang_up(&mut self) {
         self.line = None;

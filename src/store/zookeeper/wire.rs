@@ -51,6 +51,12 @@ pub struct Connection {
     inbox: Vec<u8>,
     taken: usize,
     number: i32,
+    /// What is sent behind the next questions, and not waited for.
+    behind: Vec<Ask>,
+    /// What was sent so and is not answered yet.
+    owed: VecDeque<(i32, Ask)>,
+    /// What was answered to such.
+    told: Vec<Result<Answer, Code>>,
     /// How far the server has come, as far as it said.
     seen: i64,
     /// What watches have told.
@@ -114,6 +120,9 @@ impl Connection {
             inbox: Vec::new(),
             taken: 0,
             number: 0,
+            behind: Vec::new(),
+            owed: VecDeque::new(),
+            told: Vec::new(),
             seen: 0,
             events: VecDeque::new(),
             sent: Moment::now(),
@@ -147,20 +156,41 @@ impl Connection {
 
     /// Asks all of these together, and answers in order what became of each.
     pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
-        let first = self.number;
-        let mut bytes = Vec::new();
+        let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
-            self.number = self.number.checked_add(1).unwrap_or(1);
+            numbers.push(self.next_number());
             bytes.extend(ask.framed(self.number, self.access));
         }
-        self.send(&bytes, by)?;
-        let mut number = first;
-        let mut answers = Vec::with_capacity(asks.len());
-        for ask in asks {
-            number = number.checked_add(1).unwrap_or(1);
-            answers.push(self.answer(ask, number, by)?);
+        for ask in std::mem::take(&mut self.behind) {
+            let number = self.next_number();
+            bytes.extend(ask.framed(number, self.access));
+            self.owed.push_back((number, ask));
         }
-        Ok(answers)
+        self.send(&bytes, by)?;
+        asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, by)).collect()
+    }
+
+    fn next_number(&mut self) -> i32 {
+        self.number = self.number.checked_add(1).unwrap_or(1);
+        self.number
+    }
+
+    /// Has these sent behind the next questions. Nobody waits for their answers before [`Connection::told`].
+    pub fn ask_behind(&mut self, asks: Vec<Ask>) {
+        self.behind = asks;
+    }
+
+    /// The answers to all that was sent so, waited for; and what else has come by now is taken in.
+    pub fn told(&mut self, by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+        while !self.owed.is_empty() {
+            let frame = self.frame(by)?;
+            self.sort(&frame)?;
+        }
+        self.wait(Moment::now()).map_err(|error| self.failure(&error))?;
+        while let Some(frame) = self.take()? {
+            self.sort(&frame)?;
+        }
+        Ok(std::mem::take(&mut self.told))
     }
 
     fn answer(&mut self, ask: &Ask, number: i32, by: Moment) -> Result<Result<Answer, Code>, Failure> {
@@ -197,9 +227,18 @@ impl Connection {
                 self.is_pinged = false;
                 Ok(None)
             }
-            _ => {
+            number => {
                 self.seen = self.seen.max(head.seen);
-                Ok(Some((head, rest)))
+                if self.owed.front().is_none_or(|(owed, _)| *owed != number) {
+                    return Ok(Some((head, rest)));
+                }
+                if let Some((_, ask)) = self.owed.pop_front() {
+                    self.told.push(match head.code {
+                        Code(0) => ask.answer(rest).ok_or_else(|| self.not_zookeeper())?,
+                        code => Err(code),
+                    });
+                }
+                Ok(None)
             }
         }
     }

@@ -28,6 +28,7 @@ impl Znodes {
         now: Time,
         woken: &[Token],
     ) -> Result<Written, Error> {
+        let lives = self.lives.take();
         self.forget_seen();
         if entries.iter().all(|(_, changed)| *changed == Changed::No) {
             return Ok(Written::Yes);
@@ -42,6 +43,7 @@ impl Znodes {
             // What is granted, renewed or waited for counts only as long as this session does.
             all.push(Ask::Check { path: self.life_path(&mine.token), version: None });
         }
+        let behind = asker.as_ref().and_then(|asker| self.ask_behind(&entries, asker));
         for (mut entry, changed) in entries {
             onlookers.extend(entry.record.watchers.keys().cloned());
             if entry.is_stale() {
@@ -71,13 +73,23 @@ impl Znodes {
             // There was nothing, and there is nothing to keep.
             return Ok(Written::Yes);
         }
+        // Those who are known to live are woken by the write itself. If one has died since, nothing is written, and who is
+        // next is seen anew.
+        let woken = woken.iter().filter(|token| !onlookers.contains(*token));
+        let is_alive = |token: &&Token| lives.get(*token).copied().unwrap_or_default();
+        let (alive, others): (Vec<_>, Vec<_>) = woken.partition(is_alive);
+        let wake = |token: &Token| Ask::Set { path: self.life_path(token), data: Vec::new() };
+        all.extend(alive.into_iter().map(wake));
         let size: usize = all.iter().map(Ask::size).sum();
         if size > STEP_MOST {
             return Ok(Written::too_large(self.shown()));
         }
         let mut asks = vec![Ask::All(all)];
-        let woken = woken.iter().filter(|token| !onlookers.contains(*token));
-        asks.extend(woken.map(|token| Ask::Set { path: self.life_path(token), data: Vec::new() }));
+        asks.extend(others.into_iter().map(wake));
+        let told = behind.map(|(behind, told)| {
+            self.session.borrow_mut().ask_behind(behind);
+            told
+        });
         let answer = match self.ask(&asks, Again::No) {
             Ok(answers) => answers.into_iter().next(),
             // Whether it was done shows when it is tried again: if it was, the versions are others.
@@ -93,6 +105,9 @@ impl Znodes {
                     && let Some(Ask::All(all)) = asks.into_iter().next()
                 {
                     self.keep_places(places, all, &answers);
+                }
+                if let Some(told) = told {
+                    self.begins(told);
                 }
                 Ok(Written::Yes)
             }
