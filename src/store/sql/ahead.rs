@@ -5,16 +5,12 @@ use super::row::LockRow;
 use super::statement::{Pen, Question, Waiters};
 use super::{Failure, Found, Tables};
 use crate::clock::Moment;
-use crate::law::{Due, Lock, Phase, Time};
+use crate::law::{Lock, Time};
 use crate::lock::Token;
 use crate::store::engine::Changed;
+use crate::store::engine::ahead::{AHEAD_FOR, held_alone};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-/// What was read with a grant is used within this time, or read again: later, somebody has more likely come, and those who wait
-/// have said since that they are there.
-const AHEAD_FOR: Duration = Duration::from_secs(1);
 
 /// What was asked for with the own grant, by the connection that it belongs to.
 pub(super) struct Ahead {
@@ -28,7 +24,7 @@ impl Tables {
     pub(super) fn begun(&self, entries: &[(LockRow, Changed)]) -> Option<BTreeSet<String>> {
         let mine = self.mine.as_ref().filter(|mine| !mine.has_read_ahead.load(Ordering::SeqCst))?;
         let [(row, Changed::Yes)] = entries else { return None };
-        is_fit(row, &mine.token).then(|| BTreeSet::from([row.name.clone()]))
+        held_alone(&row.record, &mine.token).then(|| BTreeSet::from([row.name.clone()]))
     }
 
     /// Has the server do what is to be done `behind` a change, and read the lock that was begun to be held by it. Nobody waits for
@@ -74,16 +70,7 @@ impl Tables {
         // By a time that is ahead, a lease may seem over that is not.
         let is_over =
             |row: &LockRow| matches!(&row.record.lock, Lock::Exclusive { until, .. } if until.passed(now));
-        matches!(entries.as_slice(), [row] if is_fit(row, me) && !is_over(row)).then_some((entries, now))
+        matches!(entries.as_slice(), [row] if held_alone(&row.record, me) && !is_over(row))
+            .then_some((entries, now))
     }
-}
-
-/// Whether nobody but `me` holds the lock, and nothing of it ends at a time that has to be known better.
-fn is_fit(row: &LockRow, me: &Token) -> bool {
-    let record = &row.record;
-    let hold = record.holds.get(me).filter(|hold| hold.phase == Phase::Held && hold.confirmed);
-    matches!(&record.lock, Lock::Exclusive { token, .. } if token == me)
-        && record.holds.len() == 1
-        && record.paused.is_none()
-        && hold.is_some_and(|hold| hold.cool == Due(0))
 }
