@@ -6,18 +6,19 @@ use crate::support::dlock::finish_all;
 use crate::support::hand_over::{hand_over, hand_over_to_readers};
 use crate::support::members::{Cluster as _, a_leader_is_cut_off, increments_through_outages, outages_of};
 use crate::support::outages::storm_through_outages;
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, Patience, Terms};
+use dlock::law::{Acquired, Ask, End, Patience, Ran, Terms};
 use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store as _;
 use dlock::store::net::Address;
 use dlock::store::zookeeper::{Target, ZooKeeperStore};
 use rustix::process::Signal;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 /// A job that goes on until `go` is there.
@@ -95,6 +96,10 @@ fn a_session_that_ends_too_soon_lets_nobody_in() {
     assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
 }
 
+fn names() -> Names {
+    Name::new("", &Key::new("k").expect("a key")).expect("a name").into()
+}
+
 /// Somebody with a token and a store of his own.
 struct Person {
     store: ZooKeeperStore,
@@ -102,9 +107,13 @@ struct Person {
 }
 
 fn person(world: &World) -> Person {
+    person_at(world, ZooKeeper::shared().port())
+}
+
+fn person_at(world: &World, port: u16) -> Person {
     let chroot = format!("/{}", world.url().rsplit('/').next().expect("a node"));
     let mut store = ZooKeeperStore::open(Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port: ZooKeeper::shared().port() }],
+        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
         login: None,
         chroot,
         tls: None,
@@ -119,7 +128,7 @@ fn person(world: &World) -> Person {
 
 impl Person {
     fn asks(&mut self) -> Acquired {
-        let names: Names = Name::new("", &Key::new("k").expect("a key")).expect("a name").into();
+        let names = names();
         let ask = Ask {
             token: self.token.clone(),
             mode: Mode::Exclusive,
@@ -131,6 +140,11 @@ impl Person {
             waited: Duration::ZERO,
         };
         self.store.acquire(&names, &ask, Moment::now().after(Duration::from_secs(20))).expect("an answer")
+    }
+
+    fn leaves(&mut self) {
+        let (end, by) = (End { ran: Ran::No, job: None }, Moment::now().after(Duration::from_secs(20)));
+        self.store.leave(&names(), &self.token, &end, by).expect("it is given back");
     }
 }
 
@@ -407,6 +421,37 @@ fn a_lock_is_given_back_by_what_was_asked_with_its_grant() {
     run.finish();
     world.run("k", &[], "echo ran >> log").status(75).any_stderr().run();
     assert_eq!(world.lines("ran"), 0, "what was said meanwhile stands");
+}
+
+/// What was asked behind a write that came too late is not taken for what was asked behind the one that did not.
+#[test]
+fn who_lost_a_race_for_a_lock_gives_it_back_at_once() {
+    let (world, server) = own_server(&[]);
+    let proxy = Proxy::before(server.port());
+    let others = || {
+        let mut other = person_at(&world, server.port());
+        assert!(matches!(other.asks(), Acquired::Granted(_)));
+        other.leaves();
+    };
+    let requests = |meanwhile: &dyn Fn()| {
+        let mut one = person_at(&world, proxy.port());
+        let count_anew = || proxy.plan(usize::MAX, Fault::Swallowed);
+        count_anew();
+        proxy.delay_requests(Duration::from_millis(300));
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| assert!(matches!(one.asks(), Acquired::Granted(_))));
+            wait_until("it has read the lock", || proxy.seen() == 3);
+            meanwhile();
+            asking.join().expect("it is granted");
+        });
+        count_anew();
+        one.leaves();
+        wait_until("its session is over", || !server.sessions().contains("/dlock/lives/"));
+        proxy.seen()
+    };
+    others();
+    assert_eq!(requests(&|| ()), 2, "it is written, and a session ends");
+    assert_eq!(requests(&others), 2, "the same");
 }
 
 /// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another

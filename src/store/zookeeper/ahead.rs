@@ -78,6 +78,8 @@ impl Znodes {
 
     /// That is done, and will be answered.
     pub(super) fn begins(&self, told: Told) {
+        // A write that came too late has had the lock watched as well. That tells of this one, which is no news.
+        drop(self.session.borrow_mut().events());
         if let Some(mine) = &self.mine {
             mine.has_asked_ahead.store(true, Ordering::SeqCst);
         }

@@ -175,8 +175,10 @@ impl Connection {
         self.number
     }
 
-    /// Has these sent behind the next questions. Nobody waits for their answers before [`Connection::told`].
+    /// Has these sent behind the next questions. Nobody waits for their answers before [`Connection::told`]. What was answered
+    /// to such before is forgotten: it was behind a write that came too late.
     pub fn ask_behind(&mut self, asks: Vec<Ask>) {
+        self.told.clear();
         self.behind = asks;
     }
 
