@@ -248,6 +248,18 @@ fn nodes_are_their_makers_own() {
     assert!(said.contains("there is no /closed/dlock yet"), "{said}");
 }
 
+/// A lock that somebody made without a login is everybody's, and the life of one who holds it with a login is his own.
+#[test]
+fn who_may_not_wake_a_holder_writes_all_the_same() {
+    let (world, _server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    let url = world.url().replace("//", "//app:s3cret@");
+    let job = world.run("k", &["--store", &url, "-t", "4s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_lines("up", 1);
+    world.dlock(["release", "-y", "k"]).any_stdout().any_stderr().run();
+    job.finish();
+}
+
 /// Over TLS: who is trusted, and who gets in.
 #[test]
 fn servers_are_spoken_to_over_tls() {
@@ -450,8 +462,9 @@ fn who_lost_a_race_for_a_lock_gives_it_back_at_once() {
         proxy.seen()
     };
     others();
-    assert_eq!(requests(&|| ()), 2, "it is written, and a session ends");
-    assert_eq!(requests(&others), 2, "the same");
+    // It is written, and a session ends. On a busy machine what was asked may have become old.
+    wait_until("nothing is asked again", || requests(&|| ()) == 2);
+    wait_until("nor by who lost a race", || requests(&others) == 2);
 }
 
 /// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another

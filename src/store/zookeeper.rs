@@ -15,9 +15,9 @@
 //! *The clock* is that of the leader, which stamps what it writes. Between two of one's own writes one counts on, for a
 //! short time: never ahead of that clock where others are judged, never behind it where one's own lease is written.
 //!
-//! *Who wakes whom.* A life is written to with the lock, and its owner watches it; who stands before one is watched for its end. Watches
-//! are lost with a connection, and set again. A waiter says that it is there by writing to its place in the queue, which
-//! nobody watches: one request, whoever else waits.
+//! *Who wakes whom.* A life is written to with the lock, and its owner watches it; who stands before one is watched for its
+//! end. Watches are lost with a connection, and set again. A waiter says that it is there by writing to its place in the
+//! queue, which nobody watches: one request, whoever else waits.
 
 mod ahead;
 mod ask;
@@ -106,6 +106,8 @@ pub struct Znodes {
     told: RefCell<Option<Told>>,
     /// A server may lag behind what was done.
     must_sync: Cell<bool>,
+    /// This user may write to locks, but not to the lives of all.
+    wakes_apart: Cell<bool>,
 }
 
 impl Clone for Znodes {
@@ -134,6 +136,7 @@ impl Znodes {
             ahead: RefCell::default(),
             told: RefCell::default(),
             must_sync: Cell::new(false),
+            wakes_apart: Cell::new(false),
         }
     }
 }

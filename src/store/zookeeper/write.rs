@@ -77,7 +77,9 @@ impl Znodes {
         // next is seen anew.
         let woken = woken.iter().filter(|token| !onlookers.contains(*token));
         let is_alive = |token: &&Token| lives.get(*token).copied().unwrap_or_default();
-        let (alive, others): (Vec<_>, Vec<_>) = woken.partition(is_alive);
+        let (alive, others): (Vec<_>, Vec<_>) =
+            woken.partition(|token| is_alive(token) && !self.wakes_apart.get());
+        let wakes_with_it = !alive.is_empty();
         let wake = |token: &Token| Ask::Set { path: self.life_path(token), data: Vec::new() };
         all.extend(alive.into_iter().map(wake));
         let size: usize = all.iter().map(Ask::size).sum();
@@ -116,6 +118,11 @@ impl Znodes {
                     self.make_base()?;
                 }
                 self.must_sync.set(true);
+                Ok(Written::Conflict)
+            }
+            // The lock may be everybody's, and the life of one of them his own.
+            Some(Err(Code::NO_AUTH)) if wakes_with_it => {
+                self.wakes_apart.set(true);
                 Ok(Written::Conflict)
             }
             Some(Err(code)) => Err(self.refused(code)),
