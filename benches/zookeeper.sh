@@ -6,6 +6,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dlock=${DLOCK:-$here/../target/release/dlock} python=${PYTHON:-python3} port=${PORT:-12181}
+"$python" -c 'import kazoo' || exit 1
 dir=$(mktemp -d)
 printf '%s\n' "dataDir=$dir/data" "clientPort=$port" clientPortAddress=127.0.0.1 tickTime=200 maxSessionTimeout=100000 \
     maxClientCnxns=0 admin.enableServer=false '4lw.commands.whitelist=*' >"$dir/zoo.cfg"
@@ -19,7 +20,7 @@ trap 'kill "$server"; wait "$server" || true; rm -rf "$dir"' EXIT
 say() {
     { exec 3<>"/dev/tcp/127.0.0.1/$port"; } 2>/dev/null || return 0
     echo "$1" >&3
-    cat <&3
+    timeout 5 cat <&3 || true
     exec 3>&-
 }
 figure() { say mntr | awk -v name="$1" '$1 == name { print $2 }'; }
@@ -35,7 +36,8 @@ requests() {
     local name=$1 waiters=$2 before after
     local key=r$name$waiters pids=()
     "$name" "$key"
-    "${command[@]}" sh -c 'until [ -e "$0" ]; do sleep 0.02; done' "$dir/$key" & pids+=($!)
+    "${command[@]}" sh -c 'touch "$0.up"; until [ -e "$0" ]; do sleep 0.02; done' "$dir/$key" & pids+=($!)
+    until [ -e "$dir/$key.up" ]; do sleep 0.02; done
     for ((at = 0; at < waiters; at++)); do
         "${command[@]}" true & pids+=($!)
         sleep "0.$(printf %03d "$step")"
