@@ -51,6 +51,8 @@ const ASKS_AGAIN: Duration = Duration::from_millis(500);
 const CONFIRMS_AGAIN: Duration = Duration::from_millis(10);
 /// or renews it or gives it back: nor a holder from its lease.
 const HOLDS_AGAIN: Duration = Duration::from_millis(1);
+/// Where several hold it, they are in each other's way: all at once they would ask for more than a store can answer in time.
+const SHARES_AGAIN: Duration = Duration::from_millis(20);
 /// Who alone holds a lock and has lost so many races for it has those wait who only wait for it: see [`Adapter::insist`].
 const INSISTS_AFTER: u32 = 2;
 /// How long it may take to name all locks.
@@ -139,7 +141,8 @@ impl<A: Adapter> Engine<A> {
                         let longest = match look {
                             Look::Wants(_) if is_granted => CONFIRMS_AGAIN,
                             Look::Wants(_) => ASKS_AGAIN,
-                            Look::Heads | Look::Holders => HOLDS_AGAIN,
+                            Look::Heads | Look::Holders if is_alone => HOLDS_AGAIN,
+                            Look::Heads | Look::Holders => SHARES_AGAIN,
                         };
                         if is_alone && conflicts >= INSISTS_AFTER {
                             self.adapter.insist(true);
