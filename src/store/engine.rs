@@ -31,7 +31,7 @@ use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 pub use adapter::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use queue::Joins;
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub use snapshot::granted_alone;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};

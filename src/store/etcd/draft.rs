@@ -12,7 +12,7 @@ use crate::law::{LOG_KEPT, Lock, Phase, Record, Time, millis};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::queue::Changes;
-use crate::store::engine::{Changed, Written};
+use crate::store::engine::{self, Changed, Written};
 use std::collections::BTreeSet;
 
 /// So many locks one run may have: with more, giving them back to those who wait might not fit into a transaction.
@@ -262,8 +262,7 @@ impl<'a> Draft<'a> {
 
 /// To whom alone a lock was granted that has not confirmed it yet, where nobody else has anything of the lock.
 pub fn granted_alone(record: &Record) -> Option<&Token> {
-    let mut holds = record.holds.iter();
-    let (Some((token, hold)), None) = (holds.next(), holds.next()) else { return None };
-    let is_alone = matches!(&record.lock, Lock::Exclusive { token: owner, .. } if owner == token);
-    (is_alone && hold.phase == Phase::Held && !hold.confirmed).then_some(token)
+    let Lock::Exclusive { token, .. } = &record.lock else { return None };
+    let fence = engine::granted_alone(record, token).filter(|_| record.holds.len() == 1);
+    fence.map(|_| token)
 }
