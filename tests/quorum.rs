@@ -580,6 +580,29 @@ fn a_majority_that_answers_too_late_holds_nothing() {
     assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
 }
 
+/// Who gave the lock back has told a majority, and one of the masters does not know yet. Then one of the others is lost.
+#[test]
+fn what_was_just_given_back_is_not_busy() {
+    let masters = Masters::aged(3);
+    let proxies = [1, 2].map(|at| Proxy::before(masters.at(at).port()));
+    let by = || Moment::now().after(Duration::from_secs(60));
+    let ports = [masters.at(0).port(), masters.at(1).port(), proxies[1].port()];
+    let mut first = store_within(&ports, LONG, Duration::from_millis(500));
+    let ask_first = ask(Duration::from_secs(60));
+    assert!(matches!(first.acquire(&names(), &ask_first, by()), Ok(Acquired::Granted(_))));
+    proxies[1].plan(1, Fault::Late);
+    first.leave(&names(), &ask_first.token, &NOT_RUN, by()).unwrap();
+    assert!(masters.at(2).get("dlock:k").is_some(), "it is under way to this one");
+    proxies[0].begin_outage();
+    let ports = [masters.at(0).port(), proxies[0].port(), masters.at(2).port()];
+    let mut next = store_within(&ports, LONG, Duration::from_millis(500));
+    let next = thread::spawn(move || next.acquire(&names(), &ask(Duration::from_secs(60)), by()));
+    wait_until("it has asked, and asks again", || proxies[0].seen() > 3);
+    proxies[1].deliver();
+    let answer = next.join().unwrap();
+    assert!(matches!(answer, Ok(Acquired::Granted(_))), "{answer:?}");
+}
+
 /// An attempt that failed is taken back, and that arrives only when the next attempt of the same token has succeeded.
 #[test]
 fn what_is_taken_back_late_takes_back_nothing_newer() {

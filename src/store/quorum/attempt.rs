@@ -38,6 +38,7 @@ impl QuorumStore {
     /// Attempts until one wins, or somebody has the lock, or who does not wait runs out of time.
     pub(super) fn win(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let name = names.first();
+        let doubts_until = Moment::now().after(by.left() / 2);
         loop {
             let (joined, ahead) = match self.attempt(name, ask, by)? {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
@@ -51,19 +52,25 @@ impl QuorumStore {
                 Tried::Blocked { joined, ahead } => (joined, ahead),
             };
             let blocker = joined.blocker();
-            let next = match joined.firmness {
-                Firmness::Firm => {
+            // Who gives back does not wait for a master that is slow. So who does not wait asks again, for a while.
+            let is_held = match joined.firmness {
+                Firmness::Firm => true,
+                Firmness::Doubtful => ask.patience == Patience::Queue || doubts_until.passed(),
+                Firmness::Split => false,
+            };
+            let next = match is_held {
+                true => {
                     let end = blocker.left.unwrap_or(Duration::MAX);
                     between(if ahead == 0 { LOOK_FIRST } else { LOOK })
                         .min(end.saturating_add(between(BACK_OFF)))
                 }
-                Firmness::Split => between(BACK_OFF),
+                false => between(BACK_OFF),
             };
             if ask.patience == Patience::Queue {
                 return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker, turn: None }));
             }
             // Who does not wait still tries again if nobody got a majority: else all might be turned away.
-            if joined.firmness == Firmness::Firm || by.left() < next * 2 {
+            if is_held || by.left() < next * 2 {
                 // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
                 let _ = self.leave_as("refused", names, &ask.token, "", by);
                 return Ok(Acquired::Busy(blocker));

@@ -110,6 +110,9 @@ impl Clock {
 pub enum Firmness {
     /// Somebody has the lock.
     Firm,
+    /// Somebody had the lock, and has it unless it was just given back: less than a majority says so, and another master is
+    /// silent.
+    Doubtful,
     /// Several try at the same time, and nobody has a majority.
     Split,
 }
@@ -144,7 +147,8 @@ impl Joined {
             group.len() >= majority || group.iter().any(|seen| seen.is_confirmed())
         };
         if let Some(group) = holds.values().filter(has_lock).max_by_key(|group| fence(group)) {
-            return Self { seen: represent(group, majority), firmness: Firmness::Firm };
+            let firmness = if group.len() >= majority { Firmness::Firm } else { Firmness::Doubtful };
+            return Self { seen: represent(group, majority), firmness };
         }
         let firm: Vec<&MasterView> =
             seen.iter().filter(|seen| seen.state != State::Free && !seen.is_hold()).collect();
@@ -278,7 +282,8 @@ mod tests {
         assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), hold("a", 1, 6, true)]), held(6));
         assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), MasterView::FREE]), held(5));
         // With a master away, one that was confirmed may still have its majority.
-        assert_eq!(joined(&[hold("a", 1, 7, true), MasterView::FREE]), held(7));
+        let doubtful = (State::Held, Firmness::Doubtful, "a".into(), Some(7));
+        assert_eq!(joined(&[hold("a", 1, 7, true), MasterView::FREE]), doubtful);
     }
 
     #[test]
