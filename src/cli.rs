@@ -39,9 +39,9 @@ pub use status::Status;
     about = "Run a command under a lock that a whole fleet of machines respects",
     long_about = "Run a command under a lock that a whole fleet of machines respects.\n\n\
         dlock is flock(1) for more than one machine. The lock lives in a server that all of them reach, such as \
-        Redis, PostgreSQL, MySQL or ZooKeeper, or, for one machine, in a directory. It is a lease: dlock renews it while the command \
-        runs, gives it back when the command ends, and stops the command before the lease ends if it cannot be \
-        renewed.",
+        Redis, PostgreSQL, MySQL, etcd or ZooKeeper, or, for one machine, in a directory. It is a lease: dlock \
+        renews it while the command runs, gives it back when the command ends, and stops the command before the \
+        lease ends if it cannot be renewed.",
     after_long_help = "Examples:\n  \
         # Crontab of every machine; one of them runs the job:\n  \
         @daily /usr/bin/dlock run -q -k rep --once-per 20h -w 4h -- /opt/rep\n\n  \
