@@ -53,18 +53,56 @@ struct Want {
 /// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
 #[derive(Debug, Clone)]
 enum Step {
-    Acquire { who: usize, patience: Patience, ttl: u64, min_hold: u64, once_per: Option<u64>, waited: u64 },
-    Renew { who: usize, ttl: u64 },
-    Leave { who: usize, ran: Ran, job: Option<Ended> },
-    Revoke { lock: usize, when: When },
-    Reborn { who: usize, want: Want },
+    Acquire {
+        who: usize,
+        patience: Patience,
+        ttl: u64,
+        min_hold: u64,
+        once_per: Option<u64>,
+        waited: u64,
+    },
+    Renew {
+        who: usize,
+        ttl: u64,
+    },
+    Leave {
+        who: usize,
+        ran: Ran,
+        job: Option<Ended>,
+    },
+    Revoke {
+        lock: usize,
+        when: When,
+    },
+    Reborn {
+        who: usize,
+        want: Want,
+    },
     Pass(u64),
-    Vanish { lock: usize },
-    Intrude { lock: usize, ttl: Option<u64> },
-    Request { lock: usize },
-    Forget { lock: usize },
-    Pause { lock: usize, lasts: Option<u64>, pattern: Option<usize> },
-    Pattern { pattern: usize, lasts: Option<u64> },
+    /// The same, and the store is away meanwhile.
+    Away(u64),
+    Vanish {
+        lock: usize,
+    },
+    Intrude {
+        lock: usize,
+        ttl: Option<u64>,
+    },
+    Request {
+        lock: usize,
+    },
+    Forget {
+        lock: usize,
+    },
+    Pause {
+        lock: usize,
+        lasts: Option<u64>,
+        pattern: Option<usize>,
+    },
+    Pattern {
+        pattern: usize,
+        lasts: Option<u64>,
+    },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -466,6 +504,10 @@ impl Twins<'_> {
                 assert_eq!(self.law.pause(self.now, &name, pause), lua, "{step:?}");
             }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
+            Step::Away(span) => {
+                self.now.0 += span * 1000;
+                self.servers.set_clock(self.now);
+            }
             Step::Pass(span) => {
                 if self.law.records.values().all(|record| record.waiters.is_empty()) {
                     self.quiet = self.now;
@@ -641,6 +683,41 @@ fn who_leaves_again_sees_what_is_lost_alike() {
         let wants = vec![want.clone(); PEOPLE];
         answer_alike(&Servers::start(masters), 1, &Just((wants, history.clone())));
     }
+}
+
+/// Nobody is heard while the store is away, after a lock was handed over: the first one that is heard again passes nobody.
+#[test]
+fn who_was_not_heard_after_a_hand_over_is_excused_alike() {
+    excuses_after_a_hand_over(&Servers::start(1));
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn who_was_not_heard_after_a_hand_over_is_excused_on_mysql() {
+    excuses_after_a_hand_over(&Servers::mysql());
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn who_was_not_heard_after_a_hand_over_is_excused_on_postgres() {
+    excuses_after_a_hand_over(&Servers::postgres());
+}
+
+fn excuses_after_a_hand_over(servers: &Servers) {
+    let leave = |who| Step::Leave { who, ran: Ran::Yes, job: None };
+    let history = vec![
+        queue(0, 60_000),
+        queue(1, 60_000),
+        queue(2, 60_000),
+        queue(3, 60_000),
+        leave(0),
+        queue(1, 60_000),
+        Step::Away(8000),
+        queue(3, 60_000),
+        leave(1),
+        queue(2, 60_000),
+    ];
+    answer_alike(servers, 1, &Just((vec![exclusive(&[0], false); PEOPLE], history)));
 }
 
 /// What dlock makes of rows, and writes into them, is what the law says.

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 
 /// The length of a token.
 pub const TOKEN: usize = 32;
+/// In place of a token: that of all who wait behind those that were read.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
+const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 
 /// All who wait, parked ones included, in order of their tickets.
 #[derive(Debug, Default)]
@@ -95,6 +98,12 @@ impl Waiting {
         Self { token, ticket, since, silent, forget, mode, place, is_tracked: false, note, shown: None }
     }
 
+    /// All who wait behind those that were read, of whom the last one has this ticket. Nobody's token.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
+    pub fn unread(ticket: u64) -> Self {
+        Self::new(UNREAD, ticket, Mode::Exclusive, Place::Queued)
+    }
+
     fn of(waiter: &Waiter, token: &Token, place: Place, tracked: Option<Tracked>) -> Option<Self> {
         Some(Self {
             since: waiter.since.0,
@@ -135,6 +144,11 @@ impl Waiting {
 }
 
 impl Queue {
+    /// Whether somebody waits whom the law was not shown.
+    pub fn has_unshown(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.is_shown())
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.waiting.len()
@@ -148,6 +162,12 @@ impl Queue {
     /// Whose the place is.
     pub fn token(&self, at: usize) -> Option<Token> {
         self.waiting.get(at)?.token()
+    }
+
+    /// Takes the place of those who were not read away: now they are.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
+    pub fn drop_unread(&mut self) {
+        self.waiting.retain(|waiting| waiting.token != UNREAD);
     }
 
     /// The place of a token.

@@ -1,6 +1,6 @@
 //! What about a record decides who is woken by its change, and who stands in whose way? Looked at, never changed.
 
-use crate::law::{Hold, Lock, Phase, Record};
+use crate::law::{Absence, Hold, Lock, Phase, Record};
 use crate::lock::{Mode, Token};
 use std::collections::BTreeMap;
 use std::mem::Discriminant;
@@ -10,6 +10,7 @@ use std::mem::Discriminant;
 pub struct Snapshot {
     /// The holds, and who was asked to end.
     pub holds: BTreeMap<Token, (Phase, Asked)>,
+    pub absence: Absence,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// Only where somebody watches.
@@ -31,6 +32,7 @@ impl Snapshot {
                 .iter()
                 .map(|(token, hold)| (token.clone(), (hold.phase, asked(hold))))
                 .collect(),
+            absence: record.absence,
             head: record.queue.first().map(|(_, token)| token.clone()),
             lock: Some(std::mem::discriminant(&record.lock)),
             all: (!record.watchers.is_empty()).then(|| everything(record)),

@@ -32,7 +32,7 @@ use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, granted_alone, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
-use crate::law::{Hold, Lock, LockTable, Phase, Record, Spent, Time, Waiter, millis};
+use crate::law::{Absence, Hold, Lock, LockTable, Phase, Record, Spent, Time, Waiter, millis};
 use crate::lock::{Mode, Names, Token};
 use crate::store::Error;
 use std::collections::BTreeSet;
@@ -430,8 +430,14 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.whom_to_wake(me);
         let mut entries = Vec::with_capacity(self.opened.len());
-        for Opened { mut entry, was, .. } in self.opened {
-            let record = self.table.records.remove(entry.name()).unwrap_or_default();
+        for Opened { mut entry, was, before } in self.opened {
+            let mut record = self.table.records.remove(entry.name()).unwrap_or_default();
+            // The law took those whom it was shown for all.
+            if record.absence == Absence::default()
+                && (self.confirms.is_some() || entry.queue().has_unshown())
+            {
+                record.absence = before.absence;
+            }
             let changed = if was.is_some_and(|was| *was == record) { Changed::No } else { Changed::Yes };
             *entry.record() = record;
             entries.push((entry, changed));
