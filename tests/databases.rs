@@ -168,6 +168,12 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
 
 /// It comes anew.
 fn a_waiter_that_cannot_be_read_keeps_nobody(kind: Kind) {
+    for damage in kind.damage_notes() {
+        damaged_waiters_keep_nobody(kind, damage);
+    }
+}
+
+fn damaged_waiters_keep_nobody(kind: Kind, damage: &str) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
@@ -178,7 +184,7 @@ fn a_waiter_that_cannot_be_read_keeps_nobody(kind: Kind) {
             waiter
         })
         .collect();
-    kind.ask(&world, kind.lose_notes());
+    kind.ask(&world, damage);
     world.dlock(["status"]).any_stdout().run();
     world.write("go", "");
     assert!(!holder.finish().stderr.contains("given back"), "it is given back");

@@ -14,6 +14,8 @@ use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// A name that is no table's, and needs care.
 const KEY: &str = "it's a \"key\" \\ über%";
@@ -47,6 +49,40 @@ fn what_a_server_refuses_is_said() {
     assert_eq!(world.log(), ["well"]);
 }
 
+/// A server does not notice that a client hung up while it waits for a lock of the table. Who asks again and again for that long
+/// leaves nothing behind there.
+#[test]
+fn a_table_that_is_locked_for_long_takes_no_connections() {
+    let (world, server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=3)
+        .map(|number| {
+            let run =
+                world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log")).any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            run
+        })
+        .collect();
+    let hog = Hog::with(&server, "LOCK TABLE dlock_locks, dlock_waiters");
+    let asking = "SELECT count(*), count(*) FILTER (WHERE age > interval '12 s') FROM (SELECT clock_timestamp() - query_start AS age \
+                  FROM pg_stat_activity WHERE application_name = 'dlock' AND wait_event_type = 'Lock' AND wait_event <> 'advisory') AS a";
+    let (began, mut seen) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(15) {
+        let said = server.ask("postgres", asking);
+        let (count, old) = said.split_once('|').expect("two numbers");
+        assert_eq!(old, "0", "each waits for no longer than its client does: {count}");
+        seen = seen.max(count.parse().expect("a number"));
+        sleep(Duration::from_millis(200));
+    }
+    assert!(seen > 0, "they ask");
+    drop(hog);
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
+}
+
 /// Those who wait have the server prepare what comes between two jobs.
 #[test]
 fn what_is_asked_between_two_jobs_was_prepared_before() {
@@ -69,7 +105,7 @@ fn what_is_asked_between_two_jobs_was_prepared_before() {
     holder.finish();
     waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
     assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4"]);
-    for what in ["dlock_ends", "DELETE FROM dlock_waiters", "lead(token)", "encode(note, 'hex') FROM"] {
+    for what in ["dlock_ends", "DELETE FROM dlock_waiters", "AND o.place", "encode(note, 'hex') FROM"] {
         let asked =
             "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE 'PREPARE dlock%'";
         let calls = number(&format!("{asked} AND strpos(query, $${what}$$) > 0"));

@@ -172,11 +172,9 @@ impl Adapter for Keys {
             if !is_outrun && let Some(ahead) = self.ahead(names, me) {
                 return Ok(ahead);
             }
-            let (mut nodes, now) =
+            let (nodes, now) =
                 self.nodes(&Question { names, me: Some(me), depth: Depth::Front, source }, false)?;
-            let is_enough =
-                |node: &mut Node| node.record.holds.contains_key(me) && node.record.newest.is_none();
-            if nodes.iter_mut().all(is_enough) {
+            if nodes.iter().all(|node| node.is_enough_for(me)) {
                 return Ok((nodes, now));
             }
             self.is_holder.set(false);

@@ -92,6 +92,8 @@ pub struct Tables {
     by: Cell<Moment>,
     /// Whether it insists.
     insists: Cell<bool>,
+    /// Whether the asker is likely to find that it holds: it did when it wrote last.
+    is_holder: Cell<bool>,
 }
 
 /// A lock as its waiter saw it.
@@ -134,16 +136,16 @@ impl Clone for Tables {
     fn clone(&self) -> Self {
         let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
         let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
-        let (line, insists) = Default::default();
-        Self { database, line, mine, has_latches, by, insists }
+        let (line, insists, is_holder) = Default::default();
+        Self { database, line, mine, has_latches, by, insists, is_holder }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        let (line, mine, insists) = Default::default();
-        Self { database, line, mine, has_latches, by, insists }
+        let (line, mine, insists, is_holder) = Default::default();
+        Self { database, line, mine, has_latches, by, insists, is_holder }
     }
 
     fn shown(&self) -> &str {
@@ -156,6 +158,12 @@ impl Tables {
             let target = self.database.target();
             self.by.set(Moment::now().after(target.connect_timeout + target.op_timeout));
         }
+    }
+
+    /// What is asked from here on has that time, but not beyond `until`.
+    fn allow_until(&self, until: Moment) {
+        let target = self.database.target();
+        self.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
     }
 
     fn connect(&self) -> Result<Line, Error> {
@@ -250,7 +258,25 @@ impl Tables {
 
     fn entries(&self, question: &Question<'_>, found: Found) -> Result<(Vec<LockRow>, Time), Error> {
         let now = found.now;
-        Ok((found.locks(question.names, self.shown())?, now))
+        Ok((found.locks(question.names, question.waiters, self.shown())?, now))
+    }
+
+    /// Reads all who wait for a lock of which only the first ones were read.
+    fn read_rest(&self, entry: &mut LockRow) -> Result<(), Error> {
+        let names = BTreeSet::from([entry.name.clone()]);
+        let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
+        let (all, _) = self.entries(&question, self.read(&question)?)?;
+        entry.queue.drop_unread();
+        for mut row in all {
+            let others = row.queue.waiting.drain(..);
+            let is_new =
+                |waiting: &Waiting| waiting.token().is_some_and(|token| entry.queue.find(&token).is_none());
+            let new: Vec<_> = others.filter(is_new).collect();
+            entry.queue.waiting.extend(new);
+            entry.notes.append(&mut row.notes);
+        }
+        entry.queue.waiting.sort_by_key(Waiting::key);
+        Ok(())
     }
 
     fn is_own(&self, token: &Token) -> bool {
@@ -302,12 +328,24 @@ impl Adapter for Tables {
         if let Some(ahead) = me.filter(|_| !self.insists.get()).and_then(|me| self.ahead(names, me)) {
             return Ok(ahead);
         }
-        let question = Question { names, me, waiters: Waiters::All, with_ends: false };
-        let mut found = if self.insists.get() {
-            self.find(&self.database.grammar().reserve_and_read(&question))?
-        } else {
-            self.read(&question)?
+        let read = |question: &Question<'_>| {
+            if self.insists.get() {
+                self.find(&self.database.grammar().reserve_and_read(question))
+            } else {
+                self.read(question)
+            }
         };
+        // A holder's step is to cost the same whoever waits.
+        if let Some(me) = me.filter(|me| self.is_holder.get() && self.is_own(me)) {
+            let question = Question { names, me: Some(me), waiters: Waiters::Front, with_ends: false };
+            let (entries, now) = self.entries(&question, read(&question)?)?;
+            if entries.iter().all(|row| row.is_enough_for(me)) {
+                return Ok((entries, now));
+            }
+            self.is_holder.set(false);
+        }
+        let question = Question { names, me, waiters: Waiters::All, with_ends: false };
+        let mut found = read(&question)?;
         let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
         if !missing.is_empty() {
             let grammar = self.database.grammar();
@@ -345,10 +383,13 @@ impl Adapter for Tables {
         record: &mut Record,
         _: Time,
     ) -> Result<Vec<String>, Error> {
+        let unshown = entry.queue.waiting.get(waiter).filter(|waiting| !waiting.is_shown());
+        let Some(unshown) = unshown else { return Ok(Vec::new()) };
+        let Some(token) = unshown.token() else {
+            self.read_rest(entry)?;
+            return Ok(Vec::new());
+        };
         let Kept { name, queue, notes, tracked, .. } = &mut **entry;
-        let garbled = |why: &str| row::garbled(self.shown(), name, why);
-        let unshown = queue.waiting.get(waiter).filter(|waiting| !waiting.is_shown());
-        let Some(token) = unshown.and_then(Waiting::token) else { return Ok(Vec::new()) };
         if !notes.contains_key(&token) {
             // Where many were shown, many more may be.
             let shown = queue.waiting.iter().filter(|waiting| waiting.is_shown()).count();
@@ -358,13 +399,13 @@ impl Adapter for Tables {
             let answers = self.ask(&[self.database.grammar().notes(name, &tokens)], Again::Yes)?;
             notes.extend(answers[0].rows.iter().filter_map(|row| row::note(row)));
         }
-        let Some(note) = notes.remove(&token) else {
-            // It has left since, as the engine will see when it writes; or its row is damaged, and it comes anew.
+        let note = notes.remove(&token).and_then(|note| serde_json::from_slice(&note).ok());
+        let shown = note.and_then(|note| queue.show(waiter, note, name, record, tracked, |_, _| {}).ok());
+        // Else it has left since, as the engine will see when it writes; or its row is damaged, and it comes anew.
+        Ok(shown.unwrap_or_else(|| {
             queue.waiting.remove(waiter);
-            return Ok(Vec::new());
-        };
-        let note = serde_json::from_slice(&note).map_err(|_| garbled("a waiter cannot be read"))?;
-        queue.show(waiter, note, name, record, tracked, |_, _| {}).map_err(garbled)
+            Vec::new()
+        }))
     }
 
     fn write(&self, entries: Vec<(LockRow, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {
@@ -379,6 +420,9 @@ impl Adapter for Tables {
             })
         });
         let begun = self.begun(&entries);
+        let holds =
+            |mine: &Arc<Mine>| entries.iter().all(|(row, _)| row.record.holds.contains_key(&mine.token));
+        let is_holder = self.mine.as_ref().is_some_and(holds);
         let change = Change::of(entries, now, woken, self.insists.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
         let grammar = self.database.grammar();
@@ -391,6 +435,7 @@ impl Adapter for Tables {
                 if is_done.as_deref() != Some(b"1") {
                     return Ok(Written::Conflict);
                 }
+                self.is_holder.set(is_holder);
                 self.tell_behind(grammar.behind(&change), begun);
                 self.secure(&change)
             }
@@ -401,9 +446,16 @@ impl Adapter for Tables {
                 self.unprepare();
                 Ok(Written::Conflict)
             }
-            // There were tables when they were read.
-            Err(Failure::NoTables(Error::Denied(why))) => {
-                Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
+            Err(Failure::NoTables(why)) => {
+                // There were tables when they were read. If there are none now, that is said where they are read again.
+                let names = change.read.iter().map(|(name, _)| name.clone()).collect();
+                match (self.ask(&[grammar.versions(&names)], Again::Yes), why) {
+                    (Err(Failure::NoTables(_)), _) => Ok(Written::Conflict),
+                    (_, Error::Denied(why)) => {
+                        Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
+                    }
+                    (_, why) => Err(why),
+                }
             }
             Err(failure) => Err(failure.into()),
         }

@@ -68,13 +68,18 @@ impl Kind {
         }
     }
 
-    /// The statement that loses what does not change about those who wait.
-    pub fn lose_notes(self) -> &'static str {
+    /// Statements of which each damages what does not change about those who wait.
+    pub fn damage_notes(self) -> [&'static str; 2] {
         match self {
             #[cfg(feature = "mysql")]
-            Self::Mysql => "UPDATE dlock_locks SET body = NULL WHERE kind = 1",
+            Self::Mysql => [
+                "UPDATE dlock_locks SET body = NULL WHERE kind = 1",
+                "UPDATE dlock_locks SET body = 'somebody' WHERE kind = 1",
+            ],
             #[cfg(feature = "postgres")]
-            Self::Postgres => "UPDATE dlock_waiters SET note = NULL",
+            Self::Postgres => {
+                ["UPDATE dlock_waiters SET note = NULL", "UPDATE dlock_waiters SET note = 'somebody'"]
+            }
         }
     }
 
@@ -314,14 +319,14 @@ impl Server {
         u32::try_from(count).expect("not so many")
     }
 
-    /// How many statements read a lock and all who wait for it, since then.
+    /// How many statements read a lock, since then.
     pub fn read(&self) -> usize {
         match self {
             #[cfg(feature = "mysql")]
-            Self::Mysql(server) => server.log().matches("WINDOW forth").count(),
+            Self::Mysql(server) => server.log().matches("FROM dlock_locks AS l WHERE").count(),
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => self.number(
-                "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE '%WINDOW forth%'",
+                "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE '%FROM dlock_locks AS l WHERE%'",
             ),
         }
     }

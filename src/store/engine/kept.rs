@@ -33,6 +33,13 @@ impl Kept {
         Self { name: name.into(), ..Self::default() }
     }
 
+    /// Whether `me` holds it and need not know of anybody who waits but the first ones. Whom somebody newer sends home may stand
+    /// anywhere.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
+    pub fn is_enough_for(&self, me: &Token) -> bool {
+        self.record.holds.contains_key(me) && self.record.newest.is_none()
+    }
+
     /// Takes over a record that was used last at `used`, in milliseconds since 1970, unless it is only of what is long past.
     pub fn set_record(&mut self, record: Record, used: u64, now: Time) {
         if !record.is_vacant(now) || now.millis().saturating_sub(used) <= millis(HISTORY_KEPT) {

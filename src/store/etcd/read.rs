@@ -5,17 +5,15 @@ use super::entry::{Layout, Node};
 use super::mine::Standing;
 use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
 use crate::law::{LOG_KEPT, Time};
-use crate::lock::{Mode, Token};
+use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::ahead::AHEAD_FOR;
-use crate::store::engine::queue::{Place, TOKEN, Waiting};
+use crate::store::engine::queue::{Place, Waiting};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// So many of a queue are read at once with all that is known of them.
 const FRONT: u64 = 4;
-/// In place of a token: that of all who wait behind those that were read.
-const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 /// Of so many holders at most it is asked how long their leases last.
 const LEASES_ASKED: usize = 16;
 
@@ -151,8 +149,7 @@ impl Keys {
             let queued = node.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
             let last = queued.map(|waiting| waiting.ticket).max();
             if question.depth == Depth::Front && first.count.0 > first.kvs.len() as u64 {
-                let unread = |ticket| Waiting::new(UNREAD, ticket, Mode::Exclusive, Place::Queued);
-                node.queue.waiting.extend(last.map(unread));
+                node.queue.waiting.extend(last.map(Waiting::unread));
             } else if let (Some(me), Some(standing)) = (question.me, standing) {
                 node.remember(me, standing.waiting(me), &standing.note, now);
             }
@@ -166,10 +163,8 @@ impl Keys {
     pub(super) fn ahead(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<Node>, Time)> {
         let (mut node, read) = self.ahead.take()?;
         let now = self.client.now()?;
-        let is_fit = !read.after(AHEAD_FOR).passed()
-            && names.iter().eq([&node.name])
-            && node.record.holds.contains_key(me)
-            && node.record.newest.is_none();
+        let is_fit =
+            !read.after(AHEAD_FOR).passed() && names.iter().eq([&node.name]) && node.is_enough_for(me);
         if !is_fit {
             return None;
         }
@@ -184,7 +179,7 @@ impl Keys {
         let queue = self.layout().waiters(&node.name, Place::Queued);
         let range = Range { keys_only: true, ..queue.whole() };
         let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-        node.queue.waiting.retain(|waiting| waiting.token != UNREAD);
+        node.queue.drop_unread();
         let mut pairs = answer.ranges().flat_map(|range| range.kvs);
         let added = pairs.try_for_each(|pair| node.add_waiter(&pair, Place::Queued, now));
         let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);

@@ -32,7 +32,7 @@ impl Tables {
     pub(super) fn tell_behind(&self, behind: Option<String>, begun: Option<BTreeSet<String>>) {
         let me = self.mine.as_ref().map(|mine| &mine.token);
         let read = begun.as_ref().map(|names| {
-            let question = Question { names, me, waiters: Waiters::All, with_ends: false };
+            let question = Question { names, me, waiters: Waiters::Front, with_ends: false };
             let write = |pen: &mut Pen| self.database.grammar().read(&question, pen);
             self.short(write).unwrap_or_else(|| write(&mut Pen::plain()))
         });
@@ -66,11 +66,11 @@ impl Tables {
         }
         let found = Found::parse(&[told.ok()??], self.shown()).ok()?;
         let now = Time(found.now.0.saturating_add(u64::try_from(passed.as_micros()).ok()?));
-        let entries = found.locks(names, self.shown()).ok()?;
+        let entries = found.locks(names, Waiters::Front, self.shown()).ok()?;
         // By a time that is ahead, a lease may seem over that is not.
         let is_over =
             |row: &LockRow| matches!(&row.record.lock, Lock::Exclusive { until, .. } if until.passed(now));
-        matches!(entries.as_slice(), [row] if held_alone(&row.record, me) && !is_over(row))
+        matches!(entries.as_slice(), [row] if row.is_enough_for(me) && held_alone(&row.record, me) && !is_over(row))
             .then_some((entries, now))
     }
 }

@@ -37,8 +37,7 @@ impl Hearing {
     }
 
     fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let target = self.tables.database.target();
-        self.tables.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
+        self.tables.allow_until(until);
         if self.tables.line.borrow().is_none() {
             // It tells whether there is a bell.
             self.read()?;
@@ -61,6 +60,7 @@ impl Hearing {
         };
         line.link.listen(Moment::now().after(pace).min(until))?;
         self.tables.line.replace(Some(line));
+        self.tables.allow_until(until);
         Ok(!until.passed() && self.look()? && self.is_news()?)
     }
 

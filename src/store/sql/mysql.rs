@@ -15,7 +15,9 @@
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
+use super::statement::{
+    Change, FRONT, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place,
+};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
@@ -72,8 +74,8 @@ impl Database for Mysql {
     }
 }
 
-/// What may be set up oddly and would change what statements mean. Nobody waits longer for somebody else's transaction than a
-/// client waits for an answer, which says then what was the matter. The clock of a session can be stopped; on MariaDB anybody
+/// What may be set up oddly and would change what statements mean. Nobody waits much longer for somebody else's transaction than
+/// a client waits for an answer, and with an --op-timeout of more than a second less long, so that it is told what was the matter. The clock of a session can be stopped; on MariaDB anybody
 /// may let it go again. The last one fails where the table is of another engine: a server that dies in the middle of a
 /// statement would leave half of it there.
 fn settings(target: &Target) -> String {
@@ -81,7 +83,7 @@ fn settings(target: &Target) -> String {
     format!(
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
          SET /*M! timestamp = DEFAULT, */ autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
-         sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}; \
+         sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}, lock_wait_timeout = {patience}; \
          SET @dlock = (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'dlock_locks' \
          AND engine <> 'InnoDB' UNION ALL SELECT 1); ",
         u64::MAX
@@ -131,6 +133,22 @@ impl Grammar for Words {
                     "dlock_locks AS w WHERE w.kind = 1 AND w.place < {GONE} AND w.name IN ({names}) AND w.id = {me}"
                 ),
             ),
+            Waiters::Front => {
+                let columns = "name, id, ticket, since, silent, forget, mode, place, said";
+                let first = question.names.iter().map(|name| {
+                    format!(
+                        "(SELECT {columns} FROM dlock_locks WHERE {QUEUED} AND name = {} ORDER BY ticket, id LIMIT {})",
+                        self.bytes(name.as_bytes()),
+                        FRONT + 1
+                    )
+                });
+                let first = first.collect::<Vec<_>>().join(" UNION ALL ");
+                let rows = format!(
+                    "({first} UNION ALL (SELECT {columns} FROM dlock_locks WHERE kind = 1 AND place = 1 AND name IN ({names}))) AS w \
+                     LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.id"
+                );
+                ("n.body", rows)
+            }
             Waiters::All => {
                 let mine = format!(" OR id = {me} OR LEAD(id) OVER forth = {me}");
                 let mine = question.me.map_or(String::new(), |_| mine);
@@ -144,15 +162,21 @@ impl Grammar for Words {
                 ("n.body", rows)
             }
         };
+        let heard = match question.waiters {
+            Waiters::Front => {
+                format!("(SELECT MAX(said) FROM dlock_locks AS o WHERE o.{QUEUED} AND o.name = l.name)")
+            }
+            Waiters::All | Waiters::Own => "NULL".into(),
+        };
         let null = |count| ", NULL".repeat(count);
         let mut text = format!(
             "SELECT 't', NULL, {NOW}, CONNECTION_ID(){} \
-             UNION ALL SELECT 'r', HEX(name), version, used, HEX(body){} FROM dlock_locks \
-             WHERE kind = 0 AND name IN ({names}) \
+             UNION ALL SELECT 'r', HEX(l.name), l.version, l.used, HEX(l.body), {heard}{} FROM dlock_locks AS l \
+             WHERE l.kind = 0 AND l.name IN ({names}) \
              UNION ALL SELECT 'w', HEX(w.name), w.id, w.ticket, w.since, w.silent, w.forget, w.mode, w.place, w.said, \
              HEX({note}) FROM {rows}",
             null(7),
-            null(6)
+            null(5)
         );
         if question.with_ends {
             text += &format!(
@@ -306,12 +330,17 @@ impl Grammar for Words {
     /// What looks for old rows is not to keep anybody from the others.
     fn tidy(&self) -> Vec<String> {
         let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
-        vec![format!(
+        // Where a client ended before it could remove its own row.
+        let left = format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE FROM dlock_locks WHERE kind = 1 AND place = {GONE} LIMIT {TIDIED}"
+        );
+        let idle = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l, o FROM \
              (SELECT name FROM dlock_locks WHERE kind = 0 AND {old} LIMIT {TIDIED}) AS v \
              JOIN dlock_locks AS l ON l.kind = 0 AND l.name = v.name AND l.{old} \
              LEFT JOIN dlock_locks AS o ON o.kind IN (1, 2) AND o.name = l.name"
-        )]
+        );
+        vec![left, idle]
     }
 
     fn has_bells(&self) -> bool {
@@ -397,7 +426,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1290 | 1792 | 1836 | 1874 => {
             unavailable(format!("{store} is read-only, as a replica is; name the primary"))
         }
-        1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
+        1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),
         1205 => unavailable(format!("{store}: somebody else keeps the rows locked: {text}")),
         1317 | 1969 | 3024 => unavailable(format!("{store} broke off a statement: {text}")),
@@ -405,8 +434,8 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
-        // InnoDB, a cluster that is not ready, a packet that is too large for it.
-        1015 | 1016 | 1030 | 1041 | 1047 | 1153 | 1180 | 1181 | 1206 | 1296 | 1297 => {
+        // InnoDB, no memory, a cluster that is not ready, a packet that is too large for it.
+        1015 | 1016 | 1030 | 1037 | 1038 | 1041 | 1135 | 1047 | 1153 | 1180 | 1181 | 1206 | 1296 | 1297 => {
             unavailable(format!("{store} cannot serve: {text}"))
         }
         code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),

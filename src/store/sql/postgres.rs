@@ -6,7 +6,9 @@
 //! before it looks at any row.
 
 use super::row::hex;
-use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place};
+use super::statement::{
+    Change, FRONT, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place,
+};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -66,28 +68,51 @@ impl Grammar for Words {
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
     fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String {
         let names = join(question.names.iter().map(|name| pen.put("bytea", self.bytes(name.as_bytes()))));
-        let me = question.me.map(|me| pen.put("text", format!("'{}'", me.secret()))).unwrap_or_default();
-        let (noted, whose) = match question.waiters {
-            Waiters::Own => ("encode(note, 'hex')".into(), format!(" AND token = {me}")),
+        let me = |pen: &mut Pen| question.me.map(|me| pen.put("text", format!("'{}'", me.secret())));
+        let (noted, rows) = match question.waiters {
+            Waiters::Own => (
+                "encode(note, 'hex')".into(),
+                format!("dlock_waiters WHERE name IN ({names}) AND token = {}", me(pen).unwrap_or_default()),
+            ),
+            Waiters::Front => {
+                let first = question.names.iter().map(|name| {
+                    format!(
+                        "(SELECT * FROM dlock_waiters WHERE name = {} AND place = 0 ORDER BY ticket, token LIMIT {})",
+                        pen.put("bytea", self.bytes(name.as_bytes())),
+                        FRONT + 1
+                    )
+                });
+                let first = first.collect::<Vec<_>>().join(" UNION ALL ");
+                let beside = format!("SELECT * FROM dlock_waiters WHERE name IN ({names}) AND place <> 0");
+                ("encode(note, 'hex')".into(), format!("({first} UNION ALL {beside}) AS w"))
+            }
             Waiters::All => {
-                let mine = format!(" OR token = {me} OR lead(token) OVER forth = {me}");
-                let mine = question.me.map_or(String::new(), |_| mine);
+                let mine = me(pen).map(|me| format!(" OR token = {me} OR lead(token) OVER forth = {me}"));
+                let mine = mine.unwrap_or_default();
                 let noted = format!(
                     "CASE WHEN row_number() OVER forth <= 4 OR lead(token) OVER forth IS NULL{mine} THEN encode(note, 'hex') END"
                 );
-                let order = " WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)";
-                (noted, order.into())
+                let rows = format!(
+                    "dlock_waiters WHERE name IN ({names}) WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)"
+                );
+                (noted, rows)
             }
+        };
+        let heard = match question.waiters {
+            Waiters::Front => {
+                "(SELECT max(said)::text FROM dlock_waiters AS o WHERE o.name = l.name AND o.place = 0)"
+            }
+            Waiters::All | Waiters::Own => "NULL::text",
         };
         let null = |count| ", NULL::text".repeat(count);
         let mut text = format!(
             "SELECT 't'::text, NULL::text, {NOW}::text, pg_backend_pid()::text{} \
-             UNION ALL SELECT 'r', encode(name, 'hex'), version::text, used::text, encode(body, 'hex'){} \
-             FROM dlock_locks WHERE name IN ({names}) \
+             UNION ALL SELECT 'r', encode(name, 'hex'), version::text, used::text, encode(body, 'hex'), {heard}{} \
+             FROM dlock_locks AS l WHERE name IN ({names}) \
              UNION ALL SELECT 'w', encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
-             mode::text, place::text, said::text, {noted} FROM dlock_waiters WHERE name IN ({names}){whose}",
+             mode::text, place::text, said::text, {noted} FROM {rows}",
             null(7),
-            null(6)
+            null(5)
         );
         if question.with_ends {
             text += &format!(
@@ -331,7 +356,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "42703" | "42804" => {
             unfit(format!("{store} has tables with the names of dlock's, and they are not dlock's: {text}"))
         }
-        "42501" | "3F000" => denied(format!("{store} denies this user a right that dlock needs: {text}")),
+        "42501" | "3F000" => denied(format!(
+            "{store} denies this user a right that dlock needs: {text}; docs/stores.md has the GRANT statement"
+        )),
         "28P01" => denied(format!("{store} refused the user name or the password")),
         code if code.starts_with("28") => {
             denied(format!("{store} does not let this user in from here: {text}"))
@@ -346,7 +373,8 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
-        code if code.starts_with("53")
+        code if code.starts_with("08")
+            || code.starts_with("53")
             || code.starts_with("55")
             || code.starts_with("58")
             || code.starts_with("XX") =>

@@ -19,7 +19,7 @@ impl Tables {
             let mut pen = Pen::apart();
             (write(&mut pen), pen)
         };
-        let reads = [Waiters::All, Waiters::Own].map(|waiters| {
+        let reads = [Waiters::Front, Waiters::Own].map(|waiters| {
             let question = Question { names: &names, me: Some(token), waiters, with_ends: false };
             apart(&|pen| grammar.read(&question, pen))
         });

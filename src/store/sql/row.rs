@@ -1,6 +1,7 @@
 //! What do the rows of a lock say? Reading and checking them. Whoever may write the tables may have put anything there: all of
 //! it has bounds, and what is not understood is left as it is.
 
+use super::statement::{FRONT, Waiters};
 use super::{Answer, heard};
 use crate::law::{Due, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
@@ -98,7 +99,12 @@ impl Found {
     }
 
     /// These locks, in order of name. One without a row is as nobody ever used it.
-    pub fn locks(self, names: &BTreeSet<String>, shown: &str) -> Result<Vec<LockRow>, Error> {
+    pub fn locks(
+        self,
+        names: &BTreeSet<String>,
+        waiters: Waiters,
+        shown: &str,
+    ) -> Result<Vec<LockRow>, Error> {
         let mut locks: BTreeMap<&str, LockRow> = BTreeMap::new();
         for name in names {
             let row = self.locks.get(name).map(|fields| read(name, fields, self.now));
@@ -107,7 +113,11 @@ impl Found {
         }
         for (name, fields) in &self.waiters {
             let Some(lock) = locks.get_mut(name.as_str()) else { continue };
-            add_waiter(lock, fields).map_err(|why| garbled(shown, name, why))?;
+            let added = add_waiter(lock, fields);
+            // What stands beside a lock ends no job that runs under it.
+            if waiters != Waiters::Front {
+                added.map_err(|why| garbled(shown, name, why))?;
+            }
         }
         let mut ends: Vec<(&str, u64, LoggedEnd)> = Vec::new();
         for (name, fields) in &self.ends {
@@ -121,6 +131,11 @@ impl Found {
             locks.get_mut(name).into_iter().for_each(|lock| lock.log.push(end.clone()));
         }
         for lock in locks.values_mut() {
+            let queued = lock.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
+            if waiters == Waiters::Front && queued.clone().count() > FRONT {
+                let last = queued.map(|waiting| waiting.ticket).max();
+                lock.queue.waiting.extend(last.map(Waiting::unread));
+            }
             lock.queue.waiting.sort_by_key(Waiting::key);
         }
         Ok(locks.into_values().collect())
@@ -140,6 +155,9 @@ fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
     bounds::check(&body.record)?;
     lock.ends = body.ends;
     lock.set_record(body.record, used, now);
+    if fields.bytes(3).is_some() {
+        has_heard(&mut lock, fields.number(3)?);
+    }
     Ok(lock)
 }
 
@@ -165,15 +183,20 @@ fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
     waiting.since = fields.number(2)?;
     waiting.silent = fields.number(3)?.max(silent);
     waiting.forget = fields.number(4)?.max(forget);
-    let absence = &mut lock.record.absence;
-    if absence.heard.0 > 0 {
-        absence.heard = absence.heard.max(Due(silent.saturating_sub(millis(SILENCE))));
-    }
+    has_heard(lock, silent);
     if let Some(note) = fields.binary(8) {
         lock.notes.insert(token, note);
     }
     lock.queue.waiting.push(waiting);
     Ok(())
+}
+
+/// One who waits has said that it is to be believed for so long.
+fn has_heard(lock: &mut LockRow, silent: u64) {
+    let absence = &mut lock.record.absence;
+    if absence.heard.0 > 0 {
+        absence.heard = absence.heard.max(Due(silent.saturating_sub(millis(SILENCE))));
+    }
 }
 
 /// A waiter's token, and what does not change about it.

@@ -17,6 +17,9 @@ pub const RESERVED: u64 = 1000;
 /// refused may have come before who reserved it.
 pub const RESERVED_MOST: u64 = 10_000;
 
+/// So many of a queue are read at once by whoever holds the lock.
+pub const FRONT: usize = 4;
+
 /// Which locks to read.
 pub struct Question<'q> {
     pub names: &'q BTreeSet<String>,
@@ -32,6 +35,8 @@ pub struct Question<'q> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Waiters {
     All,
+    /// Those of the first [`FRONT`] of each queue, of one more if there is one, and of those who stand beside it.
+    Front,
     /// That of who asks alone.
     Own,
 }
@@ -108,7 +113,7 @@ pub trait Grammar {
     fn tables(&self) -> &'static [&'static str];
 
     /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
-    /// columns more.
+    /// columns more. A lock of which not all waiters are read tells until when one of them has said to be there.
     fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String;
 
     /// The time, in microseconds since 1970.

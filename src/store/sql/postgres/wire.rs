@@ -242,7 +242,7 @@ impl Connection {
 impl Link for Connection {
     fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.told(by)?;
-        self.send(&framed(Some(b'Q'), &[statement.as_bytes(), b"\0"].concat()), by)?;
+        self.send(&query(statement, by), by)?;
         self.is_owed = true;
         Ok(())
     }
@@ -255,10 +255,7 @@ impl Link for Connection {
 
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
         self.told(by)?;
-        let bytes: Vec<u8> = statements
-            .iter()
-            .flat_map(|text| framed(Some(b'Q'), &[text.as_bytes(), b"\0"].concat()))
-            .collect();
+        let bytes: Vec<u8> = statements.iter().flat_map(|text| query(text, by)).collect();
         self.send(&bytes, by)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for _ in statements {
@@ -298,6 +295,13 @@ fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
 fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX).to_be_bytes();
     [kind.as_slice(), &length, body].concat()
+}
+
+/// A text to be carried out. A server does not notice that who asked has gone while it waits for what somebody else keeps
+/// locked, so it is told how long to wait: else each who tries again leaves a process behind there.
+fn query(text: &str, by: Moment) -> Vec<u8> {
+    let millis = by.left().as_millis().clamp(1, 1 << 30);
+    framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {text}\0").as_bytes())
 }
 
 /// The columns of a row, as text.
