@@ -181,9 +181,25 @@ def crowd(name, command, waiters, step=None, hold='5'):
     return median, f'gap {median:.2f} ms, longest {worst / median:.1f} x that, {order}{trouble}'
 
 
+class Etcd:
+    """One member."""
+
+    def __init__(self):
+        client, peer = port(), port()
+        self.url, self.unix = f'etcd://127.0.0.1:{client}', None
+        # Words of the job that begin with a dash are not etcdctl's.
+        self.lock = lambda name, *command: ['etcdctl', '--endpoints', f'http://127.0.0.1:{client}', 'lock', name, '--', *command]
+        self.process = start(['etcd', '--data-dir', tempfile.mkdtemp(dir=HOME), '--listen-client-urls', f'http://127.0.0.1:{client}',
+                              '--advertise-client-urls', f'http://127.0.0.1:{client}', '--listen-peer-urls', f'http://127.0.0.1:{peer}'])
+        until(lambda: subprocess.run(self.lock('k', 'true'), env=CLEAN, **QUIET).returncode == 0)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
 def handoff(redis):
     """How long after one job's end the next one starts."""
-    etcd = None
     for waiters in CROWDS:
         lock = os.path.join(HOME, f'crowd{waiters}')
         base, figure = crowd('flock', ['flock', lock, '@STAMP'], waiters)
@@ -192,11 +208,7 @@ def handoff(redis):
         for store, url in (('Redis', redis.url), ('file:', file_store())):
             peers.append((f'dlock, {store}, {waiters} waiters', run(url, '-k', f'c{waiters}', '-q', '-w', '--', '@STAMP'), None))
         if waiters == CROWDS[0] and has('etcd', 'etcdctl'):
-            client, peer = port(), port()
-            etcd = etcd or start(['etcd', '--data-dir', os.path.join(HOME, 'etcd'), '--listen-client-urls', f'http://127.0.0.1:{client}',
-                                  '--advertise-client-urls', f'http://127.0.0.1:{client}', '--listen-peer-urls', f'http://127.0.0.1:{peer}'])
-            time.sleep(3)
-            peers.append((f'etcdctl lock, {waiters} waiters', ['etcdctl', '--endpoints', f'http://127.0.0.1:{client}', 'lock', 'k', '@STAMP'], 60))
+            peers.append((f'etcdctl lock, {waiters} waiters', Etcd().lock('k', '@STAMP'), 60))
         if waiters == CROWDS[0] and subprocess.run([sys.executable, '-c', 'import redis'], **QUIET).returncode == 0:
             code = (f'import redis, subprocess, sys\nlock = redis.Redis(port={redis.port}).lock("py", timeout=30)\n'
                     'lock.acquire()\nstatus = subprocess.call(sys.argv[1:])\nlock.release()\nsys.exit(status)')
@@ -397,16 +409,17 @@ def database(server, what, alone, peers):
     try:
         job = run(server.url, '-k', 'k', '--', 'true')
         if subprocess.run(job, env=CLEAN, **QUIET).returncode:
-            return row('-', '', what, 'skipped: this dlock cannot; FEATURES=postgres,mysql ./bench builds one')
-        named = [*alone, (f'dlock run, {what} by TCP', job),
-                 (f'dlock run, {what} by a Unix socket', run(server.unix, '-k', 'k', '--', 'true'))]
+            return row('-', '', what, 'skipped: this dlock cannot; FEATURES=postgres,mysql,etcd ./bench builds one')
+        named = [*alone, (f'dlock run, {what} by TCP', job)]
+        if server.unix:
+            named.append((f'dlock run, {what} by a Unix socket', run(server.unix, '-k', 'k', '--', 'true')))
         medians = pair([command for _, command in named])
         for (name, _), took in zip(named, medians):
             row(times(took, medians[0]), '1.5' if name.startswith('dlock') else '', name, f'{took / 1000:.2f} ms')
         for waiters in CROWDS[:2]:
             dlock = ('dlock', run(server.url, '-k', f'c{waiters}', '-q', '-w', '--', '@STAMP'), '5 ms')
             for name, command, target in (*((name, command, '') for name, command in peers), dlock):
-                median, figure = crowd('x', command, waiters, 20)
+                median, figure = crowd('x', command, waiters, 30)
                 row(f'{median:.2f} ms', target, f'{name}, {waiters} waiters', figure)
     finally:
         server.stop()
@@ -439,7 +452,15 @@ def mysql(_):
               for name, statement in (('mariadb, a loop on GET_LOCK', loop), ('mariadb, GET_LOCK', "SELECT GET_LOCK('w',1000);"))])
 
 
-PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres, mysql)}
+def etcd(_):
+    """Beside etcdctl lock."""
+    if not has('etcd', 'etcdctl'):
+        return
+    server = Etcd()
+    database(server, 'etcd', [('etcdctl lock', server.lock('k', 'true'))], [('etcdctl lock', server.lock('w', '@STAMP'))])
+
+
+PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres, mysql, etcd)}
 
 
 def main(names):
