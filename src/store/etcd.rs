@@ -61,6 +61,8 @@ pub use client::Target;
 const DEAF: Duration = Duration::from_millis(25);
 /// Whoever gives a lock to the next one waits up to this time before it ends its lease.
 const LETS_PASS: Duration = Duration::from_millis(50);
+/// Whoever has more than so many before it looks at the records more rarely: to look it reads the names of all who wait.
+const NEAR: u64 = 4;
 /// Of so many first requests one removes what is too old to keep.
 const TIDIES_EVERY: u32 = 512;
 
@@ -82,8 +84,9 @@ pub struct Keys {
     asker: RefCell<Option<Token>>,
     /// The leases that the asker is known to have.
     leases: RefCell<BTreeSet<u64>>,
-    /// The lease that its hold is to have.
+    /// The lease that its hold is to have, and when that was kept last before there is a hold.
     wanted: Option<LeaseOf>,
+    ahead_kept: Cell<Option<Moment>>,
     /// Whether the asker is likely to find that it holds: it does, or was just woken.
     is_holder: Cell<bool>,
     /// Whether what was read last in the operation under way was not the newest.
@@ -121,6 +124,7 @@ impl Keys {
             asker: RefCell::default(),
             leases: RefCell::default(),
             wanted: None,
+            ahead_kept: Cell::default(),
             is_holder: Cell::default(),
             is_outrun: Cell::default(),
             woke: Cell::default(),
@@ -292,6 +296,15 @@ impl Adapter for Keys {
         Moment::now().since_boot()
     }
 
+    fn crowd(&self) -> u64 {
+        NEAR
+    }
+
+    /// The end of whoever is before one is told by a watch, as a grant is.
+    fn rarely(&self) -> u32 {
+        16
+    }
+
     fn attend(&mut self, _: &Token, ttl: Duration) {
         self.wanted = Some(LeaseOf::Holder(seconds(ttl)));
     }
@@ -363,16 +376,18 @@ impl Adapter for Keys {
         self.client.allow();
         let waits = LeaseOf::Waiter.id(token);
         let mut leases = vec![waits];
-        let ahead = self.wanted.map(|of| of.id(token));
-        leases.extend(ahead.filter(|lease| self.leases.borrow().contains(lease)));
+        leases.extend(self.due_ahead().map(|of| of.id(token)).filter(|id| self.leases.borrow().contains(id)));
         let requests: Vec<Request> = leases.iter().map(|lease| keep(*lease)).collect();
         let Ok(replies) = self.client.ask(&requests) else { return false };
         let mut is_kept = false;
         for (lease, reply) in leases.into_iter().zip(replies) {
             let is_there = matches!(self.client.kept(Some(reply)), Ok(Some(_)));
-            is_kept |= is_there && lease == waits;
             if !is_there {
                 self.leases.borrow_mut().remove(&lease);
+            } else if lease == waits {
+                is_kept = true;
+            } else {
+                self.ahead_kept.set(Some(Moment::now()));
             }
         }
         if is_kept {

@@ -6,6 +6,7 @@ use super::client::{self, Leased, grant};
 use super::entry::Node;
 use super::http::Request;
 use super::words::{Act, Bytes, Compare, Header, LeaseAnswer, Number, Pair, Put, Range, Span, Txn, bundled};
+use crate::clock::Moment;
 use crate::law::{SILENCE, millis};
 use crate::lock::{Names, Token};
 use crate::store::Error;
@@ -139,6 +140,13 @@ impl Keys {
         Ok(parsed.collect::<Result<_, _>>()?)
     }
 
+    /// The lease of a hold to come, if a quarter of it has passed since it was kept.
+    pub(super) fn due_ahead(&self) -> Option<LeaseOf> {
+        let of = self.wanted?;
+        let kept = self.ahead_kept.get();
+        kept.is_none_or(|kept| kept.after(Duration::from_secs(of.seconds()) / 4).passed()).then_some(of)
+    }
+
     /// Asks for the lease of a hold to come, so that a grant need not wait for it.
     pub(super) fn lease_ahead(&self, token: &Token) -> Result<(), Error> {
         let Some(of @ LeaseOf::Holder(seconds)) = self.wanted else { return Ok(()) };
@@ -155,6 +163,7 @@ impl Keys {
             return Err(self.too_short(granted));
         }
         self.leases.borrow_mut().insert(lease);
+        self.ahead_kept.set(Some(Moment::now()));
         Ok(())
     }
 
