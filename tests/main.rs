@@ -14,7 +14,7 @@
 //! - min_hold: once a tick
 //! - tree: the lock is kept for what CMD leaves behind
 //! - report: what `--report` writes, however the run ends
-//! - oversell: why there are locks
+//! - oversell: why there are locks; fence_example: what helps where a lock cannot
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - server_states: a server that answers and cannot serve; what it is left with
 //! - first_contact: waiting for a store that is not there yet
@@ -68,6 +68,7 @@ mod databases;
 mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
+mod fence_example;
 mod file_store;
 mod first_contact;
 mod floods;
