@@ -29,6 +29,7 @@
 //! - schema: JSON against docs/dlock.schema.json
 //! - sentinel, cluster, replicas: servers that belong together; failovers that keep a lock, and that lose it
 //! - tls: who is trusted, who is not, and what is said about it
+//! - trust: whom dlock listens to, and to whom it speaks
 //! - acl: the least rights that the documents give, and what is said when one is missing
 //! - file_store: other users, limits and stopped processes where the store is a directory
 //! - interop: the well-known pattern of other lock libraries
@@ -120,6 +121,7 @@ mod surroundings;
 mod terminal;
 mod tls;
 mod tree;
+mod trust;
 mod twin;
 mod upgrade;
 mod wait;

@@ -937,6 +937,72 @@ fn who_reaches_no_majority_blocks_nobody_for_ever() {
     });
 }
 
+/// One that has waited for long and dies is preferred for 1.5 s more. Two that go on asking, and never win, are preferred for
+/// 3 s after the lock was refused to somebody.
+#[test]
+fn who_cannot_win_is_preferred_for_some_seconds_only() {
+    let masters = Masters::aged(3);
+    let (names, ttl) = (names(), Duration::from_secs(30));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let new = || store_within(&masters.ports(), LONG, Duration::from_secs(2));
+    let (mut holder, mut comer) = (new(), new());
+    // How long after then, or after it was refused first, one that comes asks for the last time without being granted it.
+    let mut comes = |since: Option<Moment>| {
+        let comes = Ask { patience: Patience::Queue, ..ask(ttl) };
+        let (mut refused, mut since) = (Duration::ZERO, since);
+        loop {
+            let asked = Moment::now();
+            match comer.acquire(&names, &comes, by()) {
+                Ok(Acquired::Granted(_)) => break,
+                _ => refused = asked.since(*since.get_or_insert_with(Moment::now)),
+            }
+            assert!(refused < Duration::from_secs(20), "it is granted it one day");
+            sleep(Duration::from_millis(10));
+        }
+        comer.leave(&names, &comes.token, &NOT_RUN, by()).unwrap();
+        refused
+    };
+    let held = ask(ttl);
+    assert!(matches!(holder.acquire(&names, &held, by()), Ok(Acquired::Granted(_))));
+    let (waits, mut waiter) = (Ask { patience: Patience::Queue, ..ask(ttl) }, new());
+    for _ in 0..2 {
+        assert!(matches!(waiter.acquire(&names, &waits, by()), Ok(Acquired::Waiting(_))));
+        sleep(Duration::from_millis(300));
+    }
+    assert!(matches!(waiter.acquire(&names, &waits, by()), Ok(Acquired::Waiting(_))));
+    let heard = Moment::now();
+    holder.leave(&names, &held.token, &NOT_RUN, by()).unwrap();
+    let refused = comes(Some(heard));
+    // A master counts in whole milliseconds of its own clock.
+    assert!(refused < Duration::from_millis(1550), "{refused:?} after the dead one was heard of");
+
+    let over = AtomicBool::new(false);
+    let refused = thread::scope(|scope| {
+        for at in [0, 1] {
+            let (port, names, over) = (masters.at(at).port(), &names, &over);
+            scope.spawn(move || {
+                let hole = Black::new();
+                let waits = Ask { patience: Patience::Queue, ..ask(ttl) };
+                let mut store =
+                    store_within(&[port, hole.port(), hole.port()], LONG, Duration::from_millis(100));
+                while !over.load(Ordering::Relaxed) {
+                    let by = Moment::now().after(Duration::from_millis(200));
+                    let _ = store.acquire(names, &waits, by);
+                    sleep(Duration::from_millis(100));
+                }
+            });
+        }
+        let asked = |at: usize| masters.at(at).ask::<i64>(&["EXISTS", "dlock.turn:{dlock:k}:dlock:k"]) == 1;
+        wait_until("both ask", || asked(0) && asked(1));
+        sleep(Duration::from_millis(500));
+        let refused = comes(None);
+        over.store(true, Ordering::Relaxed);
+        refused
+    });
+    // From then on it is a matter of luck: at times each of them has what it cannot keep.
+    assert!(refused < Duration::from_secs(5), "{refused:?} after it was refused");
+}
+
 /// Of six who ask again at once, nobody is passed over and over.
 #[test]
 fn waiters_come_to_their_turn() {

@@ -114,11 +114,39 @@ fn tests_that_pages_name_are_there() {
             let file = root.join("tests").join(format!("{}.rs", &name[1]));
             let tests =
                 fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {}: {error}", &name[0]));
-            assert!(tests.contains(&format!("fn {}(", &name[2])), "{page}: {}", &name[0]);
+            assert!(is_test(&tests, &name[2]), "{page}: {} is no test", &name[0]);
             found += 1;
         }
     }
     assert!(found > 0);
+}
+
+/// Whether a file has a test of that name: a function that is marked as one, or one that a macro has run on every store.
+fn is_test(file: &str, name: &str) -> bool {
+    let lines = file.lines().map(str::trim_start).collect::<Vec<_>>();
+    let function = format!("fn {name}(");
+    let marked = |at: usize| {
+        let above = lines[..at].iter().rev();
+        above
+            .take_while(|line| line.starts_with("#[") || line.starts_with("//"))
+            .any(|line| *line == "#[test]")
+    };
+    let places = (0..lines.len()).filter(|at| lines[*at].starts_with(&function)).collect::<Vec<_>>();
+    if places.is_empty() || places.iter().any(|at| marked(*at)) {
+        return !places.is_empty();
+    }
+    // What a macro runs on every store, or on some: the names and their attributes, up to where the list ends.
+    let calls = file.split("\non_").skip(1).filter_map(|call| call.split_once("!(")?.1.split_once(");"));
+    let lists = calls.map(|(list, _)| list.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    lists.into_iter().any(|mut words| words.any(|word| word == name))
+}
+
+#[test]
+fn a_function_alone_is_no_test() {
+    let file = "on_every_store!(everywhere, #[ignore = \"long\"] at_night);\nfn everywhere(b: Backend) {\n    helper();\n}\n\
+        fn at_night(b: Backend) {}\n// Why.\n#[test]\n#[ignore = \"slow\"]\nfn alone() {}\nfn helper() {}\n";
+    assert!(["everywhere", "at_night", "alone"].iter().all(|name| is_test(&format!("\n{file}"), name)));
+    assert!(["helper", "everything", "store"].iter().all(|name| !is_test(&format!("\n{file}"), name)));
 }
 
 /// A heading as a link names it.
