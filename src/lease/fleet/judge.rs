@@ -1,8 +1,8 @@
 //! Was it right? What jobs did, in true time, against what is promised (docs/protocol.md, I1 to I13).
 
-use super::time::{MS, MachineId, Nanos};
-use crate::law::{LockTable, Phase, Record, Time};
-use crate::lock::{Mode, Token};
+use super::time::{MS, MachineId, Nanos, ProcessId, Processes};
+use crate::law::{Hold, LockTable, Phase, Record, Time};
+use crate::lock::{Fence, Mode, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -11,6 +11,11 @@ use std::time::Duration;
 pub struct Job {
     pub token: Token,
     pub machine: MachineId,
+    pub processes: Processes,
+    pub ttl: Nanos,
+    pub grace: Nanos,
+    /// When it had to be dead, by what its dlock had told its guard.
+    pub due: Nanos,
     pub names: Vec<String>,
     pub mode: Mode,
     pub fence: u64,
@@ -31,15 +36,20 @@ struct Register {
     writes: u64,
 }
 
-/// What may happen to a fleet, so what is to be asked of it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Excuses {
-    /// The server has forgotten, its clock was stepped, or an operator said `--now`: two may run.
-    pub overlaps: bool,
-    /// Min-holds may be shorter than said: the server's clock was stepped, or an operator ended one.
-    pub min_holds: bool,
-    /// Nothing happened at all: no job may be disturbed.
-    pub calm: bool,
+/// What the server answered, as far as something follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    Granted(Fence),
+    Renewed,
+    Released,
+    Nothing,
+}
+
+/// The server has forgotten everything, or its clock was stepped: then, and it could be heard again from then on.
+#[derive(Debug, Clone, Copy)]
+struct Upset {
+    at: Nanos,
+    heard_from: Nanos,
 }
 
 #[derive(Debug, Default)]
@@ -47,38 +57,114 @@ pub struct Judge {
     pub jobs: Vec<Job>,
     pub found: Vec<String>,
     pub grants: u64,
-    pub excuses: Excuses,
+    /// Nothing happens at all: no job may be disturbed.
+    pub is_calm: bool,
     /// Spans in which machines were suspended.
     pub suspended: Vec<(MachineId, Nanos, Nanos)>,
+    /// Spans in which processes were stopped, or dead because somebody killed them.
+    down: Vec<(ProcessId, Nanos, Nanos)>,
+    upsets: Vec<Upset>,
+    /// When the server last forgot everything.
+    forgot: Option<Nanos>,
     /// Who has ever stood in a queue, by lock.
     came: BTreeMap<String, BTreeSet<Token>>,
     /// Tokens that were given back by themselves.
     left: BTreeSet<Token>,
+    /// When a token was granted its locks last, by the server's clock and in truth.
+    granted: BTreeMap<Token, (Time, Nanos)>,
+    /// What a token was told that it was granted.
+    told: BTreeMap<Token, Fence>,
+    /// When the lease of a token ends in truth, if nothing more is heard of it.
+    leases: BTreeMap<Token, Nanos>,
+    /// The greatest fence that was given out, by lock.
+    fences: BTreeMap<String, u64>,
+    /// Those whose lock an operator has taken away, and with it their min-hold.
+    revoked: BTreeSet<Token>,
     /// Until when an exclusive hold is to be kept at least, in microseconds of the server, and whose it is.
     kept: BTreeMap<String, (Token, u64)>,
     registers: BTreeMap<String, Register>,
 }
 
 impl Judge {
+    /// Two of each kind are enough: what follows from one fault must not hide another.
     fn blame(&mut self, what: String) {
-        if self.found.len() < 8 {
+        let kind = what.split(':').next().unwrap_or_default();
+        if self.found.iter().filter(|found| found.split(':').next() == Some(kind)).count() < 2 {
             self.found.push(what);
         }
     }
 
-    /// At a step of the server.
-    pub fn looks_at(&mut self, before: &LockTable, after: &LockTable, time: Time, now: Nanos) {
+    /// At a step of the server. `truly` says how long a span of its clock takes.
+    pub fn looks_at(
+        &mut self,
+        before: &LockTable,
+        after: &LockTable,
+        by: Option<(&Token, Said)>,
+        (time, now): (Time, Nanos),
+        truly: impl Fn(Duration) -> Nanos,
+    ) {
+        if let Some((token, said)) = by {
+            self.answered(after, token, said, now);
+            self.spares_others(before, after, token, (time, now));
+        }
         for (name, record) in &after.records {
             let old = before.records.get(name);
             self.newcomers(name, record, now);
-            let granted: Vec<&Token> = record
-                .holds
-                .keys()
-                .filter(|token| old.is_none_or(|old| !old.holds.contains_key(token)))
-                .collect();
-            for token in granted {
+            let is_new = |token: &Token| old.is_none_or(|old| !old.holds.contains_key(token));
+            let mut granted: Vec<_> = record.holds.iter().filter(|(token, _)| is_new(token)).collect();
+            // One step may let several in.
+            granted.sort_by_key(|(_, hold)| hold.fence);
+            for (token, _) in granted {
                 self.grants += 1;
                 self.granted(name, (old, record), token, time, now);
+            }
+            for (token, hold) in &record.holds {
+                // An answer that is not heard counts, too: the holder may rely on less, not on more.
+                if hold.phase == Phase::Held && hold.confirmed && by.is_some_and(|(who, _)| who == token) {
+                    self.leases.insert(token.clone(), now + truly(hold.until.left(time)));
+                }
+            }
+        }
+    }
+
+    /// What is answered is what stands there from then on.
+    fn answered(&mut self, after: &LockTable, token: &Token, said: Said, now: Nanos) {
+        let mut holds = after.records.values().filter_map(|record| record.holds.get(token));
+        let held = |hold: &Hold| hold.phase == Phase::Held;
+        let is_so = match said {
+            Said::Granted(_) | Said::Renewed => holds.any(held),
+            Said::Released => !holds.any(held),
+            Said::Nothing => true,
+        };
+        if !is_so {
+            self.blame(format!("I3: {said:?} is answered and not written, at {now}"));
+        }
+        if let Said::Granted(fence) = said {
+            self.told.insert(token.clone(), fence);
+        }
+        let lives = |job: &Job| job.token == *token && job.end.is_none_or(|end| end > now);
+        if said == Said::Released && self.jobs.iter().any(lives) {
+            self.blame(format!("I8: a lock is given back, and its job lives, at {now}"));
+        }
+    }
+
+    /// Who asks for something takes nothing from anybody whose lease lasts.
+    fn spares_others(
+        &mut self,
+        before: &LockTable,
+        after: &LockTable,
+        token: &Token,
+        (time, now): (Time, Nanos),
+    ) {
+        for (name, old) in &before.records {
+            let others = old.holds.iter().filter(|(other, hold)| {
+                *other != token && hold.confirmed && hold.phase == Phase::Held && !hold.until.passed(time)
+            });
+            for (other, hold) in others {
+                let left = after.records.get(name).and_then(|record| record.holds.get(other));
+                if left.is_none_or(|left| left.until < hold.until) {
+                    self.blame(format!("I2: the hold of {name} is ended by somebody else, at {now}"));
+                }
             }
         }
     }
@@ -104,15 +190,22 @@ impl Judge {
         time: Time,
         now: Nanos,
     ) {
-        if self.left.contains(token) && !self.excuses.overlaps {
+        if self.left.contains(token) {
             self.blame(format!("I4: {name} is granted to one that has given it back, at {now}"));
         }
         let hold = &record.holds[token];
+        self.granted.insert(token.clone(), (time, now));
+        let last = self.fences.entry(name.to_owned()).or_default();
+        let former = std::mem::replace(last, hold.fence.max(*last));
+        if hold.fence <= former {
+            self.blame(format!(
+                "I5: the fence of {name} does not grow: {former} to {}, at {now}",
+                hold.fence
+            ));
+        }
         if let Some((whose, until)) = self.kept.get(name).cloned()
             && whose != *token
             && time.0 + 2000 < until
-            && !self.excuses.min_holds
-            && !self.excuses.overlaps
         {
             self.blame(format!(
                 "I13: {name} is granted {} us before a min-hold ends, at {now}",
@@ -144,21 +237,53 @@ impl Judge {
         self.left.insert(token.clone());
     }
 
-    /// An operator takes a lock away, and with it its min-hold; perhaps before its job starts.
-    pub fn revoked(&mut self) {
-        self.excuses.min_holds = true;
+    /// An operator takes a lock away from whoever has it, and with it its min-hold; perhaps before its job starts.
+    pub fn revoked(&mut self, name: &str, table: &LockTable) {
+        self.kept.remove(name);
+        let holders = table.records.get(name).into_iter().flat_map(|record| record.holds.keys());
+        self.revoked.extend(holders.cloned());
+    }
+
+    /// The server has lost everything, and comes back then.
+    pub fn forgot(&mut self, at: Nanos, heard_from: Nanos) {
+        self.upsets.push(Upset { at, heard_from });
+        self.forgot = Some(at);
+        // What is not known any more cannot be kept to: neither min-holds, nor who has left.
+        self.kept.clear();
+        self.left.clear();
+    }
+
+    /// The server's clock, which said `time`, was set: leases may end for it at once. What it counts by that clock holds all
+    /// the same; what was over then may be forgotten.
+    pub fn clock_stepped(&mut self, at: Nanos, time: Time) {
+        self.kept.retain(|_, (_, until)| time.0 < *until);
+        self.upsets.push(Upset { at, heard_from: at });
+    }
+
+    /// A process is stopped until then, or killed.
+    pub fn is_down(&mut self, process: ProcessId, from: Nanos, until: Nanos) {
+        self.down.push((process, from, until));
     }
 
     pub fn start(&mut self, mut job: Job, min_hold: Duration) -> usize {
+        if self.told.get(&job.token).is_none_or(|fence| fence.0 != job.fence) {
+            let (names, fence) = (&job.names, job.fence);
+            self.blame(format!(
+                "I10: a job of {names:?} starts with the fence {fence}, which was not granted"
+            ));
+        }
+        // Of a grant that the server has forgotten nothing is kept.
+        let granted =
+            self.granted.get(&job.token).filter(|(_, at)| self.forgot.is_none_or(|forgot| forgot < *at));
+        let granted = granted.filter(|_| !self.revoked.contains(&job.token)).map(|(time, _)| time.0);
         for name in job.names.iter().filter(|_| job.mode == Mode::Exclusive) {
             let register = self.registers.entry(name.clone()).or_default();
             if job.fence >= register.fence {
                 register.fence = job.fence;
                 job.read.insert(name.clone(), register.value);
             }
-            if !min_hold.is_zero() {
-                // A fence is the server's clock at the grant, where that has not been stepped.
-                let until = job.fence + u64::try_from(min_hold.as_micros()).unwrap_or(0);
+            if let Some(granted) = granted.filter(|_| !min_hold.is_zero()) {
+                let until = granted + u64::try_from(min_hold.as_micros()).unwrap_or(0);
                 self.kept.insert(name.clone(), (job.token.clone(), until));
             }
         }
@@ -188,10 +313,22 @@ impl Judge {
         self.jobs[job].end.is_some()
     }
 
-    pub fn end(&mut self, job: usize, at: Nanos, was_left_alone: bool) {
+    /// The job of a run that lives.
+    pub fn job_of(&self, processes: Processes) -> Option<usize> {
+        self.jobs.iter().position(|job| job.processes.job == processes.job && job.end.is_none())
+    }
+
+    /// One of the runs whose job lives.
+    pub fn one_that_lives(&self, pick: usize) -> Option<Processes> {
+        let lives: Vec<_> = self.jobs.iter().filter(|job| job.end.is_none()).collect();
+        lives.get(pick % lives.len().max(1)).map(|job| job.processes)
+    }
+
+    pub fn end(&mut self, job: usize, at: Nanos, was_left_alone: bool, due: Nanos) {
         let job = &mut self.jobs[job];
         if job.end.is_none() {
             job.end = Some(at);
+            job.due = due;
             job.was_left_alone = was_left_alone;
         }
     }
@@ -210,7 +347,7 @@ impl Judge {
                 let both = job.names.iter().find(|name| other.names.contains(name));
                 let Some(name) = both.filter(|_| conflict(job, other)) else { continue };
                 let overlap = self.together(job, other, now);
-                if overlap > 0 && !self.excuses.overlaps {
+                if overlap > 0 {
                     self.blame(format!(
                         "I1: two jobs of {name} run together for {} us: {} {}..{:?} and {} {}..{:?}",
                         overlap / 1000,
@@ -222,20 +359,23 @@ impl Judge {
                         job.end
                     ));
                 }
-                if overlap == 0 && !self.excuses.overlaps {
-                    let (first, then) = if other.start < job.start { (other, job) } else { (job, other) };
-                    if first.fence >= then.fence {
-                        self.blame(format!(
-                            "I5: the fence of {name} does not grow: {} to {}",
-                            first.fence, then.fence
-                        ));
-                    }
-                }
+            }
+            let end = job.end.unwrap_or(now);
+            let lease = self.leases.get(&job.token).copied().unwrap_or(0);
+            let outlived = apart((lease.max(job.start), end), &self.unwatched(job));
+            if outlived > 0 {
+                let (names, late) = (&job.names, outlived / 1000);
+                self.blame(format!("I6: a job of {names:?} outlives its lease by {late} us, until {end}"));
+            }
+            let late = apart((job.due.saturating_add(GRANTED).max(job.start), end), &self.unwatched(job));
+            if late > 0 {
+                let (names, late) = (&job.names, late / 1000);
+                self.blame(format!("I7: a job of {names:?} is killed {late} us too late, at {end}"));
             }
             if job.end.is_none() {
                 self.blame(format!("I7: a job of {:?} that began at {} never ends", job.names, job.start));
             }
-            if self.excuses.calm && !job.was_left_alone {
+            if self.is_calm && !job.was_left_alone {
                 self.blame(format!("I6: a job of {:?} was disturbed, and nothing had happened", job.names));
             }
         }
@@ -251,30 +391,61 @@ impl Judge {
         }
     }
 
-    /// For how long two jobs ran at the same time, apart from what a machine that was suspended is granted: it comes back,
-    /// and the guard's timer with it.
+    /// For how long two jobs ran at the same time, apart from what docs/guarantees.md grants.
     fn together(&self, one: &Job, other: &Job, now: Nanos) -> Nanos {
         let span = |job: &Job| (job.start, job.end.unwrap_or(now));
         let (a, b) = (span(one), span(other));
-        let (from, to) = (a.0.max(b.0), a.1.min(b.1));
-        let mut together = to.saturating_sub(from);
-        if together == 0 {
+        let both = (a.0.max(b.0), a.1.min(b.1));
+        if both.0 >= both.1 {
             return 0;
         }
+        let mut granted = Vec::new();
         for job in [one, other] {
-            for &(machine, since, until) in &self.suspended {
-                if machine == job.machine && since < to && until + GRANTED > from {
-                    let apart = (until + GRANTED).min(to).saturating_sub(since.max(from));
-                    together = together.saturating_sub(apart);
+            // As long as its lease lasts nobody else may run, whatever has become of its processes.
+            let lease = self.leases.get(&job.token).copied().unwrap_or(0);
+            granted.extend(self.unwatched(job).into_iter().map(|(from, until)| (from.max(lease), until)));
+            // Where the server forgot, or its clock jumped, the holder finds out by its next heartbeat.
+            let since = self.granted.get(&job.token).map_or(0, |(_, at)| *at).min(job.start);
+            let hears = job.ttl / 4 + job.ttl / 16 + job.grace.min(job.ttl / 5) + GRANTED;
+            let upsets = self.upsets.iter().filter(|upset| since <= upset.at);
+            granted.extend(upsets.map(|upset| (upset.at, upset.heard_from.max(upset.at) + hears)));
+        }
+        apart(both, &granted)
+    }
+
+    /// When nobody was there to stop a job: its machine was suspended, or dlock and its guard were stopped or killed, both.
+    /// Whoever goes on needs a moment.
+    fn unwatched(&self, job: &Job) -> Vec<(Nanos, Nanos)> {
+        let machine = self.suspended.iter().filter(|(machine, ..)| *machine == job.machine);
+        let mut spans: Vec<_> = machine.map(|&(_, from, until)| (from, until + GRANTED)).collect();
+        let down = |process| self.down.iter().filter(move |(who, ..)| *who == process);
+        for &(_, from, until) in down(job.processes.dlock) {
+            for &(_, since, till) in down(job.processes.guard) {
+                let (from, until) = (from.max(since), until.min(till));
+                if from < until {
+                    spans.push((from, until.saturating_add(GRANTED)));
                 }
             }
         }
-        together
+        spans
     }
 }
 
-/// So long the job of a machine that was suspended may run before it is killed.
+/// So long the job of a machine that was suspended may run before it is killed, or that of a guard that hangs.
 const GRANTED: Nanos = 15 * MS;
+
+/// How much of a span lies in none of the others.
+fn apart((from, until): (Nanos, Nanos), others: &[(Nanos, Nanos)]) -> Nanos {
+    let mut others = others.to_vec();
+    others.sort_unstable();
+    let (mut reached, mut sum) = (from, 0);
+    for (since, till) in others.into_iter().filter(|(since, till)| since < till) {
+        sum += since.min(until).saturating_sub(reached);
+        reached = reached.max(till);
+    }
+    sum + until.saturating_sub(reached)
+}
+
 fn conflict(one: &Job, other: &Job) -> bool {
     match (one.mode, other.mode) {
         (Mode::Shared, Mode::Shared) => false,

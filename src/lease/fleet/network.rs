@@ -2,7 +2,7 @@
 //! and delivers late.
 
 use super::Planted;
-use super::judge::Judge;
+use super::judge::{Judge, Said};
 use super::time::{Dice, MS, MachineId, Nanos, SECOND, Sim, TaskId};
 use crate::clock::{self, Moment};
 use crate::law::{
@@ -45,7 +45,51 @@ enum Reply {
     Left(Left),
 }
 
-type Step = Arc<dyn Fn(&mut LockTable, Time) -> Reply + Send + Sync>;
+/// What somebody asks of the server.
+#[derive(Debug)]
+struct Step {
+    names: Names,
+    token: Token,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Acquire(Box<Ask>),
+    Renew(Duration),
+    Leave(End),
+}
+
+impl Step {
+    fn play(&self, table: &mut LockTable, now: Time, planted: Planted) -> Reply {
+        match &self.what {
+            What::Acquire(ask) => Reply::Acquired(Box::new(table.acquire(now, &self.names, ask))),
+            What::Renew(ttl) => Reply::Renewal(table.renew(now, &self.names, &self.token, *ttl)),
+            What::Leave(end) => {
+                let answer = table.leave(now, &self.names, &self.token, end);
+                if planted == Planted::FreesForOthers && answer == Left::NotHeld {
+                    table.records.clear();
+                }
+                Reply::Left(answer)
+            }
+        }
+    }
+}
+
+impl Reply {
+    /// What follows from it for the judge.
+    fn said(&self) -> Said {
+        match self {
+            Self::Acquired(answer) => match &**answer {
+                Acquired::Granted(grant) => Said::Granted(grant.fence),
+                _ => Said::Nothing,
+            },
+            Self::Renewal(Renewal::Renewed) => Said::Renewed,
+            Self::Left(Left::Released { .. }) => Said::Released,
+            _ => Said::Nothing,
+        }
+    }
+}
 
 /// The server, and the links to it.
 pub struct Net {
@@ -123,11 +167,14 @@ impl Net {
         inner.sleepers.clear();
         if forgets {
             inner.table = LockTable::default();
+            self.judge().forgot(self.sim.now(), until);
         }
     }
 
     pub fn step_clock(&self, micros: i64) {
-        self.inner().stepped += micros;
+        let (now, mut inner) = (self.sim.now(), self.inner());
+        self.judge().clock_stepped(now, inner.time(now));
+        inner.stepped += micros;
     }
 
     pub fn time(&self) -> Time {
@@ -146,14 +193,14 @@ impl Net {
         let time = inner.time(self.sim.now());
         let before = inner.table.clone();
         step(&mut inner.table, time);
-        net.changed(&mut inner, &before, time);
+        net.changed(&mut inner, &before, time, None);
     }
 
     /// A message to the server.
     fn send(
         self: &Arc<Self>,
         machine: MachineId,
-        step: &Step,
+        step: &Arc<Step>,
         answer: impl Fn(Reply) + Send + Clone + 'static,
     ) {
         let now = self.sim.now();
@@ -173,7 +220,7 @@ impl Net {
     fn deliver(
         self: Arc<Self>,
         machine: MachineId,
-        step: Step,
+        step: Arc<Step>,
         answer: impl Fn(Reply) + Send + Clone + 'static,
     ) {
         let now = self.sim.now();
@@ -192,15 +239,15 @@ impl Net {
         let before = inner.table.clone();
         let reply = if self.planted == Planted::WritesLater {
             let mut later = before.clone();
-            let reply = step(&mut later, time);
+            let reply = step.play(&mut later, time, self.planted);
             let net = Arc::clone(&self);
             self.sim.at(now + MS, move |_| net.inner().table = later);
             reply
         } else {
-            step(&mut inner.table, time)
+            step.play(&mut inner.table, time, self.planted)
         };
         self.sim.tell(|| format!("server, to machine {machine}: {reply:?}"));
-        self.changed(&mut inner, &before, time);
+        self.changed(&mut inner, &before, time, Some((&step.token, reply.said())));
         if let Some(at) = inner.passes(machine, Direction::Back, now) {
             drop(inner);
             self.sim.at(at, move |_| answer(reply));
@@ -208,10 +255,23 @@ impl Net {
     }
 
     /// Wakes whom a step concerns, and lets the judge look.
-    fn changed(self: &Arc<Self>, inner: &mut Inner, before: &LockTable, time: Time) {
+    fn changed(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        before: &LockTable,
+        time: Time,
+        by: Option<(&Token, Said)>,
+    ) {
         self.planted.spoil(&mut inner.table, before, time);
-        self.judge().looks_at(before, &inner.table, time, self.sim.now());
         let now = self.sim.now();
+        // How long a span of the server's clock takes in truth.
+        let drift = inner.drift;
+        let truly = |span: Duration| {
+            let span =
+                i128::try_from(span.as_nanos()).unwrap_or(0) * 1_000_000 / i128::from(1_000_000 + drift);
+            u64::try_from(span).unwrap_or(0)
+        };
+        self.judge().looks_at(before, &inner.table, by, (time, now), truly);
         let mut woken = BTreeSet::new();
         for (name, record) in &inner.table.records {
             let old = before.records.get(name);
@@ -273,9 +333,10 @@ pub struct SimStore {
 }
 
 impl SimStore {
-    fn call(&self, step: Step, by: Moment) -> Result<Reply, Error> {
+    fn call(&self, names: &Names, token: &Token, what: What, by: Moment) -> Result<Reply, Error> {
         let sim = &self.net.sim;
         let deadline = sim.true_time(self.task, by);
+        let step = Arc::new(Step { names: names.clone(), token: token.clone(), what });
         let place: Arc<Mutex<Option<Reply>>> = Arc::default();
         let (there, waking, task) = (Arc::clone(&place), Arc::clone(sim), self.task);
         self.net.send(self.machine, &step, move |reply| {
@@ -305,10 +366,7 @@ fn garbled<T>(_: Reply) -> Result<T, Error> {
 
 impl Store for SimStore {
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
-        let (names, ask) = (names.clone(), ask.clone());
-        let step: Step =
-            Arc::new(move |table, now| Reply::Acquired(Box::new(table.acquire(now, &names, &ask))));
-        match self.call(step, by)? {
+        match self.call(names, &ask.token, What::Acquire(Box::new(ask.clone())), by)? {
             Reply::Acquired(answer) => Ok(match *answer {
                 Acquired::Waiting(waiting)
                     if self.net.planted == Planted::StartsUnconfirmed && waiting.ahead == 0 =>
@@ -324,9 +382,7 @@ impl Store for SimStore {
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let (names, token) = (names.clone(), token.clone());
-        let step: Step = Arc::new(move |table, now| Reply::Renewal(table.renew(now, &names, &token, ttl)));
-        match self.call(step, by)? {
+        match self.call(names, token, What::Renew(ttl), by)? {
             Reply::Renewal(_) if self.net.planted == Planted::BelievesInAnyRenewal => Ok(Renewal::Renewed),
             Reply::Renewal(answer) => Ok(answer),
             other => garbled(other),
@@ -334,16 +390,7 @@ impl Store for SimStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let (names, token, end) = (names.clone(), token.clone(), end.clone());
-        let planted = self.net.planted;
-        let step: Step = Arc::new(move |table, now| {
-            let answer = table.leave(now, &names, &token, &end);
-            if planted == Planted::FreesForOthers && answer == Left::NotHeld {
-                table.records.clear();
-            }
-            Reply::Left(answer)
-        });
-        match self.call(step, by)? {
+        match self.call(names, token, What::Leave(end.clone()), by)? {
             Reply::Left(answer) => Ok(answer),
             other => garbled(other),
         }

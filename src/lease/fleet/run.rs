@@ -4,7 +4,7 @@
 use super::Planted;
 use super::judge::Job;
 use super::network::{Net, SimStore};
-use super::time::{Dice, MS, MachineId, Nanos, ProcessId, SECOND, Sim, TaskId};
+use super::time::{Dice, MS, MachineId, Nanos, Processes, SECOND, Sim, TaskId};
 use crate::clock::Moment;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Grant, Left, Ran};
@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// How long after the kill was due the guard may have given no sign of it, as in src/job.rs.
+const OVERDUE: Duration = Duration::from_millis(5);
 
 /// What a run is to do.
 #[derive(Debug, Clone)]
@@ -65,6 +68,12 @@ impl Link {
     fn job(&self) -> Option<usize> {
         *locked(&self.job)
     }
+
+    /// When nothing of the job may live any more, by what dlock last said.
+    fn due(&self) -> Moment {
+        let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        moment(read(&self.kill_at).min(read(&self.kill_by)))
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -79,16 +88,10 @@ fn moment(nanos: u64) -> Moment {
     Moment::from_boot(Duration::from_nanos(nanos))
 }
 
-/// The processes of a run.
-#[derive(Debug, Clone, Copy)]
-pub struct Processes {
-    pub dlock: ProcessId,
-    pub guard: ProcessId,
-}
-
 /// Begins a run when it is time, unless its machine is no more.
 pub fn begin(net: &Arc<Net>, plan: Plan, mut dice: Dice) -> Processes {
-    let processes = Processes { dlock: net.sim.process(plan.machine), guard: net.sim.process(plan.machine) };
+    let new = || net.sim.process(plan.machine);
+    let processes = Processes { dlock: new(), guard: new(), job: new() };
     let (net, sim) = (Arc::clone(net), Arc::clone(&net.sim));
     sim.at(plan.at, move |sim| {
         if sim.is_dead(processes.dlock) {
@@ -230,11 +233,21 @@ impl Main {
                         let takes = self.dice.below(3 * MS);
                         self.sleep(task, takes);
                         if let Some(job) = self.link.job() {
-                            self.net.judge().end(job, sim.now(), false);
+                            let due = sim.true_time(task, self.link.due());
+                            self.net.judge().end(job, sim.now(), false, due);
                         }
                         return;
                     }
-                    sim.park(task, sim.now() + 3600 * SECOND);
+                    // A guard that lets the time pass does not run. dlock does its work then.
+                    let trusted = job.is_none() || self.net.planted == Planted::TrustsTheGuard;
+                    let overdue = self.link.due().after(OVERDUE);
+                    if !trusted && overdue.passed() {
+                        sim.kill(self.processes.guard);
+                        self.net.judge().is_down(self.processes.guard, sim.now(), Nanos::MAX);
+                        continue;
+                    }
+                    let later = sim.now() + 3600 * SECOND;
+                    sim.park(task, if trusted { later } else { later.min(sim.true_time(task, overdue)) });
                 }
             }
         }
@@ -315,6 +328,8 @@ impl Guard {
         let is_asked = is_orphaned || self.link.stop.load(Ordering::Relaxed);
         if !self.term_sent && (is_asked || now >= term_at) {
             self.term_sent = true;
+            // With TERM comes CONT.
+            sim.cont(self.processes.job);
             self.end_at(task, job, sim.now() + self.plan.ends_in, Ends::ByForce);
             self.kill_by = nanos(now.after(Duration::from_nanos(self.plan.grace)));
         }
@@ -352,6 +367,10 @@ impl Guard {
         let job = Job {
             token: self.plan.ask.token.clone(),
             machine: self.plan.machine,
+            processes: self.processes,
+            ttl: u64::try_from(self.plan.ask.ttl.as_nanos()).unwrap_or(0),
+            grace: self.plan.grace,
+            due: Nanos::MAX,
             names: self.plan.names.iter().map(|name| name.as_str().to_owned()).collect(),
             mode: self.plan.ask.mode,
             fence: grant.fence.0,
@@ -370,7 +389,9 @@ impl Guard {
     }
 
     fn end_at(&self, guard: TaskId, job: usize, at: Nanos, how: Ends) {
-        end_at(&self.net, (job, self.plan.machine), guard, at, how);
+        let (processes, machine, link) = (self.processes, self.plan.machine, Arc::clone(&self.link));
+        let ending = Ending { job, processes, machine, link, guard, how };
+        ending.begin(&self.net, at);
     }
 }
 
@@ -380,20 +401,37 @@ enum Ends {
     ByForce,
 }
 
-/// A job ends then, and its guard hears of it; while their machine is suspended nothing happens.
-fn end_at(net: &Arc<Net>, (job, machine): (usize, MachineId), guard: TaskId, at: Nanos, how: Ends) {
-    let net = Arc::clone(net);
-    let sim = Arc::clone(&net.sim);
-    sim.at(at, move |sim: &Arc<Sim>| {
-        let runs_from = sim.machine_runs_from(machine);
-        if runs_from > sim.now() {
-            end_at(&net, (job, machine), guard, runs_from + MS, how);
-        } else {
-            sim.tell(|| format!("job {job} ends {how:?}"));
-            net.judge().end(job, sim.now(), how == Ends::ByItself);
-            sim.wake(guard);
-        }
-    });
+/// The end of a job. Its guard and its dlock hear of it. While its machine is suspended nothing happens, and a job that is
+/// stopped does not end by itself.
+struct Ending {
+    job: usize,
+    processes: Processes,
+    machine: MachineId,
+    link: Arc<Link>,
+    guard: TaskId,
+    how: Ends,
+}
+
+impl Ending {
+    fn begin(self, net: &Arc<Net>, at: Nanos) {
+        let net = Arc::clone(net);
+        let sim = Arc::clone(&net.sim);
+        sim.at(at, move |sim: &Arc<Sim>| {
+            let runs_from = match self.how {
+                Ends::ByItself => sim.process_runs_from(self.processes.job),
+                Ends::ByForce => sim.machine_runs_from(self.machine),
+            };
+            if runs_from > sim.now() {
+                self.begin(&net, runs_from + MS);
+                return;
+            }
+            sim.tell(|| format!("job {} ends {:?}", self.job, self.how));
+            let due = sim.true_time(self.guard, self.link.due());
+            net.judge().end(self.job, sim.now(), self.how == Ends::ByItself, due);
+            sim.wake(self.guard);
+            sim.wake_process(self.processes.dlock);
+        });
+    }
 }
 
 /// What a token of a fleet looks like.

@@ -23,6 +23,14 @@ pub type TaskId = usize;
 pub type ProcessId = usize;
 pub type MachineId = usize;
 
+/// The processes of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Processes {
+    pub dlock: ProcessId,
+    pub guard: ProcessId,
+    pub job: ProcessId,
+}
+
 type Call = Box<dyn FnOnce(&Arc<Sim>) + Send>;
 
 enum Event {
@@ -253,8 +261,25 @@ impl Sim {
         self.state().is_dead(process)
     }
 
+    /// Stops a process until then, or longer if it is stopped already.
     pub fn stop(&self, process: ProcessId, until: Nanos) {
-        self.state().processes[process].stopped_until = until;
+        let process = &mut self.state().processes[process];
+        process.stopped_until = process.stopped_until.max(until);
+    }
+
+    pub fn machine_of(&self, process: ProcessId) -> MachineId {
+        self.state().processes[process].machine
+    }
+
+    /// Continues a process.
+    pub fn cont(&self, process: ProcessId) {
+        self.state().processes[process].stopped_until = 0;
+    }
+
+    /// From when on a process does anything; now, if it does.
+    pub fn process_runs_from(&self, process: ProcessId) -> Nanos {
+        let state = self.state();
+        state.runs_from(process).max(state.now)
     }
 
     pub fn kill_machine(&self, machine: MachineId) {
