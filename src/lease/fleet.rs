@@ -1,7 +1,7 @@
 //! Does a fleet keep its promises, whatever happens to it? Machines, processes, a network and a server under one virtual
 //! clock, all in this process: the law is the real one, and so is what asks, waits, renews and gives back. A seed decides
 //! everything, so a fault can be played again: `DLOCK_FLEET=SEED cargo test one_fleet -- --nocapture`, with
-//! `DLOCK_FLEET_PLANTED=KillsLate` (or another of [`Planted`]) before it where one was planted.
+//! `DLOCK_FLEET_PLANTED=KillsLate DLOCK_FLEET_NIGHT=Crashes` before it where that was planted.
 
 #![expect(clippy::expect_used, reason = "a fleet that cannot be built is a fault of the test")]
 
@@ -16,7 +16,8 @@ use crate::lock::{Key, Mode, Name, Names, Owner, Ttl};
 use network::{Direction, Net, Weather};
 use run::{Plan, Wants, begin, token};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use time::{Dice, MS, MachineId, Nanos, Processes, SECOND, Sim};
 
@@ -99,6 +100,7 @@ const AFTER: Nanos = 20 * SECOND;
 
 /// What a fleet came to.
 #[derive(Debug, Default)]
+#[expect(dead_code, reason = "two outcomes are compared by what is printed of them")]
 struct Outcome {
     found: Vec<String>,
     jobs: usize,
@@ -118,11 +120,11 @@ struct Fleet {
     faults: u64,
 }
 
-/// Plays one fleet to its end.
-fn play(seed: u64, planted: Planted) -> Outcome {
+/// Plays one fleet to its end, on a night that the seed decides, too, if none is named.
+fn play(seed: u64, planted: Planted, night: Option<Night>) -> Outcome {
     let mut dice = Dice(seed);
-    // What is planted shows itself where something happens, and where two may not run.
-    let night = *dice.pick(if planted == Planted::Nothing { &NIGHTS } else { &NIGHTS[1..] });
+    let drawn = *dice.pick(&NIGHTS);
+    let night = night.unwrap_or(drawn);
     let sim = Sim::new(planted == Planted::ClockStands);
     let weather = Weather { delay: dice.between(MS / 10, 2 * MS), ..Weather::FINE };
     let net = Net::new(Arc::clone(&sim), planted, Dice(dice.next()), weather, drift(&mut dice));
@@ -364,8 +366,29 @@ fn crash(sim: &Arc<Sim>, net: &Arc<Net>, what: u64, run: Processes, machine: Mac
 }
 
 /// What a fleet of that seed came to; on a thread of its own, for it becomes a part of the fleet.
-fn played(seed: u64, planted: Planted) -> Outcome {
-    std::thread::spawn(move || play(seed, planted)).join().expect("the fleet came to its end")
+fn played(seed: u64, planted: Planted, night: Option<Night>) -> Outcome {
+    std::thread::spawn(move || play(seed, planted, night)).join().expect("the fleet came to its end")
+}
+
+/// Plays fleets on all processors until one is what is looked for.
+fn first<T: Send>(seeds: u64, look: impl Fn(u64) -> Option<T> + Sync) -> Option<T> {
+    let (next, found) = (AtomicU64::new(0), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while found.lock().expect("nobody panics").is_none() {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    if let Some(it) = look(seed) {
+                        found.lock().expect("nobody panics").get_or_insert(it);
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().expect("nobody panics")
 }
 
 /// How many fleets: more with --soak.
@@ -375,50 +398,65 @@ fn fleets(usual: u64) -> u64 {
 
 #[test]
 fn fleets_keep_their_promises() {
-    let mut total = Outcome::default();
-    for seed in 0..fleets(600) {
-        let outcome = played(seed, Planted::Nothing);
-        assert_eq!(outcome.found, Vec::<String>::new(), "seed {seed}");
+    let total = Mutex::new(Outcome::default());
+    let (began, count) = (std::time::Instant::now(), fleets(600));
+    let broken = first(count, |seed| {
+        let outcome = played(seed, Planted::Nothing, None);
+        let mut total = total.lock().expect("nobody panics");
         total.jobs += outcome.jobs;
         total.grants += outcome.grants;
         total.faults += outcome.faults;
-    }
-    println!("{} jobs, {} grants, {} faults", total.jobs, total.grants, total.faults);
-    assert!(total.jobs > 1000 && total.grants > 1000 && total.faults > 500, "{total:?}");
+        (!outcome.found.is_empty()).then(|| format!("DLOCK_FLEET={seed}: {:?}", outcome.found))
+    });
+    assert_eq!(broken, None);
+    let total = total.into_inner().expect("nobody panics");
+    let (jobs, grants, faults) = (total.jobs, total.grants, total.faults);
+    println!("{count} fleets in {:?}: {jobs} jobs, {grants} grants, {faults} faults", began.elapsed());
+    assert!(jobs > 1000 && grants > 1000 && faults > 500, "{total:?}");
 }
 
-/// Each fault, and the invariant that it breaks.
-const ALL: [(Planted, &str); 18] = [
-    (Planted::EndsLeasesEarly, "I1"),
-    (Planted::GivesOneSlotTwice, "I1"),
-    (Planted::FreesForOthers, "I2"),
-    (Planted::WritesLater, "I3"),
-    (Planted::ForgetsWhoLeft, "I4"),
-    (Planted::RepeatsFences, "I5"),
-    (Planted::CountsTooLong, "I6"),
-    (Planted::BelievesInAnyRenewal, "I6"),
-    (Planted::ClockStands, "I6"),
-    (Planted::StartsTooLate, "I6"),
-    (Planted::KillsLate, "I7"),
-    (Planted::TrustsTheGuard, "I7"),
-    (Planted::GivesBackFirst, "I8"),
-    (Planted::ServesTheNewest, "I9"),
-    (Planted::WaitsForTheSilent, "I9"),
-    (Planted::StartsUnconfirmed, "I10"),
-    (Planted::LeavesItsPlace, "I11"),
-    (Planted::IgnoresMinHold, "I13"),
+/// Each fault, the invariant that it breaks, and a night on which that shows. What is excused for a while when a server has
+/// forgotten or its clock was stepped is found there, too, when it lasts longer.
+const ALL: [(Planted, &str, Night); 23] = [
+    (Planted::EndsLeasesEarly, "I1", Night::Everything),
+    (Planted::GivesOneSlotTwice, "I1", Night::Weather),
+    (Planted::FreesForOthers, "I2", Night::Everything),
+    (Planted::WritesLater, "I3", Night::Weather),
+    (Planted::ForgetsWhoLeft, "I4", Night::Weather),
+    (Planted::RepeatsFences, "I5", Night::Weather),
+    (Planted::RepeatsFences, "I5", Night::Forgets),
+    (Planted::CountsTooLong, "I6", Night::Cuts),
+    (Planted::BelievesInAnyRenewal, "I6", Night::Everything),
+    (Planted::BelievesInAnyRenewal, "I1", Night::Forgets),
+    (Planted::BelievesInAnyRenewal, "I1", Night::Steps),
+    (Planted::ClockStands, "I6", Night::Crashes),
+    (Planted::StartsTooLate, "I6", Night::Everything),
+    (Planted::KillsLate, "I7", Night::Crashes),
+    (Planted::TrustsTheGuard, "I7", Night::Everything),
+    (Planted::GivesBackFirst, "I8", Night::Everything),
+    (Planted::ServesTheNewest, "I9", Night::Weather),
+    (Planted::WaitsForTheSilent, "I9", Night::Crashes),
+    (Planted::StartsUnconfirmed, "I10", Night::Calm),
+    (Planted::LeavesItsPlace, "I11", Night::Weather),
+    (Planted::IgnoresMinHold, "I13", Night::Weather),
+    (Planted::IgnoresMinHold, "I13", Night::Forgets),
+    (Planted::IgnoresMinHold, "I13", Night::Steps),
 ];
 
 /// Each is found for what it is, and not only by what follows from it.
 #[test]
 fn planted_faults_are_found() {
-    for (planted, broken) in ALL {
+    for (planted, broken, night) in ALL {
         let named = format!("{broken}:");
-        let shows = |seed: &u64| played(*seed, planted).found.iter().any(|found| found.starts_with(&named));
-        let seed = (0..5000).find(shows);
-        let seed = seed.unwrap_or_else(|| unreachable!("{planted:?} is not found in 5000 fleets"));
-        let again = played(seed, planted).found;
-        println!("DLOCK_FLEET_PLANTED={planted:?} DLOCK_FLEET={seed}: {again:?}");
+        let found = first(5000, |seed| {
+            let found = played(seed, planted, Some(night)).found;
+            let found = found.into_iter().find(|found| found.starts_with(&named))?;
+            Some(format!(
+                "DLOCK_FLEET={seed} DLOCK_FLEET_PLANTED={planted:?} DLOCK_FLEET_NIGHT={night:?}: {found}"
+            ))
+        });
+        let found = found.unwrap_or_else(|| unreachable!("{planted:?} is not found in 5000 fleets"));
+        println!("{found}");
     }
 }
 
@@ -426,7 +464,7 @@ fn planted_faults_are_found() {
 fn the_same_seed_has_the_same_history() {
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..20 {
-        let [one, other] = [(); 2].map(|()| format!("{:?}", played(seed, Planted::Nothing)));
+        let [one, other] = [(); 2].map(|()| format!("{:?}", played(seed, Planted::Nothing, None)));
         assert_eq!(one, other, "seed {seed}");
         seen.insert(one);
     }
@@ -438,9 +476,12 @@ fn the_same_seed_has_the_same_history() {
 fn one_fleet() {
     let asked = |name: &str| std::env::var(name).ok();
     let seed = asked("DLOCK_FLEET").and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let planted = asked("DLOCK_FLEET_PLANTED").map(|name| {
-        let of_that_name = ALL.into_iter().find(|(planted, _)| format!("{planted:?}") == name);
-        of_that_name.expect("a fault that can be planted").0
+    let planted = asked("DLOCK_FLEET_PLANTED").map_or(Planted::Nothing, |name| {
+        let mut all = ALL.into_iter().map(|(planted, ..)| planted);
+        all.find(|planted| format!("{planted:?}") == name).expect("a fault that can be planted")
     });
-    println!("{:?}", played(seed, planted.unwrap_or(Planted::Nothing)));
+    let night = asked("DLOCK_FLEET_NIGHT").map(|name| {
+        NIGHTS.into_iter().find(|night| format!("{night:?}") == name).expect("a night that there is")
+    });
+    println!("{:?}", played(seed, planted, night));
 }

@@ -1,8 +1,8 @@
 //! Was it right? What jobs did, in true time, against what is promised (docs/protocol.md, I1 to I13).
 
-use super::time::{MS, MachineId, Nanos, ProcessId, Processes};
+use super::time::{MS, MachineId, Nanos, ProcessId, Processes, SECOND};
 use crate::law::{Hold, LockTable, Phase, Record, Time};
-use crate::lock::{Fence, Mode, Token};
+use crate::lock::{Fence, Mode, Names, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -70,6 +70,10 @@ pub struct Judge {
     came: BTreeMap<String, BTreeSet<Token>>,
     /// Tokens that were given back by themselves.
     left: BTreeSet<Token>,
+    /// When the server did nothing.
+    pub away: Vec<(Nanos, Nanos)>,
+    /// When the server last heard of a token.
+    heard: BTreeMap<Token, Nanos>,
     /// When a token was granted its locks last, by the server's clock and in truth.
     granted: BTreeMap<Token, (Time, Nanos)>,
     /// What a token was told that it was granted.
@@ -99,13 +103,14 @@ impl Judge {
         &mut self,
         before: &LockTable,
         after: &LockTable,
-        by: Option<(&Token, Said)>,
+        by: Option<(&Token, &Names, Said)>,
         (time, now): (Time, Nanos),
         truly: impl Fn(Duration) -> Nanos,
     ) {
-        if let Some((token, said)) = by {
+        if let Some((token, names, said)) = by {
             self.answered(after, token, said, now);
             self.spares_others(before, after, token, (time, now));
+            self.passes_over_the_silent(after, token, names, now);
         }
         for (name, record) in &after.records {
             let old = before.records.get(name);
@@ -120,7 +125,7 @@ impl Judge {
             }
             for (token, hold) in &record.holds {
                 // An answer that is not heard counts, too: the holder may rely on less, not on more.
-                if hold.phase == Phase::Held && hold.confirmed && by.is_some_and(|(who, _)| who == token) {
+                if hold.phase == Phase::Held && hold.confirmed && by.is_some_and(|(who, ..)| who == token) {
                     self.leases.insert(token.clone(), now + truly(hold.until.left(time)));
                 }
             }
@@ -166,6 +171,23 @@ impl Judge {
                     self.blame(format!("I2: the hold of {name} is ended by somebody else, at {now}"));
                 }
             }
+        }
+    }
+
+    /// Whoever asks for a lock finds nobody in its queue that has long been silent.
+    fn passes_over_the_silent(&mut self, after: &LockTable, token: &Token, names: &Names, now: Nanos) {
+        self.heard.insert(token.clone(), now);
+        let queues = names.iter().filter_map(|name| after.records.get(name.as_str()));
+        let waiting = queues.flat_map(|record| &record.queue).filter_map(|(_, token)| self.heard.get(token));
+        // A clock that was set back makes all of them young again.
+        let is_silent = |heard: Nanos| {
+            let away =
+                self.away.iter().map(|(from, until)| until.min(&now).saturating_sub(*from.max(&heard)));
+            self.upsets.is_empty() && heard + SILENT + away.sum::<Nanos>() < now
+        };
+        let silent = waiting.filter(|heard| is_silent(**heard)).count();
+        if silent > 0 {
+            self.blame(format!("I9: {silent} that died long ago still have their places, at {now}"));
         }
     }
 
@@ -433,6 +455,10 @@ impl Judge {
 
 /// So long the job of a machine that was suspended may run before it is killed, or that of a guard that hangs.
 const GRANTED: Nanos = 15 * MS;
+
+/// So long a waiter may have been silent while the server was there: 5 s, and 5 s again after a while in which that heard of
+/// nobody. The clocks do not run alike.
+const SILENT: Nanos = 11 * SECOND;
 
 /// How much of a span lies in none of the others.
 fn apart((from, until): (Nanos, Nanos), others: &[(Nanos, Nanos)]) -> Nanos {

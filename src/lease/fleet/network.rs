@@ -158,12 +158,14 @@ impl Net {
 
     pub fn stop_server(&self, until: Nanos) {
         self.inner().stopped_until = until;
+        self.judge().away.push((self.sim.now(), until));
     }
 
     /// It is killed, and started again then, with what it knew or without.
     pub fn restart_server(&self, until: Nanos, forgets: bool) {
         let mut inner = self.inner();
         inner.down_until = until;
+        self.judge().away.push((self.sim.now(), until));
         inner.sleepers.clear();
         if forgets {
             inner.table = LockTable::default();
@@ -247,7 +249,7 @@ impl Net {
             step.play(&mut inner.table, time, self.planted)
         };
         self.sim.tell(|| format!("server, to machine {machine}: {reply:?}"));
-        self.changed(&mut inner, &before, time, Some((&step.token, reply.said())));
+        self.changed(&mut inner, &before, time, Some((&step.token, &step.names, reply.said())));
         if let Some(at) = inner.passes(machine, Direction::Back, now) {
             drop(inner);
             self.sim.at(at, move |_| answer(reply));
@@ -260,7 +262,7 @@ impl Net {
         inner: &mut Inner,
         before: &LockTable,
         time: Time,
-        by: Option<(&Token, Said)>,
+        by: Option<(&Token, &Names, Said)>,
     ) {
         self.planted.spoil(&mut inner.table, before, time);
         let now = self.sim.now();
