@@ -337,11 +337,7 @@ fn crash(sim: &Arc<Sim>, net: &Arc<Net>, what: u64, run: Processes, machine: Mac
         0 => kill(run.dlock),
         1 => kill(run.guard),
         2 => stop(run.dlock),
-        3 => {
-            if sim.suspend(machine, until) {
-                net.judge().suspended.push((machine, now, until));
-            }
-        }
+        3 if sim.suspend(machine, until) => net.judge().suspended.push((machine, now, until)),
         4 if machine.is_multiple_of(2) => {
             sim.kill_machine(machine);
             net.judge().machine_died(machine, now);

@@ -40,6 +40,8 @@ struct Register {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
     Granted(Fence),
+    /// Who asks for the lock has not got it.
+    Refused,
     Renewed,
     Released,
     Nothing,
@@ -110,7 +112,11 @@ impl Judge {
         if let Some((token, names, said)) = by {
             self.answered(after, token, said, now);
             self.spares_others(before, after, token, (time, now));
-            self.passes_over_the_silent(after, token, names, now);
+            self.heard.insert(token.clone(), now);
+            // A renewal leaves the queue alone: nobody waits there who would not ask by himself.
+            if matches!(said, Said::Granted(_) | Said::Refused) {
+                self.passes_over_the_silent(after, names, now);
+            }
         }
         for (name, record) in &after.records {
             let old = before.records.get(name);
@@ -139,7 +145,7 @@ impl Judge {
         let is_so = match said {
             Said::Granted(_) | Said::Renewed => holds.any(held),
             Said::Released => !holds.any(held),
-            Said::Nothing => true,
+            Said::Refused | Said::Nothing => true,
         };
         if !is_so {
             self.blame(format!("I3: {said:?} is answered and not written, at {now}"));
@@ -175,8 +181,7 @@ impl Judge {
     }
 
     /// Whoever asks for a lock finds nobody in its queue that has long been silent.
-    fn passes_over_the_silent(&mut self, after: &LockTable, token: &Token, names: &Names, now: Nanos) {
-        self.heard.insert(token.clone(), now);
+    fn passes_over_the_silent(&mut self, after: &LockTable, names: &Names, now: Nanos) {
         let queues = names.iter().filter_map(|name| after.records.get(name.as_str()));
         let waiting = queues.flat_map(|record| &record.queue).filter_map(|(_, token)| self.heard.get(token));
         // A clock that was set back makes all of them young again.

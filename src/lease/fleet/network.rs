@@ -82,7 +82,7 @@ impl Reply {
         match self {
             Self::Acquired(answer) => match &**answer {
                 Acquired::Granted(grant) => Said::Granted(grant.fence),
-                _ => Said::Nothing,
+                _ => Said::Refused,
             },
             Self::Renewal(Renewal::Renewed) => Said::Renewed,
             Self::Left(Left::Released { .. }) => Said::Released,
