@@ -2,17 +2,18 @@
 //! late, servers killed, stopped and elected anew. And who gets in.
 
 use crate::support::certificates::Authority;
-use crate::support::dlock::finish_all;
+use crate::support::dlock::{BINARY, finish_all};
 use crate::support::hand_over::{hand_over, hand_over_to_readers};
 use crate::support::members::{Cluster as _, a_leader_is_cut_off, increments_through_outages, outages_of};
 use crate::support::outages::storm_through_outages;
+use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, Patience, Ran, Terms};
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Terms};
 use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
 use dlock::store::Store as _;
 use dlock::store::net::Address;
@@ -81,6 +82,106 @@ fn who_is_stopped_past_its_session_has_no_job_left() {
     assert_eq!(world.log(), ["up", "next"]);
 }
 
+/// All of a run stands still until its lease is over, and nobody else takes the lock: what it is told then is that it has lost
+/// it, and at once.
+#[test]
+fn who_was_stopped_past_its_session_is_told_so() {
+    let (world, _server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "5s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let all = [world.wait_for_pid("pid"), holder.guard(), holder.pid()];
+    all.iter().for_each(|pid| proc::signal(*pid, Signal::STOP));
+    world.wait_for_state("k", "free");
+    all.iter().rev().for_each(|pid| proc::signal(*pid, Signal::CONT));
+    let said = holder.finish().stderr;
+    assert!(!said.contains("others have changed the lock"), "{said}");
+    let ends = world.dlock(["history", "--json", "k"]).any_stdout().run().stdout;
+    assert!(ends.contains("\"expired\""), "{ends}");
+}
+
+/// The same of the store alone: it asks little for that.
+#[test]
+fn a_lease_that_is_over_is_told_at_once() {
+    let (world, server) = own_server(&[]);
+    let too_late = || {
+        let mut person = person_at(&world, server.port());
+        let ttl = Duration::from_secs(1);
+        assert!(matches!(person.asks_for(ttl), Acquired::Granted(_)));
+        wait_until("its session is over", || !server.sessions().contains("/dlock/lives/"));
+        world.wait_for_state("k", "free");
+        (person, ttl, server.requests())
+    };
+    let (mut person, ttl, before) = too_late();
+    assert_eq!(person.renews(ttl), Renewal::NotHeld);
+    assert!(server.requests() - before < 16, "{} requests", server.requests() - before);
+    assert_eq!(person.leaves(), Left::NotHeld);
+    let (mut person, _, before) = too_late();
+    assert_eq!(person.leaves(), Left::NotHeld);
+    assert!(server.requests() - before < 16, "{} requests", server.requests() - before);
+}
+
+/// The leader's clock is set forward by more than a lease, and then back again: who holds renews, and nobody else is let in.
+#[test]
+fn a_clock_that_is_set_forward_ends_no_lease() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start_steered(&world.path(""), &[]);
+    world.use_store(server.url("/ops/locks"));
+    let holder = world.run("k", &["-t", "12s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-t", "12s", "-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    for ahead in [3600, 0, 7200] {
+        server.step_clock(ahead);
+        // What somebody has just read the clock for is soon read anew. As long as it is past the end of the lease in the record,
+        // the session alone says how long that lasts.
+        let lease = || world.status("k")["holders"][0]["lease_ms"].as_u64();
+        let is_over = || lease().is_some_and(|lease| lease < 1000);
+        wait_until("its lease is over by the clock", || ahead == 0 || is_over());
+        wait_until("it has renewed", || lease().is_some_and(|lease| (5000..=12_000).contains(&lease)));
+        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Who holds a lock gives it back as any other, although its lease seems to be over: so does its guard when it was killed.
+#[test]
+fn what_is_given_back_after_a_step_of_the_clock_was_held() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start_steered(&world.path(""), &[]);
+    world.use_store(server.url("/ops/locks"));
+    for (ahead, is_killed) in [(7200, false), (20_000, true)] {
+        // What runs inside of a job asks by a store of its own.
+        let job = format!("{JOB}; {} check k && echo kept >> log", BINARY);
+        let holder = world.run("k", &["-t", "1h"], &job).any_stderr();
+        let holder = if is_killed { holder.dies_of(9) } else { holder }.spawn();
+        world.wait_for_log("up");
+        let pid = world.wait_for_pid("pid");
+        server.step_clock(ahead);
+        wait_until("its lease is over by the clock", || {
+            world.status("k")["holders"][0]["lease_ms"].as_u64().is_some_and(|lease| lease < 1000)
+        });
+        if is_killed {
+            holder.signal(Signal::KILL);
+            holder.finish();
+        } else {
+            world.write("go", "");
+            holder.finish();
+            assert_eq!(world.log(), ["up", "done", "kept"]);
+        }
+        world.wait_for_state("k", "free");
+        assert!(!proc::alive(pid));
+        let ends = world.dlock(["history", "--json", "k"]).any_stdout().run().stdout;
+        assert!(!ends.contains("\"expired\""), "{ends}");
+        for name in ["go", "log", "pid"] {
+            std::fs::remove_file(world.path(name)).ok();
+        }
+    }
+}
+
 /// A server that fails takes with it what it had not told the leader: a session may end while the lease that counts from its
 /// last renewal does not.
 #[test]
@@ -98,6 +199,12 @@ fn a_session_that_ends_too_soon_lets_nobody_in() {
 
 fn names() -> Names {
     Name::new("", &Key::new("k").expect("a key")).expect("a name").into()
+}
+
+const TTL: Duration = Duration::from_secs(60);
+
+fn in_time() -> Moment {
+    Moment::now().after(Duration::from_secs(20))
 }
 
 /// Somebody with a token and a store of his own.
@@ -128,23 +235,31 @@ fn person_at(world: &World, port: u16) -> Person {
 
 impl Person {
     fn asks(&mut self) -> Acquired {
+        self.asks_for(TTL)
+    }
+
+    fn asks_for(&mut self, ttl: Duration) -> Acquired {
         let names = names();
         let ask = Ask {
             token: self.token.clone(),
             mode: Mode::Exclusive,
-            ttl: Duration::from_secs(60),
+            ttl,
             min_hold: Duration::ZERO,
             owner: Owner::default(),
             patience: Patience::None,
             terms: Terms::default(),
             waited: Duration::ZERO,
         };
-        self.store.acquire(&names, &ask, Moment::now().after(Duration::from_secs(20))).expect("an answer")
+        self.store.acquire(&names, &ask, in_time()).expect("an answer")
     }
 
-    fn leaves(&mut self) {
-        let (end, by) = (End { ran: Ran::No, job: None }, Moment::now().after(Duration::from_secs(20)));
-        self.store.leave(&names(), &self.token, &end, by).expect("it is given back");
+    fn renews(&mut self, ttl: Duration) -> Renewal {
+        self.store.renew(&names(), &self.token, ttl, in_time()).expect("an answer")
+    }
+
+    fn leaves(&mut self) -> Left {
+        let end = End { ran: Ran::No, job: None };
+        self.store.leave(&names(), &self.token, &end, in_time()).expect("it is given back")
     }
 }
 

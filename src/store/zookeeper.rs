@@ -10,7 +10,8 @@
 //! it: its life. As long as a life is there, the lock is held, whatever a clock says. A life that is gone is a hold that is
 //! over as soon as its end in the record has come as well: a server that fails takes with it what it has not told the leader
 //! of, among that the last sign of life of a session, so a session may end sooner than its client believes. That is also why
-//! a renewal writes the record. The own hold is judged by the record alone.
+//! a renewal writes the record. The own hold is judged so, too, as long as the session is the one under which it was granted or
+//! renewed last; after that by the record alone.
 //!
 //! *The clock* is that of the leader, which stamps what it writes. Between two of one's own writes one counts on, for a
 //! short time: never ahead of that clock where others are judged, never behind it where one's own lease is written.

@@ -36,9 +36,9 @@ int gettimeofday(struct timeval *restrict tv, void *restrict tz) {
   return 0;
 }
 
-/* MariaDB asks this one. The other clocks of it are left alone. */
+/* MariaDB and Java ask this one. The other clocks of it are left alone. */
 int clock_gettime(clockid_t clock, struct timespec *now) {
   if (syscall(SYS_clock_gettime, clock, now) != 0) return -1;
-  if (clock == CLOCK_REALTIME) now->tv_sec += offset_us / 1000000;
+  if (clock == CLOCK_REALTIME) now->tv_sec += (offset_us + (steps_us ? *steps_us : 0)) / 1000000;
   return 0;
 }

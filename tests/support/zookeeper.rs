@@ -44,12 +44,24 @@ pub struct ZooKeeper {
     child: Option<Child>,
     /// By how much its clock is ahead, in microseconds.
     offset: i64,
+    /// Where stands by how much it was stepped since, if it can be.
+    steps: Option<PathBuf>,
 }
 
 impl ZooKeeper {
     /// One that is alone, in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, settings: &[&str]) -> Self {
         let mut server = Self::prepare(home, "zookeeper", settings);
+        server.run();
+        server
+    }
+
+    /// The same, whose clock can be [stepped](Self::step_clock) while it runs.
+    pub fn start_steered(home: &Path, settings: &[&str]) -> Self {
+        let mut server = Self::prepare(home, "zookeeper", settings);
+        let steps = server.home.join("steps");
+        fs::write(&steps, 0i64.to_ne_bytes()).expect("a file");
+        server.steps = Some(steps);
         server.run();
         server
     }
@@ -95,7 +107,7 @@ impl ZooKeeper {
         }
         fs::create_dir(home.join("data")).expect("a directory");
         fs::write(home.join("zoo.cfg"), text).expect("a file");
-        Self { port, home, child: None, offset: 0 }
+        Self { port, home, child: None, offset: 0, steps: None }
     }
 
     /// Starts it, and does not wait for it.
@@ -103,8 +115,9 @@ impl ZooKeeper {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log"));
         let log = log.expect("a log");
         let mut command = Command::new("setpriv");
-        if self.offset != 0 {
+        if self.offset != 0 || self.steps.is_some() {
             command.env("LD_PRELOAD", steered_clock()).env("STEERED_OFFSET", self.offset.to_string());
+            command.envs(self.steps.as_ref().map(|steps| ("STEERED_STEPS", steps)));
         }
         command.args(["--pdeathsig", "KILL", "--", "java", "-Xmx128m", "-XX:+UseSerialGC"]);
         command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
@@ -129,6 +142,13 @@ impl ZooKeeper {
     /// Sets its clock, by so many seconds ahead of this machine's; from when it is started again.
     pub fn set_clock(&mut self, ahead: i64) {
         self.offset = ahead * 1_000_000;
+    }
+
+    /// Sets the clock of one that was [started](Self::start_steered) for that while it runs, by so many seconds ahead.
+    pub fn step_clock(&self, ahead: i64) {
+        // It is mapped: what is written over is seen at once.
+        let steps = fs::OpenOptions::new().write(true).open(self.steps.as_ref().expect("it can be stepped"));
+        steps.expect("a file").write_all(&(ahead * 1_000_000).to_ne_bytes()).expect("a step");
     }
 
     /// Whether it takes clients.

@@ -2,13 +2,12 @@
 
 use super::Znodes;
 use super::jute::{Answer, Ask, Code};
-use super::life::Mine;
 use super::node::{self, LockNode};
 use crate::clock::Moment;
 use crate::law::{Due, Record, Time};
 use crate::lock::Token;
+use crate::store::engine::CatchUp;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A lease whose session lives lasts so long at the least.
@@ -29,15 +28,16 @@ impl Znodes {
         self.lives.borrow_mut().insert(token, is_there);
     }
 
-    /// Says of each hold whether its lease is over. See the beginning of the store's file.
-    pub(super) fn judge(&self, entries: &mut [LockNode], me: Option<&Token>, now: Time) {
+    /// Says of each hold whether its lease is over. See the beginning of the store's file. One's own is judged as others judge it,
+    /// unless its session has ended.
+    pub(super) fn judge(&self, entries: &mut [LockNode], me: Option<&Token>, whom: CatchUp, now: Time) {
         let (lives, seen) = (self.lives.borrow(), self.heard.borrow());
         let mut believed = BTreeMap::new();
         for entry in entries.iter_mut() {
             believed.extend(node::believed(&entry.record).map(|(token, until)| (token.clone(), until)));
             let holders: Vec<Token> = node::believed(&entry.record).map(|(token, _)| token.clone()).collect();
             for token in holders {
-                if Some(&token) == me {
+                if Some(&token) == me && self.is_anew(&token) {
                     continue;
                 }
                 let Some(tracked) = entry.tracked.get(&token).copied() else { continue };
@@ -58,13 +58,12 @@ impl Znodes {
         }
         drop((lives, seen));
         self.believed.replace(believed);
-        let is_over = |mine: &Arc<Mine>| {
-            Some(&mine.token) == me
-                && entries.iter().any(|entry| node::is_over(&entry.record, &mine.token, now))
-        };
-        if self.mine.as_ref().is_some_and(is_over) {
-            // Others are to see that as well.
+        let is_over = |me: &Token| entries.iter().any(|entry| node::is_over(&entry.record, me, now));
+        // A step that finds its own hold over writes that. Who only looks does not, and to others a life that was begun anew
+        // would be that of a holder.
+        if whom == CatchUp::All && me.is_some_and(|me| self.is_anew(me) && is_over(me)) {
             self.session.borrow_mut().end();
+            self.life.set(None);
         }
     }
 

@@ -24,6 +24,8 @@ pub(super) struct Life {
     pub(super) dial: u64,
     /// Somebody else has ended it.
     pub(super) was_ended: bool,
+    /// A lock was granted or renewed under it: the lease is this session. Of a session that came later the hold knows nothing.
+    pub(super) holds: bool,
 }
 
 impl Znodes {
@@ -68,7 +70,7 @@ impl Znodes {
                     drop(self.ask(&[Ask::Delete { path }], Again::Yes)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner == id => {
-                    self.life.set(Some(Life { turn, dial, was_ended: false }));
+                    self.life.set(Some(Life { turn, dial, was_ended: false, holds: false }));
                     return Ok(());
                 }
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
@@ -81,6 +83,12 @@ impl Znodes {
                 _ => {}
             }
         }
+    }
+
+    /// Whether the session that this process has now is not the one of a hold of this token, if there is any: that one has ended,
+    /// and what was begun since bears out no lease that began before it.
+    pub(super) fn is_anew(&self, token: &Token) -> bool {
+        self.is_own(token) && self.life.get().is_some_and(|life| life.was_ended || !life.holds)
     }
 
     pub(super) fn is_own(&self, token: &Token) -> bool {

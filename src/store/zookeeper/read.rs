@@ -126,7 +126,7 @@ impl Znodes {
             if let Some(me) = me.filter(|_| is_own) {
                 self.look_ahead(&entries, me);
             }
-            self.judge(&mut entries, me, now);
+            self.judge(&mut entries, me, whom, now);
             return Ok((entries, now));
         }
     }
@@ -245,7 +245,8 @@ impl Znodes {
                 }
             }
         }
-        lives.retain(|token| Some(token) != me && !self.lives.borrow().contains_key(token));
+        let is_mine = |token: &Token| Some(token) == me && self.is_own(token) && self.life.get().is_some();
+        lives.retain(|token| !is_mine(token) && !self.lives.borrow().contains_key(token));
         let looked: Vec<Token> = lives.into_iter().collect();
         asks.extend(looked.iter().map(|token| self.look(token)));
         if asks.is_empty() {

@@ -1,6 +1,7 @@
 //! How is a step written, and where does this process wait after it?
 
 use super::jute::{Answer, Ask, Code};
+use super::life::Life;
 use super::node::LockNode;
 use super::wire::Failure;
 use super::{Again, Znodes};
@@ -37,12 +38,12 @@ impl Znodes {
         let (mut all, mut has_new, mut places) = (Vec::new(), false, BTreeMap::new());
         let mut onlookers = BTreeSet::new();
         let life = self.life.get().filter(|life| !life.was_ended);
-        if let Some(mine) =
-            self.mine.as_ref().filter(|mine| life.is_some() && asker.as_ref() == Some(&mine.token))
-        {
+        let life = life.filter(|_| asker.as_ref().is_some_and(|asker| self.is_own(asker)));
+        if let (Some(_), Some(asker)) = (life, &asker) {
             // What is granted, renewed or waited for counts only as long as this session does.
-            all.push(Ask::Check { path: self.life_path(&mine.token), version: None });
+            all.push(Ask::Check { path: self.life_path(asker), version: None });
         }
+        let mut holds = false;
         let behind = asker.as_ref().and_then(|asker| self.ask_behind(&entries, asker));
         for (mut entry, changed) in entries {
             onlookers.extend(entry.record.watchers.keys().cloned());
@@ -58,6 +59,7 @@ impl Znodes {
                 && hold.confirmed
                 && let Some(asker) = &asker
             {
+                holds = true;
                 let until = Due(hold.until.0.saturating_add(millis(self.uncertain.get()) + 1));
                 entry.record.lasts(asker, until);
             }
@@ -107,6 +109,10 @@ impl Znodes {
                     && let Some(Ask::All(all)) = asks.into_iter().next()
                 {
                     self.keep_places(places, all, &answers);
+                }
+                if let Some(life) = life.filter(|_| holds) {
+                    // It was there when that was written, so the lease is its session from then on.
+                    self.life.set(Some(Life { holds, ..life }));
                 }
                 if let Some(told) = told {
                     self.begins(told);
