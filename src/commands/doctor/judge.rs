@@ -18,6 +18,7 @@ mod quorum;
 const OLDEST: u64 = 7;
 /// From here on people who compare times of two machines are misled, and fences after a failover may be, too.
 const CLOCK: Duration = Duration::from_secs(1);
+const MIND_CLOCK: &str = "locks do not mind, but fences after a failover";
 /// What a failover takes beside noticing: an election and a promotion.
 const ELECTION: Duration = Duration::from_secs(2);
 /// A renewal gets this part of the lease for one attempt (I6).
@@ -171,7 +172,7 @@ fn of_server(node: &Node, criteria: &Criteria) -> Vec<Finding> {
         "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
         "give it +info (ACL SETUSER), or run this as an administrator's user",
     );
-    of_node(node, criteria, more, without_info, "fences after a failover")
+    of_node(node, criteria, more, without_info, MIND_CLOCK)
 }
 
 /// The 99th of a hundred, the 50th: by the nearest rank.
@@ -283,7 +284,7 @@ fn of_uptime(info: &Info, criteria: &Criteria) -> Finding {
     ok("uptime", found)
 }
 
-/// `minds`: to which fences it matters.
+/// `minds`: what of dlock's does not mind it, and what does.
 fn of_clock(offset: Offset, minds: &str) -> Finding {
     let (by, found) = match offset {
         Offset::Ahead(by) => (by, format!("{} ahead of this machine's", brief(by))),
@@ -295,13 +296,7 @@ fn of_clock(offset: Offset, minds: &str) -> Finding {
     if by < CLOCK {
         return ok("clock", found);
     }
-    warn(
-        "clock",
-        found,
-        format!(
-            "let a time service set both; locks do not mind, but {minds} and people who compare times do"
-        ),
-    )
+    warn("clock", found, format!("let a time service set both; {minds} and people who compare times do"))
 }
 
 fn of_rights(rights: &Rights) -> Vec<Finding> {
@@ -360,7 +355,7 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
             Role::Replica => bad("role", "a read-only standby", "name the primary"),
         },
     ];
-    findings.extend(database.clock.map(|clock| of_clock(clock, "fences after a failover")));
+    findings.extend(database.clock.map(|clock| of_clock(clock, MIND_CLOCK)));
     findings.push(match database.forgets_by.join(" and ") {
         by if by.is_empty() => ok("persistence", "what it said is done outlasts a crash of the server"),
         by => warn(

@@ -84,7 +84,7 @@ fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
         "give it +info (ACL SETUSER)",
     );
     // A majority knows the last fence, whatever the clocks say.
-    of_node(node, criteria, more, without_info, "fences where masters forget")
+    of_node(node, criteria, more, without_info, "locks do not mind, but fences where masters forget")
 }
 
 fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
