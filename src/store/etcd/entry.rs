@@ -264,11 +264,18 @@ pub fn told(value: &Bytes) -> Option<(String, Bytes)> {
     Some((name, Bytes(body.get().into())))
 }
 
-/// When a record was used last of which nothing else depends: its lock is free. In milliseconds since 1970. A holder's
-/// renewals do not change it, so one that looks old may be of a lock that is held.
+/// When a record was used last of which nothing else depends: its lock is free, if none of its holders has a session any more. In
+/// milliseconds since 1970. A holder's renewals do not change it, so one that looks old may be of a lock that is held.
 pub fn free_since(value: &[u8], now: Time) -> Option<u64> {
-    let body = serde_json::from_slice::<Body<Record>>(value).ok()?;
-    (body.format == FORMAT && body.record.is_vacant(now)).then_some(body.used)
+    let Body { format, used, mut record, .. } = serde_json::from_slice::<Body<Record>>(value).ok()?;
+    if format != FORMAT || bounds::check(&record).is_err() {
+        return None;
+    }
+    record.judge(now, |_, _| None);
+    let holders: Vec<Token> = record.holds.keys().cloned().collect();
+    // A min-hold stands.
+    holders.iter().for_each(|holder| record.reap(now, holder));
+    record.is_vacant(now).then_some(used)
 }
 
 /// The token at the end of a key.

@@ -200,6 +200,9 @@ pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
 #[derive(Debug, Clone, Serialize)]
 pub struct Compare {
     pub key: Bytes,
+    /// Set where it is said of all keys up to there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range_end: Option<Bytes>,
     pub target: &'static str,
     pub result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,13 +215,18 @@ impl Compare {
     /// That a key was changed last at this revision; 0 where there was none.
     pub fn unchanged(key: Bytes, revision: u64) -> Self {
         let mod_revision = Some(Number(revision));
-        Self { key, target: "MOD", result: "EQUAL", mod_revision, version: None }
+        Self { key, range_end: None, target: "MOD", result: "EQUAL", mod_revision, version: None }
+    }
+
+    /// That there is none of these keys.
+    pub fn nothing(Span { key, range_end }: Span) -> Self {
+        Self { range_end, ..Self::unchanged(key, 0) }
     }
 
     /// That there is such a key.
     pub fn exists(key: Bytes) -> Self {
         let version = Some(Number(0));
-        Self { key, target: "VERSION", result: "GREATER", mod_revision: None, version }
+        Self { key, range_end: None, target: "VERSION", result: "GREATER", mod_revision: None, version }
     }
 }
 
