@@ -5,12 +5,15 @@
 use crate::support::certificates::Authority;
 use crate::support::etcd::Etcd;
 use crate::support::hand_over::{JOB, hand_over, hand_over_to_readers};
-use crate::support::members::{a_leader_is_cut_off, increments_through_outages, outages_of};
+use crate::support::members::{
+    a_follower_is_cut_off, a_leader_is_cut_off, all_are_gone_for_good, all_stand_still_for_half_a_lease,
+    increments_through_outages, leaders_are_killed, outages_of,
+};
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, storm};
-use crate::support::wait::{wait_for, wait_until};
+use crate::support::wait::{OUTAGE, wait_for, wait_until, wait_within};
 use crate::support::world::World;
 use dlock::clock::Moment;
 use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Revoke, Revoked, State, Terms, When};
@@ -83,32 +86,13 @@ fn whoever_reaches_a_minority_only_loses_its_lock_in_time() {
 #[test]
 fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
     let (world, mut etcd) = own_cluster(3, &[]);
-    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=3)
-        .map(|number| {
-            let waiter =
-                world.run("k", &["-w", "-t", "20s"], &format!("echo {number} >> log")).any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            waiter
-        })
-        .collect();
-    for round in 0..if is_soak() { 6 } else { 2 } {
-        let leader = etcd.leader();
-        etcd.kill(leader);
-        world.run(&format!("other{round}"), &["-w", "20s"], "true").any_stderr().run();
-        if is_soak() {
-            // A leader is killed every ten seconds for a minute.
-            sleep(Duration::from_secs(9));
-        }
-        etcd.run(leader);
-        etcd.wait_until_it_serves();
-    }
-    world.wait_for_waiters("k", 3);
-    world.write("go", "");
-    holder.finish();
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
-    assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
+    leaders_are_killed(&world, &mut etcd, "20s");
+}
+
+#[test]
+fn members_that_stand_still_for_half_a_session_disturb_no_job() {
+    let (world, etcd) = own_cluster(3, &[]);
+    all_stand_still_for_half_a_lease(&world, &etcd, 20);
 }
 
 #[test]
@@ -141,6 +125,15 @@ fn a_cluster_that_is_gone_for_good_ends_the_job_in_time() {
         holder.finish();
         assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
         assert!(world.log().contains(&"term".to_owned()));
+    }
+}
+
+#[test]
+fn members_that_are_gone_for_good_end_the_job_in_time() {
+    let signals = if is_soak() { &[Signal::STOP, Signal::KILL][..] } else { &[Signal::STOP] };
+    for signal in signals {
+        let (world, etcd) = own_cluster(3, &[]);
+        all_are_gone_for_good(&world, &etcd, *signal);
     }
 }
 
@@ -273,10 +266,8 @@ impl Asker {
         Self { store, names: name.into(), token, proxy }
     }
 
-    /// What it is answered, and how often it asked for that.
-    fn asks(&mut self) -> (Acquired, usize) {
-        self.proxy.plan(0, Fault::Late);
-        let ask = Ask {
+    fn ask(&self) -> Ask {
+        Ask {
             token: self.token.clone(),
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(30),
@@ -285,7 +276,13 @@ impl Asker {
             patience: Patience::Queue,
             terms: Terms::default(),
             waited: Duration::ZERO,
-        };
+        }
+    }
+
+    /// What it is answered, and how often it asked for that.
+    fn asks(&mut self) -> (Acquired, usize) {
+        self.proxy.plan(0, Fault::Late);
+        let ask = self.ask();
         let answer = self.store.acquire(&self.names, &ask, in_time()).expect("an answer");
         (answer, self.proxy.seen())
     }
@@ -437,13 +434,15 @@ fn what_was_read_with_a_grant_is_gone_by_only_if_it_is_so_still() {
 #[test]
 fn a_turn_costs_the_same_however_many_wait() {
     let (world, etcd) = own_cluster(1, &[]);
-    let few = writes_of_a_turn(&world, &etcd, "few", 8);
-    let many = writes_of_a_turn(&world, &etcd, "many", if is_soak() { 200 } else { 40 });
-    assert!(many < 2.5 * few, "{many} of many, {few} of few");
+    let few = cost_of_a_turn(&world, &etcd, "few", 10);
+    let many = cost_of_a_turn(&world, &etcd, "many", if is_soak() { 200 } else { 40 });
+    // Those who wait keep their leases meanwhile.
+    assert!(many.iter().zip(few).all(|(many, few)| *many < 2.0 * few), "{many:?} of many, {few:?} of few");
 }
 
-/// How often etcd writes for each of those who wait in a line, from the first turn to the last.
-fn writes_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> f64 {
+/// How often etcd writes, reads or writes, and tells somebody of a change, for each of those who wait in a line, from the first
+/// turn to the last.
+fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64; 3] {
     wait_until("nobody has a lease", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
     let all = ["-t", "60s", "--op-timeout", "20s"];
     let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
@@ -456,16 +455,17 @@ fn writes_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> f6
     wait_until("all wait", || etcd.ctl(&["lease", "list"]).starts_with(&all));
     let count = || {
         let reads_and_writes = etcd.count("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\"");
-        (etcd.count("etcd_server_proposals_applied_total"), reads_and_writes)
+        let told = etcd.count("etcd_debugging_mvcc_events_total");
+        [etcd.count("etcd_server_proposals_applied_total"), reads_and_writes, told]
     };
     let before = count();
     world.write(&format!("go.{key}"), "");
     holder.finish();
     crowd.into_iter().for_each(|run| drop(run.finish()));
     let (after, turns) = (count(), f64::from(u32::try_from(waiters).expect("a few")));
-    let (writes, all) = ((after.0 - before.0) / turns, (after.1 - before.1) / turns);
-    println!("{waiters} wait: {writes:.1} writes and {all:.1} transactions a turn");
-    writes
+    let [writes, all, told] = std::array::from_fn(|at| (after[at] - before[at]) / turns);
+    println!("{waiters} wait: {writes:.1} writes, {all:.1} transactions and {told:.1} events a turn");
+    [writes, all, told]
 }
 
 /// All of them would not fit into one transaction of etcd.
@@ -634,6 +634,56 @@ fn no_increment_is_lost() {
 fn a_leader_that_is_cut_off_keeps_no_lease() {
     let (world, etcd) = own_cluster(3, &[]);
     a_leader_is_cut_off(&world, &etcd);
+}
+
+#[test]
+fn a_follower_that_is_cut_off_keeps_no_lease() {
+    let (world, etcd) = own_cluster(3, &[]);
+    a_follower_is_cut_off(&world, &etcd);
+}
+
+/// What has to stay, paused or held, keeps nobody from the rest, among that what somebody held who died.
+#[test]
+fn what_nobody_has_used_for_long_is_removed() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let old = |key: &str| {
+        let body = etcd.ctl(&["get", "--print-value-only", &format!("dlock/lock/dlock:{key}")]);
+        let mut body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        body["used"] = 1.into();
+        body
+    };
+    let put = |key: &str, body: &serde_json::Value| {
+        etcd.ctl(&["put", &format!("dlock/lock/dlock:{key}"), &body.to_string()]);
+    };
+    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let held = old("k");
+    world.write("go", "");
+    holder.finish();
+    let free = old("k");
+    world.dlock(["pause", "p", "--reason", "the disk is changed"]).any_stderr().run();
+    let paused = old("p");
+    // More of them than are looked at at once, and all changed before the rest.
+    (0..70).for_each(|number| put(&format!("paused{number}"), &paused));
+    ["gone1", "gone2"].into_iter().zip([&held, &free]).for_each(|(key, body)| put(key, body));
+    put("held", &held);
+    let token = held["record"]["holds"].as_object().and_then(|holds| holds.keys().next()).expect("a holder");
+    etcd.ctl(&["put", &format!("dlock/hold/dlock:held/{token}"), "60000"]);
+    // One of five hundred who ask looks for what is old.
+    let asker = || Asker::new(&etcd, "/dlock");
+    let (mut one, mut other) = (asker(), asker());
+    one.holds();
+    let ask = Ask { patience: Patience::None, ..other.ask() };
+    wait_within(OUTAGE, "what is old is removed", || {
+        for _ in 0..50 {
+            drop(other.store.acquire(&other.names, &ask, in_time()).expect("an answer"));
+        }
+        let keys = etcd.keys("/dlock");
+        (!keys.iter().any(|key| key.contains("gone"))).then_some(())
+    });
+    let keys = etcd.keys("/dlock");
+    let kept = |begin: &str| keys.iter().filter(|key| key.starts_with(begin)).count();
+    assert_eq!((kept("dlock/lock/dlock:paused"), kept("dlock/lock/dlock:held")), (70, 1), "{keys:?}");
 }
 
 /// etcd bounds how much one transaction may have.

@@ -2,9 +2,10 @@
 //! locks.
 
 use super::dlock::End;
+use super::hand_over::JOB;
 use super::outages::EndOfAll;
 use super::proc;
-use super::storm::Dice;
+use super::storm::{Dice, is_soak};
 use super::wait::{OUTAGE, wait_until, wait_within};
 use super::world::World;
 use rustix::process::Signal;
@@ -65,19 +66,28 @@ pub fn outages_of(cluster: &mut impl Cluster) -> impl FnMut() {
     }
 }
 
-/// The leader is cut off from the others, and the holder and one who waits reach it alone: it renews nothing, and the others grant
-/// the lock when nothing of the job is alive.
+/// The leader is cut off from the others, and the holder and one who waits reach it alone.
 pub fn a_leader_is_cut_off(world: &World, cluster: &impl Cluster) {
-    let leader = cluster.leader();
-    let alone = cluster.url_of(&[leader]);
-    let others = cluster.url_of(&[(leader + 1) % 3, (leader + 2) % 3]);
+    is_cut_off(world, cluster, cluster.leader());
+}
+
+/// One that follows is.
+pub fn a_follower_is_cut_off(world: &World, cluster: &impl Cluster) {
+    is_cut_off(world, cluster, (cluster.leader() + 1) % 3);
+}
+
+/// A member is cut off from the others, and the holder and one who waits reach it alone: it renews nothing, and the others grant
+/// the lock when nothing of the job is alive.
+fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
+    let alone = cluster.url_of(&[member]);
+    let others = cluster.url_of(&[(member + 1) % 3, (member + 2) % 3]);
     let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
     let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
     world.wait_for_pid("pid");
     let waiter = world.run("k", &["-w", "--store", &alone], "echo last >> log").any_stderr().spawn();
     wait_until("it waits", || world.waiters("k") == 1);
-    cluster.cut_off(leader);
+    cluster.cut_off(member);
     let next = "read -r pid < pid; kill -0 $pid 2> /dev/null && echo both >> log; echo next >> log";
     let next = world.run("k", &["-w", "--store", &others], next).any_stderr().spawn();
     next.finish_within(OUTAGE);
@@ -86,6 +96,70 @@ pub fn a_leader_is_cut_off(world: &World, cluster: &impl Cluster) {
     cluster.join();
     waiter.finish_within(OUTAGE);
     assert_eq!(world.log(), ["next", "last"]);
+}
+
+/// The leader is killed again and again: who holds and who waits notice nothing, and who comes is served by the others.
+pub fn leaders_are_killed(world: &World, cluster: &mut impl Cluster, ttl: &str) {
+    let holder = world.run("k", &["-t", ttl], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=3)
+        .map(|number| {
+            let job = format!("echo {number} >> log");
+            let waiter = world.run("k", &["-w", "-t", ttl], &job).any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            waiter
+        })
+        .collect();
+    for round in 0..if is_soak() { 6 } else { 2 } {
+        let began = Instant::now();
+        let leader = cluster.leader();
+        cluster.kill(leader);
+        let newcomer = world.run(&format!("other{round}"), &["-w"], "true").any_stderr().spawn();
+        newcomer.finish_within(OUTAGE);
+        cluster.run(leader);
+        cluster.wait_until_it_serves();
+        if is_soak() {
+            // A leader is killed every ten seconds for a minute.
+            sleep(Duration::from_secs(10).saturating_sub(began.elapsed()));
+        }
+    }
+    world.wait_for_waiters("k", 3);
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
+}
+
+/// Half of a lease of so many seconds passes while all of them stand still.
+pub fn all_stand_still_for_half_a_lease(world: &World, cluster: &impl Cluster, ttl: u64) {
+    let lease = format!("{ttl}s");
+    let holder = world.run("k", &["-t", &lease], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-t", &lease, "-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    (0..3).for_each(|member| cluster.signal(member, Signal::STOP));
+    // The outage itself. What they take to agree on a leader again on a busy machine is part of it where that is not idle.
+    sleep(Duration::from_secs(if is_soak() { ttl / 2 } else { ttl / 4 }));
+    (0..3).for_each(|member| cluster.signal(member, Signal::CONT));
+    cluster.wait_until_it_serves();
+    wait_within(OUTAGE, "it is held", || (world.state("k") == "held").then_some(()));
+    assert_eq!(world.fence("k"), fence);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish_within(OUTAGE);
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// All of them are gone, or stand still, for longer than a lease: the job is dead in time, and is told why.
+pub fn all_are_gone_for_good(world: &World, cluster: &impl Cluster, signal: Signal) {
+    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
+    let pid = world.wait_for_pid("pid");
+    (0..3).for_each(|member| cluster.signal(member, signal));
+    holder.finish();
+    assert!(!proc::alive(pid), "dead before dlock says that the lock is lost");
+    assert!(world.log().contains(&"term".to_owned()));
 }
 
 /// Adds to a number as everybody does, who reads it and writes it back; and to a register that takes nothing from anybody with a

@@ -213,8 +213,17 @@ impl ZooKeeper {
 
     /// How many requests it was sent since it was started.
     pub fn requests(&self) -> usize {
+        self.count("zk_packets_received")
+    }
+
+    /// How often it has told somebody of a change since then: whatever it sent that was no answer.
+    pub fn told(&self) -> usize {
+        self.count("zk_packets_sent").saturating_sub(self.requests())
+    }
+
+    fn count(&self, name: &str) -> usize {
         let said = self.say("mntr").expect("an answer");
-        let figure = said.lines().find_map(|line| line.strip_prefix("zk_packets_received"));
+        let figure = said.lines().find_map(|line| line.strip_prefix(name));
         figure.and_then(|figure| figure.trim().parse().ok()).expect("a number")
     }
 
