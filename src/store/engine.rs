@@ -57,6 +57,15 @@ const SHARES_AGAIN: Duration = Duration::from_millis(20);
 const INSISTS_AFTER: u32 = 2;
 /// How long it may take to name all locks.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
+/// Of a server at most as long as so many operations: whoever set them short is not kept a minute by one that is silent.
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+const LISTED_AS: u32 = 10;
+
+/// By when a server has to have named all locks, if `by` is when it must be over and one operation may take `each`.
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+pub fn listed_by(by: Moment, each: Duration) -> Moment {
+    by.min(Moment::now().after(each.saturating_mul(LISTED_AS)))
+}
 
 /// A store over an adapter. A clone shares the life that [`Store::prepare`] began.
 pub struct Engine<A: Adapter> {

@@ -36,7 +36,7 @@ use crate::law::{Due, Record, SILENCE, TICKET_KEPT, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Place;
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::{Error, Listener, Subscription};
 use client::{Client, keep};
 use draft::{Draft, granted_alone};
@@ -276,6 +276,8 @@ impl Adapter for Keys {
     fn release(&self, _: Vec<Node>) {}
 
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
+        let (target, by) = (&self.client.target, &self.client.by);
+        by.set(listed_by(by.get(), target.connect_timeout + target.op_timeout));
         let layout = self.layout();
         let range = Range { keys_only: true, ..layout.locks().whole() };
         let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;

@@ -34,7 +34,7 @@ use crate::law::{Lock, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::{Error, Listener, Subscription};
 use ahead::Ahead;
 use hearing::Hearing;
@@ -468,6 +468,8 @@ impl Adapter for Tables {
     fn release(&self, _: Vec<LockRow>) {}
 
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
+        let target = self.database.target();
+        self.by.set(listed_by(self.by.get(), target.connect_timeout + target.op_timeout));
         let answers = self.ask_tables(&[self.database.grammar().names()])?;
         let name = |row: &Vec<Option<Vec<u8>>>| {
             let bytes = row.first()?.as_deref().and_then(row::unhex)?;

@@ -40,7 +40,7 @@ mod write;
 use crate::clock::Moment;
 use crate::law::{Due, Record, Time};
 use crate::lock::{Name, Names, Token};
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written};
+use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::{Error, Listener, Subscription};
 use ahead::{Ahead, Told};
 use ask::Again;
@@ -201,6 +201,8 @@ impl Adapter for Znodes {
     }
 
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
+        let each = self.target.connect_timeout + self.target.op_timeout;
+        self.by.set(listed_by(self.by.get(), each));
         let asks = [Ask::Sync { path: self.base() }, Ask::List { path: self.locks() }];
         let names = match self.ask(&asks, Again::Yes)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,

@@ -15,8 +15,9 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// No answer is longer than that of some hundred thousand waiters.
-const ANSWER_MOST: usize = 256 << 20;
+/// No answer is longer, nor are those to all that is asked together, nor is a line of a watch: so much say the keys of ten thousand
+/// who wait, each with a command of a thousand characters, in base64; or the names of a hundred thousand locks.
+const ANSWER_MOST: usize = 32 << 20;
 /// Nor has it longer lines above its body.
 const LINE_MOST: usize = 64 << 10;
 const LINES_MOST: usize = 200;
@@ -87,6 +88,8 @@ pub struct Connection {
     inbox: Vec<u8>,
     taken: usize,
     body: Body,
+    /// How much has come since something was asked, or since a line was waited for.
+    come: usize,
     /// What has come of a line of a watch.
     line: Vec<u8>,
 }
@@ -103,7 +106,7 @@ impl Connection {
         };
         let (inbox, line) = (Vec::new(), Vec::new());
         let (store, host) = (store.to_owned(), address.to_string());
-        Ok(Self { store, host, stream, tls, inbox, taken: 0, body: Body::Over, line })
+        Ok(Self { store, host, stream, tls, inbox, taken: 0, body: Body::Over, come: 0, line })
     }
 
     /// Sends requests together, and answers each in turn. `pass` is what a login was answered.
@@ -136,6 +139,7 @@ impl Connection {
     /// The next line, if it comes until then.
     pub fn next_line(&mut self, until: Moment) -> Result<Option<Vec<u8>>, Failure> {
         let mut has_read = false;
+        self.come = 0;
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
                 let rest = self.line.split_off(end + 1);
@@ -163,6 +167,7 @@ impl Connection {
     }
 
     fn send(&mut self, requests: &[Request], pass: Option<&str>, by: Moment) -> Result<(), Failure> {
+        self.come = 0;
         let mut text = String::new();
         for Request { path, body } in requests {
             let host = &self.host;
@@ -229,7 +234,6 @@ impl Connection {
         loop {
             match self.take_body(&mut body)? {
                 Took::Over => return Ok(body),
-                Took::Some if body.len() > ANSWER_MOST => return Err(self.not_etcd()),
                 Took::Some => {}
                 Took::Nothing => self.fill(by).map_err(|error| self.failure(&error))?,
             }
@@ -305,13 +309,18 @@ impl Connection {
     }
 
     fn fill(&mut self, by: Moment) -> io::Result<()> {
+        if self.come > ANSWER_MOST {
+            return Err(io::Error::new(ErrorKind::InvalidData, "its answer does not end"));
+        }
         self.inbox.drain(..self.taken);
         self.taken = 0;
         let length = self.inbox.len();
         self.inbox.resize(length + READ_SIZE, 0);
         let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
         let read = channel.read(&mut self.inbox[length..]);
-        self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
+        let count = *read.as_ref().unwrap_or(&0);
+        self.inbox.truncate(length + count);
+        self.come += count;
         match read {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             read => read.map(drop),

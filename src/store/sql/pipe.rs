@@ -10,8 +10,14 @@ use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::Session;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 
-/// No answer is longer than that of some hundred thousand waiters.
-pub const ANSWER_MOST: usize = 64 << 20;
+/// No answer is longer: so much say the rows of ten thousand who wait, each with a command of a thousand characters, of which each
+/// takes two digits; or the names of a hundred thousand locks.
+pub const ANSWER_MOST: usize = 32 << 20;
+/// Nor has it more values, each of which takes many times as much room here as the byte that it may be: the rows of eighty
+/// thousand who wait.
+const VALUES_MOST: usize = 1 << 20;
+/// No row that is asked for has more of them.
+const COLUMNS_MOST: usize = 64;
 const READ_SIZE: usize = 16 * 1024;
 
 /// A connection, and what has come by it.
@@ -22,15 +28,24 @@ pub struct Pipe {
     pub tls: Option<Session>,
     inbox: Vec<u8>,
     taken: usize,
-    /// How much has come since something was sent.
+    /// How much has come since something was sent, and how many values in rows.
     come: usize,
+    values: usize,
 }
 
 impl Pipe {
     /// Connects by `by`, without TLS.
     pub fn open(target: &Target, by: Moment) -> Result<Self, Error> {
         let stream = dial::open(&target.shown, &target.address, by)?;
-        Ok(Self { store: target.shown.clone(), stream, tls: None, inbox: Vec::new(), taken: 0, come: 0 })
+        Ok(Self {
+            store: target.shown.clone(),
+            stream,
+            tls: None,
+            inbox: Vec::new(),
+            taken: 0,
+            come: 0,
+            values: 0,
+        })
     }
 
     /// What has come and was not taken.
@@ -46,7 +61,7 @@ impl Pipe {
     /// Waits for more. An answer that never ends is an error.
     pub fn fill(&mut self, by: Moment) -> io::Result<()> {
         if self.come > ANSWER_MOST {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its answer does not end"));
+            return Err(endless());
         }
         self.inbox.drain(..self.taken);
         self.taken = 0;
@@ -63,16 +78,23 @@ impl Pipe {
         }
     }
 
+    /// Whether a row with so many values may still be kept.
+    pub fn count(&mut self, columns: usize) -> io::Result<()> {
+        // A row without any takes room as well.
+        self.values = self.values.saturating_add(columns.max(1));
+        if columns > COLUMNS_MOST || self.values > VALUES_MOST { Err(endless()) } else { Ok(()) }
+    }
+
     /// Sends all of it.
     pub fn send(&mut self, bytes: &[u8], by: Moment) -> io::Result<()> {
-        self.come = 0;
+        (self.come, self.values) = (0, 0);
         let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
         channel.write_all(bytes).and_then(|()| channel.flush())
     }
 
     /// Sleeps until something comes unasked, be it the end, or until then (false).
     pub fn listen(&mut self, until: Moment) -> io::Result<bool> {
-        self.come = 0;
+        (self.come, self.values) = (0, 0);
         if let Some(session) = &mut self.tls
             && session.has_more()?
         {
@@ -96,4 +118,8 @@ impl Pipe {
         let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
         if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
     }
+}
+
+fn endless() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "its answer does not end")
 }

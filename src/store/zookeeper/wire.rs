@@ -15,10 +15,11 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// No answer is longer: the names of a few hundred thousand locks.
-const ANSWER_MOST: usize = 64 << 20;
-/// What a watch has told and nobody has asked for is at most so much.
-const EVENTS_MOST: usize = 64 * 1024;
+/// No answer is longer, nor are those to all that is asked together: so much say the nodes of ten thousand who wait, each with a
+/// command of a thousand characters; or the names of a hundred thousand locks.
+const ANSWER_MOST: usize = 32 << 20;
+/// What watches have told and nobody has asked for is at most so much: nobody watches as many nodes.
+const EVENTS_MOST: usize = 16 * 1024;
 const READ_SIZE: usize = 16 * 1024;
 /// What has begun to come is there within this time.
 const REST_WITHIN: Duration = Duration::from_secs(1);
@@ -50,6 +51,8 @@ pub struct Connection {
     access: Access,
     inbox: Vec<u8>,
     taken: usize,
+    /// How much was taken since something was asked.
+    come: usize,
     number: i32,
     /// What is sent behind the next questions, and not waited for.
     behind: Vec<Ask>,
@@ -119,6 +122,7 @@ impl Connection {
             access,
             inbox: Vec::new(),
             taken: 0,
+            come: 0,
             number: 0,
             behind: Vec::new(),
             owed: VecDeque::new(),
@@ -156,6 +160,7 @@ impl Connection {
 
     /// Asks all of these together, and answers in order what became of each.
     pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+        self.come = 0;
         let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
             numbers.push(self.next_number());
@@ -185,7 +190,7 @@ impl Connection {
     /// The answers to all that was sent so, waited for; and what else has come by now is taken in.
     pub fn told(&mut self, by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
         while !self.owed.is_empty() {
-            let frame = self.frame(by)?;
+            let frame = self.asked_frame(by)?;
             self.sort(&frame)?;
         }
         self.wait(Moment::now()).map_err(|error| self.failure(&error))?;
@@ -197,7 +202,7 @@ impl Connection {
 
     fn answer(&mut self, ask: &Ask, number: i32, by: Moment) -> Result<Result<Answer, Code>, Failure> {
         loop {
-            let frame = self.frame(by)?;
+            let frame = self.asked_frame(by)?;
             let Some((head, rest)) = self.sort(&frame)? else { continue };
             if head.number != number {
                 return Err(self.not_zookeeper());
@@ -305,6 +310,13 @@ impl Connection {
         let sent = channel.write_all(bytes).and_then(|()| channel.flush());
         self.sent = Moment::now();
         sent.map_err(|error| self.failure(&error))
+    }
+
+    /// Waits for the next frame of those that answer what was asked together, whatever comes in between.
+    fn asked_frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+        let frame = self.frame(by)?;
+        self.come += frame.len();
+        if self.come > ANSWER_MOST { Err(self.not_zookeeper()) } else { Ok(frame) }
     }
 
     /// Waits for the next frame.

@@ -276,6 +276,9 @@ impl Connection {
             if is_end(&packet) {
                 return packet.last_chunk().copied().ok_or_else(|| self.not_mysql());
             }
+            self.pipe
+                .count(usize::try_from(columns).unwrap_or(usize::MAX))
+                .map_err(|error| self.pipe.failure(&error))?;
             let row = row(&packet, columns).ok_or_else(|| self.not_mysql())?;
             answer.rows.push(row);
         }

@@ -202,7 +202,11 @@ impl Connection {
         loop {
             let message = self.message(by)?;
             match message.kind {
-                b'D' => answer.rows.push(row(&message.body).ok_or_else(|| self.not_postgres())?),
+                b'D' => {
+                    let columns = message.body.first_chunk().map_or(0, |count| u16::from_be_bytes(*count));
+                    self.pipe.count(columns.into()).map_err(|error| self.pipe.failure(&error))?;
+                    answer.rows.push(row(&message.body).ok_or_else(|| self.not_postgres())?);
+                }
                 b'C' => answer.changed = changed(&message.body),
                 b'E' => {
                     let said = self.error(&message.body);

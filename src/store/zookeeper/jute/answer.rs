@@ -2,6 +2,11 @@
 
 use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, Stat, Welcome};
 
+/// No node has more below it: each takes ten times as much room here as a short name there.
+const NAMES_MOST: usize = 1 << 18;
+/// No path that is watched is longer, in bytes.
+const PATH_MOST: usize = 8 * 1024;
+
 impl Ask {
     /// What the rest of an answer says; none if it cannot be understood.
     pub fn answer(&self, rest: &[u8]) -> Option<Result<Answer, Code>> {
@@ -108,7 +113,7 @@ impl<'a> Reader<'a> {
     fn names(&mut self) -> Option<Vec<String>> {
         let count = usize::try_from(self.int()?.max(0)).ok()?;
         // Each takes four bytes at least.
-        if count > self.0.len() / 4 {
+        if count > NAMES_MOST.min(self.0.len() / 4) {
             return None;
         }
         (0..count).map(|_| self.text()).collect()
@@ -156,7 +161,7 @@ pub fn head(bytes: &[u8]) -> Option<(Head, &[u8])> {
 pub fn event(rest: &[u8]) -> Option<Option<Event>> {
     let mut reader = Reader(rest);
     let (kind, _) = (reader.int()?, reader.int()?);
-    let path = reader.text()?;
+    let path = reader.text().filter(|path| path.len() <= PATH_MOST)?;
     let kind = match kind {
         2 => Kind::Gone,
         1 | 3 | 4 => Kind::Changed,
