@@ -1,7 +1,15 @@
 //! Garbage of every kind: in what is typed, in settings, in what a job inherits, in records, and from a server that is broken or
-//! bad. dlock does not panic, hang or grow; it says what is wrong in lines of its own, with a status that the contract has.
+//! bad. dlock does not panic, hang or grow; it says what is wrong in lines of its own, with a status that the contract has. What
+//! the servers of the other stores do, and what becomes of whoever holds a lock meanwhile, is in `servers`.
 
-use crate::support::dlock::{Dlock, End};
+mod liar;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+mod records;
+mod servers;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+mod tongue;
+
+use crate::support::dlock::{Dlock, End, Output};
 use crate::support::storm::Dice;
 use crate::support::world::{Backend, World};
 use dlock::cli::duration;
@@ -43,6 +51,11 @@ fn whatever_is_typed_is_understood_or_refused() {
         "file",
         "postgres",
         "mysql",
+        "mariadb",
+        "etcd",
+        "etcds",
+        "zookeeper",
+        "zookeepers",
         "://",
         ":",
         "/",
@@ -328,19 +341,13 @@ fn whatever_a_server_answers_ends_in_a_line() {
                     let seed = seeds.fetch_add(1, Ordering::Relaxed);
                     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
                     let port = bad_server(seed);
-                    let mut stores = vec![
+                    let stores = [
                         format!("redis://127.0.0.1:{port}"),
                         format!("redis+sentinel://127.0.0.1:{port}/m"),
                         format!("redis+cluster://127.0.0.1:{port}"),
                         format!("redis+quorum://127.0.0.1:{port},127.0.0.1:{port}1,127.0.0.1:1")
                             .replace(&format!("{port}1"), "2"),
                     ];
-                    if cfg!(feature = "postgres") {
-                        stores.push(format!("postgres://u@127.0.0.1:{port}/d?sslmode=disable"));
-                    }
-                    if cfg!(feature = "mysql") {
-                        stores.push(format!("mysql://u@127.0.0.1:{port}/d?sslmode=disable"));
-                    }
                     let store = dice.of(&stores).clone();
                     let words: &[&str] = match dice.roll(8) {
                         0 | 1 => &["run", "-k", "k", "--max-run", "1s", "-t", "2s", "--", "true"],
@@ -362,7 +369,7 @@ fn whatever_a_server_answers_ends_in_a_line() {
 
 /// It ends soon, small, with a status that the contract has and with lines of its own.
 #[track_caller]
-fn is_decent(dlock: Dlock<'_>, case: &str, limit: &str) {
+fn is_decent(dlock: Dlock<'_>, case: &str, limit: &str) -> Output {
     let began = Instant::now();
     let dlock = if limit.is_empty() { dlock } else { dlock.under(&["prlimit", limit]) };
     let output = dlock.any_stdout().any_stderr().spawn().output();
@@ -377,6 +384,7 @@ fn is_decent(dlock: Dlock<'_>, case: &str, limit: &str) {
         "{case}"
     );
     assert!(output.stderr.len() <= 16_384, "{case}");
+    output
 }
 
 fn at(dice: &mut Dice, len: usize) -> usize {

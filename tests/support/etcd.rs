@@ -176,6 +176,19 @@ impl Etcd {
         etcdctl(&ports, args)
     }
 
+    /// Puts any bytes under a key.
+    pub fn put(&self, key: &str, value: &[u8]) {
+        let mut child = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args([&format!("--endpoints=127.0.0.1:{}", self.port(0)), "put", key])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("etcdctl; ./test --stores installs it");
+        child.stdin.take().expect("a pipe").write_all(value).expect("it reads");
+        assert!(child.wait().expect("it ends").success(), "{key} is put");
+    }
+
     /// The keys of such a URL.
     pub fn keys(&self, url: &str) -> Vec<String> {
         let keys = self.ctl(&["get", "--prefix", "--keys-only", &prefix(url)]);

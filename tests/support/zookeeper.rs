@@ -187,9 +187,52 @@ impl ZooKeeper {
 
     /// Removes the lock `k` of a world, of which nothing but its node is kept, at once.
     pub fn forget_at_once(&self, world: &World) {
+        let path = text(&format!("{}/dlock/locks/dlock:k", chroot(world)));
+        assert_eq!(self.ask(2, &[&path[..], &[255; 4]].concat()).0, 0, "it is removed");
+    }
+
+    /// What a node of a world holds.
+    pub fn get(&self, world: &World, node: &str) -> String {
+        let (code, answer) = self.ask(4, &[&text(&format!("{}/{node}", chroot(world)))[..], &[0]].concat());
+        assert_eq!(code, 0, "{node} is read");
+        let (length, rest) = answer.split_first_chunk().expect("a length");
+        String::from_utf8_lossy(&rest[..u32::from_be_bytes(*length) as usize]).into_owned()
+    }
+
+    /// Has a node of a world hold any bytes; it is made if it is not there.
+    pub fn put(&self, world: &World, node: &str, data: &[u8]) {
+        let path = text(&format!("{}/{node}", chroot(world)));
+        let length = u32::try_from(data.len()).expect("a length").to_be_bytes();
+        let body = [&path[..], &length, data].concat();
+        if self.ask(5, &[&body[..], &[255; 4]].concat()).0 == NO_NODE {
+            // For everybody, and for good.
+            let anybody = [&[0, 0, 0, 1, 0, 0, 0, 31][..], &text("world"), &text("anyone"), &[0; 4]].concat();
+            assert_eq!(self.ask(1, &[&body[..], &anybody].concat()).0, 0, "{node} is made");
+        }
+    }
+
+    /// Removes a node of a world, if it is there, with all that is directly below it.
+    pub fn remove(&self, world: &World, node: &str) {
+        let path = format!("{}/{node}", chroot(world));
+        let (code, answer) = self.ask(8, &[&text(&path)[..], &[0]].concat());
+        if code == NO_NODE {
+            return;
+        }
+        let mut rest = answer.get(4..).expect("a list");
+        while let Some((length, behind)) = rest.split_first_chunk() {
+            let (name, behind) = behind.split_at(u32::from_be_bytes(*length) as usize);
+            let below = format!("{path}/{}", String::from_utf8_lossy(name));
+            self.ask(2, &[&text(&below)[..], &[255; 4]].concat());
+            rest = behind;
+        }
+        assert_eq!(self.ask(2, &[&text(&path)[..], &[255; 4]].concat()).0, 0, "{node} is removed");
+    }
+
+    /// Asks something of a kind in a session of its own. Answers the code, and what stands behind it.
+    fn ask(&self, kind: u8, body: &[u8]) -> (i32, Vec<u8>) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
         let mut ask = |body: &[u8]| {
-            let length = u32::try_from(body.len()).expect("a short one").to_be_bytes();
+            let length = u32::try_from(body.len()).expect("a length").to_be_bytes();
             stream.write_all(&[&length, body].concat()).expect("it takes it");
             let mut length = [0; 4];
             stream.read_exact(&mut length).expect("an answer");
@@ -199,10 +242,9 @@ impl ZooKeeper {
         };
         // No session yet, of 5 s, with 16 bytes of no password.
         ask(&[&[0; 12], 5000u32.to_be_bytes().as_slice(), &[0; 8], &[0, 0, 0, 16], &[0; 17]].concat());
-        let path = format!("{}/dlock/locks/dlock:k", chroot(world));
-        let length = u32::try_from(path.len()).expect("a short one").to_be_bytes();
-        let delete = [&[0, 0, 0, 1, 0, 0, 0, 2], length.as_slice(), path.as_bytes(), &[255; 4]].concat();
-        assert_eq!(ask(&delete).get(12..16), Some([0; 4].as_slice()), "it is removed");
+        let answer = ask(&[&[0, 0, 0, 1, 0, 0, 0, kind][..], body].concat());
+        let (code, rest) = answer.get(12..).and_then(|rest| rest.split_first_chunk()).expect("a code");
+        (i32::from_be_bytes(*code), rest.to_vec())
     }
 
     /// Removes all locks of a world.
@@ -279,6 +321,14 @@ impl Drop for ZooKeeper {
 
 fn jars() -> String {
     std::env::var("ZOOKEEPER_JARS").unwrap_or_else(|_| JARS.to_owned())
+}
+
+/// What ZooKeeper answers where there is no such node.
+const NO_NODE: i32 = -101;
+
+/// A text with its length before it.
+fn text(text: &str) -> Vec<u8> {
+    [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()
 }
 
 fn chroot(world: &World) -> String {

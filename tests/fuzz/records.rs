@@ -1,0 +1,280 @@
+//! Who may write into a database, etcd or ZooKeeper puts anything in place of a lock's records, and beside them. dlock says so in
+//! a line about that lock, starts nothing under it that it cannot tell to be free, and shows all others.
+
+use super::is_decent;
+use super::liar::{garbled, random};
+#[cfg(feature = "sql")]
+use crate::support::database::Kind;
+use crate::support::dlock::End;
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
+use crate::support::storm::{Dice, is_soak};
+use crate::support::world::{Backend, World};
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
+use std::fs;
+
+macro_rules! on_the_other_stores {
+    ($($store:ident, $backend:ident, $feature:literal;)+) => {$(
+        #[cfg(feature = $feature)]
+        mod $store {
+            #[test]
+            fn whatever_stands_in_a_record_hides_no_other_lock() {
+                super::whatever_stands_in_a_record_hides_no_other_lock(crate::support::world::Backend::$backend);
+            }
+        }
+    )+};
+}
+
+on_the_other_stores! {
+    on_mysql, Mysql, "mysql";
+    on_postgres, Postgres, "postgres";
+    on_etcd, Etcd, "etcd";
+    on_zookeeper, ZooKeeper, "zookeeper";
+}
+
+fn whatever_stands_in_a_record_hides_no_other_lock(backend: Backend) {
+    let world = World::new(backend);
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("good", &["-t", "5m"], hold).any_stderr().spawn();
+    world.wait_for_log("up");
+    let mut dice = Dice(0xD1CE);
+    let mut told = 0;
+    for case in 0..if is_soak() { 600 } else { 16 } {
+        forget(&world, backend);
+        world.run("bad", &[], "exit 3").status(3).any_stderr().run();
+        let (what, is_rubbish) = spoil(&world, backend, case % 4, &mut dice);
+        let case = |words: &[&str]| format!("case {case}: {words:?} with {what}");
+        let mut lines = Vec::new();
+        for (words, shown) in [
+            (&["status"][..], "good"),
+            (&["status", "bad", "good"], "good"),
+            (&["history", "bad"], ""),
+            (&["metrics"], "key=\"good\""),
+            (&["run", "-k", "bad", "-w", "100ms", "--", "touch", "ran"], ""),
+            (&["release", "bad", "-y"], ""),
+        ] {
+            let output = is_decent(world.dlock(words), &case(words), "");
+            assert!(output.stdout.contains(shown), "{}: {output:?}", case(words));
+            // Of the good one nothing is wrong.
+            assert!(!output.stderr.contains("good"), "{}: {output:?}", case(words));
+            lines.extend(output.stderr.lines().filter(|line| line.contains("damaged")).map(str::to_owned));
+            if words[0] == "run" {
+                let has_run = fs::remove_file(world.path("ran")).is_ok();
+                assert_eq!(output.end() == End::Status(0), has_run, "{}: {output:?}", case(words));
+                let refused = output.end() == End::Status(69) && output.stderr.contains("\"dlock:bad\"");
+                assert!(!is_rubbish || refused, "{}: {output:?}", case(words));
+            }
+        }
+        told += usize::from(!lines.is_empty());
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.contains("dlock:bad") || line.contains("%ff") || line.contains("\"?\"")),
+            "{lines:?}"
+        );
+        assert!(lines.iter().all(|line| line.len() <= 4096), "{lines:?}");
+    }
+    assert!(told >= 3, "some of it cannot be read: {told}");
+    forget(&world, backend);
+    world.run("bad", &[], "echo well >> log").any_stderr().run();
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "well"]);
+}
+
+/// Bytes of a record, changed at random.
+fn spoiled(dice: &mut Dice, record: &[u8]) -> Vec<u8> {
+    let long = |c: char| c.to_string().repeat(30_000).into_bytes();
+    match dice.roll(6) {
+        0 => random(dice, 300),
+        1 => dice
+            .of(&[&b"null"[..], b"[]", b"{}", b"7", b"\"\"", b"{\"format\":1}", b"{\"format\":2}"])
+            .to_vec(),
+        2 => long(*dice.of(&['[', '9', '{', 'x'])),
+        3 => record[..super::at(dice, record.len())].to_vec(),
+        4 => {
+            let mut bytes = record.to_vec();
+            let at = super::at(dice, bytes.len());
+            bytes[at..].iter_mut().take(8).for_each(|byte| *byte = b'9');
+            bytes
+        }
+        _ => garbled(dice, record),
+    }
+}
+
+/// Whether nobody could take it for a record.
+fn is_rubbish(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_err()
+}
+
+const TOKENS: [&str; 4] = ["0123456789abcdef0123456789abcdef", "0123", "\u{1}", "9"];
+const NUMBERS: [&str; 5] = ["-1", "0", "9223372036854775807", "1152921504606846977", "7"];
+
+/// Changes the record of the lock (0 and 1), or puts in one who waits, or an end. Answers what, and whether the record is none.
+fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String, bool) {
+    let bytes = match what {
+        0 | 1 => spoiled(dice, record(world, backend).as_bytes()),
+        _ => spoiled(dice, br#"{"since":5,"mode":"Exclusive","silent":1,"forget":2,"note":{}}"#),
+    };
+    let is_lock = what < 2;
+    let shown = format!("{:.200}", String::from_utf8_lossy(&bytes));
+    let said = match backend {
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => rows_of_mysql(world, what, &bytes, dice),
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => rows_of_postgres(world, what, &bytes, dice),
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => {
+            let prefix = world.url().rsplit('/').next().expect("a prefix").to_owned();
+            let (token, ticket) =
+                (*dice.of(&TOKENS), *dice.of(&["0000000000000001", "7", "x", "ffffffffffffffff"]));
+            let key = match (is_lock, dice.roll(6)) {
+                (true, _) => "lock/dlock:bad".into(),
+                (_, 0) => format!("hold/dlock:bad/{token}"),
+                (_, 1 | 2) => format!("wait/dlock:bad/{ticket}/{token}"),
+                (_, 3) => format!("call/dlock:bad/{ticket}/{token}"),
+                (_, 4) => format!("end/dlock:bad/{ticket}"),
+                _ => "lock/%ff".into(),
+            };
+            Etcd::shared().put(&format!("{prefix}/{key}"), &bytes);
+            key
+        }
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => {
+            let lock = "dlock/locks/dlock:bad";
+            let (token, ticket) =
+                (*dice.of(&TOKENS), *dice.of(&["0000000000000001", "7", "x", "ffffffffffffffff"]));
+            let path = match (is_lock, dice.roll(6)) {
+                (true, _) => lock.into(),
+                (_, 0..3) => {
+                    format!("{lock}/w-{ticket}-{token}-{}", dice.of(&["x-q", "s-p7", "n4-q", "n-p", "q"]))
+                }
+                (_, 3 | 4) => format!("{lock}/{}", dice.of(&["e00", "e01", "e63", "e", "w-", "z"])),
+                _ => "dlock/locks/%ff".into(),
+            };
+            let path = path.replace('\u{1}', "-");
+            ZooKeeper::shared().put(world, &path, &bytes);
+            path
+        }
+        backend => panic!("{backend:?} is looked at elsewhere"),
+    };
+    (format!("{said}: {shown}"), is_lock && is_rubbish(&bytes))
+}
+
+/// What is kept of the lock in one value.
+fn record(world: &World, backend: Backend) -> String {
+    match backend {
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => {
+            Kind::Mysql.ask(world, "SELECT body FROM dlock_locks WHERE kind = 0 AND name = 'dlock:bad'")
+        }
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => Kind::Postgres
+            .ask(world, "SELECT convert_from(body, 'UTF8') FROM dlock_locks WHERE name = 'dlock:bad'"),
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => {
+            let prefix = world.url().rsplit('/').next().expect("a prefix").to_owned();
+            Etcd::shared().ctl(&["get", "--print-value-only", &format!("{prefix}/lock/dlock:bad")])
+        }
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => ZooKeeper::shared().get(world, "dlock/locks/dlock:bad"),
+        backend => panic!("{backend:?} is looked at elsewhere"),
+    }
+}
+
+/// Removes all that is kept of the bad lock, and what was put beside it.
+fn forget(world: &World, backend: Backend) {
+    match backend {
+        #[cfg(feature = "mysql")]
+        Backend::Mysql => {
+            world.dlock(["status"]).any_stdout().any_stderr().run();
+            Kind::Mysql.ask(world, "DELETE FROM dlock_locks WHERE name <> 'dlock:good'");
+        }
+        #[cfg(feature = "postgres")]
+        Backend::Postgres => {
+            let tables = ["dlock_locks", "dlock_waiters", "dlock_ends"];
+            let delete = tables.map(|table| format!("DELETE FROM {table} WHERE name <> 'dlock:good'"));
+            Kind::Postgres.ask(world, &delete.join("; "));
+        }
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => {
+            let prefix = world.url().rsplit('/').next().expect("a prefix").to_owned();
+            for kind in [
+                "lock/dlock:bad",
+                "lock/%ff",
+                "hold/dlock:bad",
+                "wait/dlock:bad",
+                "call/dlock:bad",
+                "end/dlock:bad",
+            ] {
+                Etcd::shared().ctl(&["del", "--prefix", &format!("{prefix}/{kind}")]);
+            }
+        }
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper => {
+            for path in ["dlock/locks/dlock:bad", "dlock/locks/%ff"] {
+                ZooKeeper::shared().remove(world, path);
+            }
+        }
+        backend => panic!("{backend:?} is looked at elsewhere"),
+    }
+}
+
+#[cfg(feature = "mysql")]
+fn rows_of_mysql(world: &World, what: u64, bytes: &[u8], dice: &mut Dice) -> String {
+    let mut number = || *dice.of(&NUMBERS);
+    let numbers: Vec<&str> = (0..7).map(|_| number()).collect();
+    let numbers = numbers.join(", ");
+    let (body, token, place) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()), dice.roll(4));
+    let (mode, number) = (*dice.of(&["-2", "-1", "0", "3", "2147483647"]), *dice.of(&NUMBERS));
+    let columns =
+        "kind, name, id, version, used, kept, ticket, since, silent, forget, mode, place, said, body";
+    let statement = match what {
+        0 | 1 => format!("UPDATE dlock_locks SET body = x'{body}' WHERE kind = 0 AND name = 'dlock:bad'"),
+        2 => format!(
+            "INSERT INTO dlock_locks ({columns}) SELECT 1, 'dlock:bad', x'{token}', v, u, 0, t, s, i, f, {mode}, {place}, h, x'{body}' \
+             FROM (SELECT 0 AS v, 0 AS u, 0 AS t, 0 AS s, 0 AS i, 0 AS f, 0 AS h UNION ALL SELECT {numbers}) AS n LIMIT 1, 1"
+        ),
+        _ if dice.roll(2) == 0 => {
+            format!(
+                "UPDATE dlock_locks SET version = {number}, used = {number} WHERE kind = 0 AND name = 'dlock:bad'"
+            )
+        }
+        _ => format!(
+            "REPLACE INTO dlock_locks (kind, name, id, version, body) VALUES (2, 'dlock:bad', x'{token}', {number}, x'{body}')"
+        ),
+    };
+    Kind::Mysql.ask(world, &statement);
+    format!("{statement:.300}")
+}
+
+#[cfg(feature = "postgres")]
+fn rows_of_postgres(world: &World, what: u64, bytes: &[u8], dice: &mut Dice) -> String {
+    let numbers: Vec<&str> = (0..5).map(|_| *dice.of(&NUMBERS)).collect();
+    let numbers: [&str; 5] = numbers.try_into().expect("five");
+    let [ticket, since, silent, forget, said] = numbers;
+    let (body, token, place) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()), dice.roll(4));
+    let (mode, number) = (*dice.of(&["-2", "-1", "0", "3", "2147483647"]), *dice.of(&NUMBERS));
+    let statement = match what {
+        0 | 1 => format!("UPDATE dlock_locks SET body = '\\x{body}' WHERE name = 'dlock:bad'"),
+        2 => format!(
+            "INSERT INTO dlock_waiters VALUES ('dlock:bad', convert_from('\\x{token}', 'UTF8'), {ticket}, {since}, {silent}, {forget}, \
+             {mode}, {place}, {said}, '\\x{body}')"
+        ),
+        _ if dice.roll(2) == 0 => {
+            format!("UPDATE dlock_locks SET version = {number}, used = {number} WHERE name = 'dlock:bad'")
+        }
+        _ => format!(
+            "INSERT INTO dlock_ends VALUES ('dlock:bad', {number}, '\\x{body}') ON CONFLICT (name, number) DO UPDATE \
+             SET entry = excluded.entry"
+        ),
+    };
+    Kind::Postgres.ask(world, &statement);
+    format!("{statement:.300}")
+}
+
+#[cfg(feature = "sql")]
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
