@@ -94,7 +94,8 @@ fn relay(
             Lie::ForEver(first, again) => {
                 client.write_all(&first).ok()?;
                 // Many at once, or all the time goes by in the kernel.
-                let again = again.repeat((1 << 16) / again.len().max(1) + 1);
+                let again = if again.is_empty() { vec![0] } else { again };
+                let again = again.repeat((1 << 16) / again.len() + 1);
                 loop {
                     client.write_all(&again).ok()?;
                 }

@@ -109,6 +109,7 @@ fn is_rubbish(bytes: &[u8]) -> bool {
 }
 
 const TOKENS: [&str; 4] = ["0123456789abcdef0123456789abcdef", "0123", "\u{1}", "9"];
+#[cfg(feature = "sql")]
 const NUMBERS: [&str; 5] = ["-1", "0", "9223372036854775807", "1152921504606846977", "7"];
 
 /// Changes the record of the lock (0 and 1), or puts in one who waits, or an end. Answers what, and whether the record is none.

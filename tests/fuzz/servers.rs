@@ -1,7 +1,7 @@
 //! What comes of a server that begins well and then says anything at all, or of a network that changes what it says? Whoever
 //! asks ends soon and small, and says why; whoever holds a lock goes on with it, or is dead before another one has it.
 
-use super::liar::{self, Lie, garbled};
+use super::liar::{self, Lie, garbled, random};
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 use super::{is_decent, tongue::Tongue};
 use crate::support::dlock::End;
@@ -64,6 +64,7 @@ const SMALL: &str = "--as=400000000";
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const SOON: Duration = Duration::from_secs(25);
 /// So many at a time.
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const WORKERS: usize = 4;
 
 /// Where the server of a world listens.
@@ -179,7 +180,7 @@ fn an_answer_without_an_end_is_given_up(backend: Backend) {
     });
 }
 
-/// The answers to a holder come with other bytes than the server sent. All that it asks for arrives, so that whoever asks the
+/// The answers to a holder come with other bytes than the server sent, half, slowly or without an end. All that it asks for arrives, so that whoever asks the
 /// server itself is let in when the lease is over, and not before.
 fn a_job_whose_network_garbles_is_dead_in_time_or_goes_on(backend: Backend) {
     let last = if is_soak() { 40 } else { 4 };
@@ -207,7 +208,13 @@ fn one_holder(backend: Backend, seed: u64) {
     let switch = Arc::clone(&is_bad);
     let liar = liar::before(port(&world), seed, move |dice, _, answer| {
         let lies = switch.load(Ordering::Relaxed) && dice.roll(often) == 0;
-        Lie::Say(if lies { garbled(dice, answer) } else { answer.to_vec() })
+        match dice.roll(10) {
+            _ if !lies => Lie::Say(answer.to_vec()),
+            0 => Lie::Last(answer[..answer.len() / 2].to_vec()),
+            1 => Lie::Slowly(answer.to_vec()),
+            2 => Lie::ForEver(answer[..answer.len() / 2].to_vec(), random(dice, 4096)),
+            _ => Lie::Say(garbled(dice, answer)),
+        }
     });
     let job = "echo $$ > pid; while [ ! -e go ]; do sleep 0.05; done; echo done >> log";
     let options = ["-t", "4s", "--grace", "200ms", "--store", &by_way_of(&world, liar)];
