@@ -132,7 +132,8 @@ impl Judge {
             for (token, hold) in &record.holds {
                 // An answer that is not heard counts, too: the holder may rely on less, not on more.
                 if hold.phase == Phase::Held && hold.confirmed && by.is_some_and(|(who, ..)| who == token) {
-                    self.leases.insert(token.clone(), now + truly(hold.until.left(time)));
+                    let left = Duration::from_micros((hold.until.0 * 1000).saturating_sub(time.0));
+                    self.leases.insert(token.clone(), now + truly(left));
                 }
             }
         }
