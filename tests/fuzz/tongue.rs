@@ -158,17 +158,19 @@ impl Tongue {
             }
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper => {
-                let head = [number_of(answer), &[0; 8], &[0; 4]].concat();
+                // Of several that come together the last one is the list.
+                let (before, last) = frames(answer);
+                let head = [number_of(last), &[0; 8], &[0; 4]].concat();
                 let names =
-                    |count: u32| [&(32u32 << 20).to_be_bytes()[..], &head, &count.to_be_bytes()].concat();
+                    |count: u32| [before, &(31u32 << 20).to_be_bytes(), &head, &count.to_be_bytes()].concat();
                 let event = |path: &[u8]| {
                     let length = u32::try_from(path.len()).expect("a length").to_be_bytes();
                     let head = [&[0xff; 4][..], &[0; 12], &[0, 0, 0, 3, 0, 0, 0, 3], &length].concat();
                     frame(&[&head, path].concat())
                 };
                 vec![
-                    (names((8 << 20) - 9), vec![0; 4096]),
-                    (names((6 << 20) - 9), b"\0\0\0\x01a".to_vec()),
+                    (names((31 << 18) - 9), vec![0; 4096]),
+                    (names(6 << 20), b"\0\0\0\x01a".to_vec()),
                     (names(1 << 18), vec![0; 4096]),
                     (Vec::new(), event(b"/a")),
                     (Vec::new(), event(&[b'/'; 8000])),
@@ -385,6 +387,20 @@ fn http(status: u16, body: &[u8]) -> Vec<u8> {
 #[cfg(feature = "zookeeper")]
 fn frame(body: &[u8]) -> Vec<u8> {
     [&u32::try_from(body.len()).expect("a length").to_be_bytes(), body].concat()
+}
+
+/// All frames but the last one, and that.
+#[cfg(feature = "zookeeper")]
+fn frames(answer: &[u8]) -> (&[u8], &[u8]) {
+    let mut at = 0;
+    while let Some(length) = answer.get(at..).and_then(|rest| rest.first_chunk()) {
+        let next = at + 4 + u32::from_be_bytes(*length) as usize;
+        if next >= answer.len() {
+            break;
+        }
+        at = next;
+    }
+    answer.split_at(at)
 }
 
 /// Which question the answer is to.
