@@ -5,6 +5,8 @@ use super::disk::Disk;
 use super::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use super::postgres::Postgres;
+use super::proc;
+use super::wait::wait_until;
 use super::world::World;
 use rustix::process::Signal;
 use std::fs;
@@ -212,6 +214,31 @@ impl Server {
     /// Ends it as a loss of power would.
     pub fn kill(&mut self) {
         either!(self, server => server.stop(Signal::KILL));
+    }
+
+    /// Stops it as if its machine hung: all that it consists of.
+    pub fn pause(&self) {
+        // Who is stopped starts nobody.
+        for pid in self.processes() {
+            proc::signal(pid, Signal::STOP);
+            wait_until("the server stops", || proc::stopped(pid) || !proc::alive(pid));
+        }
+        for pid in self.processes() {
+            proc::signal(pid, Signal::STOP);
+        }
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        for pid in self.processes() {
+            proc::signal(pid, Signal::CONT);
+        }
+    }
+
+    /// Its first process, and those that it has started.
+    fn processes(&self) -> Vec<i32> {
+        let first = either!(self, server => server.pid());
+        std::iter::once(first).chain(proc::children(first)).collect()
     }
 
     /// Starts it again.

@@ -191,8 +191,12 @@ impl Mysql {
 
     /// Sends it a signal: TERM ends it in order, KILL leaves everything as it is.
     pub fn signal(&self, signal: Signal) {
-        let pid = self.child.as_ref().and_then(|child| Pid::from_raw(child.id().cast_signed()));
-        kill_process(pid.expect("it runs"), signal).expect("it runs");
+        kill_process(Pid::from_raw(self.pid()).expect("it runs"), signal).expect("it runs");
+    }
+
+    /// Its first process.
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().expect("it runs").id().cast_signed()
     }
 
     /// Ends it so, and waits for that.

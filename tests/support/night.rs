@@ -46,6 +46,12 @@ pub struct Report {
     pub grants: usize,
     pub runs: usize,
     pub granted_overlaps: Vec<u64>,
+    /// Those that are not granted.
+    pub overlaps: usize,
+    /// Additions that a register took and does not have.
+    pub lost: u64,
+    /// Of how many pairs it was judged who came first and who was served first.
+    pub pairs: usize,
     pub refused: u64,
     pub accepted: u64,
     pub longest_stall: u64,
@@ -81,7 +87,8 @@ pub fn round(plan: Plan, report: &mut Report) {
     let crowd = Crowd::new(world, hosts, has_queue);
     let mut played = play(&crowd, world, hosts, store, plan);
     let round = &mut played.round;
-    round.has_queue = has_queue;
+    (round.has_queue, round.is_calm) = (has_queue, profile == Profile::Calm);
+    round.frees_at_once = arrangement == Arrangement::File;
     round.told = tell(world, &crowd.keys());
     round.left_over = what_is_left(world, &crowd, store);
     round.left_over.extend(keys_without_an_end(store));
@@ -330,15 +337,19 @@ impl Report {
         let harm: usize = counts.values().sum();
         let longest = verdict.granted_overlaps.iter().max().copied().unwrap_or(0);
         self.rounds.push(format!(
-            "{arrangement:?} {profile:?}, seed {seed}, {:.0} s: {} runs, {} grants, {harm} faults; overlaps that are \
-             granted: {} (at most {:.0} ms); {} additions, {} refused; longest stall {:.1} s; wrong: {}",
+            "{arrangement:?} {profile:?}, seed {seed}, {:.0} s: {} runs, {} grants, {harm} faults; overlaps: {}, and {} that \
+             are granted (at most {:.0} ms); {} additions, {} lost, {} refused; {} pairs in order; longest stall {:.1} s; \
+             wrong: {}",
             raged.as_secs_f64(),
             round.runs.len(),
             verdict.grants,
+            verdict.overlaps(),
             verdict.granted_overlaps.len(),
             seconds(longest) * 1000.0,
             verdict.accepted,
+            verdict.lost,
             verdict.refused,
+            verdict.pairs,
             seconds(verdict.longest_stall),
             verdict.faults.len(),
         ));
@@ -349,6 +360,9 @@ impl Report {
         self.grants += verdict.grants;
         self.runs += round.runs.len();
         self.granted_overlaps.extend(&verdict.granted_overlaps);
+        self.overlaps += verdict.overlaps();
+        self.lost += verdict.lost;
+        self.pairs += verdict.pairs;
         self.refused += verdict.refused;
         self.accepted += verdict.accepted;
         self.longest_stall = self.longest_stall.max(verdict.longest_stall);
@@ -377,12 +391,15 @@ impl Report {
         let longest = self.granted_overlaps.iter().max().copied().unwrap_or(0);
         let _ = writeln!(
             text,
-            "overlaps within what is granted: {}, the longest {:.0} ms; updates: {} taken, {} refused as stale; longest \
-             stall {:.1} s; wrong: {}",
+            "overlaps: {}, and {} within what is granted, the longest {:.0} ms\nlost updates: {}; {} were taken, {} refused \
+             as stale\n{} pairs of which it was judged that who came first was served first\nlongest stall {:.1} s; wrong: {}",
+            self.overlaps,
             self.granted_overlaps.len(),
             seconds(longest) * 1000.0,
+            self.lost,
             self.accepted,
             self.refused,
+            self.pairs,
             seconds(self.longest_stall),
             self.faults.len()
         );

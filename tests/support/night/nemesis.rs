@@ -24,9 +24,11 @@ pub enum Profile {
     Calm,
     /// Everything that must make no difference to who holds a lock.
     Safe,
-    /// The store forgets as well.
+    /// The same, and nobody is left to stop a job, or nobody can: dlock and its guard are killed or stopped together.
+    Unguarded,
+    /// Nobody is left, and the store forgets.
     Forgetful,
-    /// Its clock jumps as well.
+    /// Nobody is left, and its clock jumps.
     Jumpy,
 }
 
@@ -58,7 +60,8 @@ pub struct Nemesis<'a> {
 }
 
 enum Heal {
-    Continue(Vec<OwnedFd>),
+    /// What a run had going on; the run's process, and its number.
+    Continue(Vec<OwnedFd>, i32, u64),
     Resume(usize),
     StartAgain {
         server: usize,
@@ -133,7 +136,11 @@ impl<'a> Nemesis<'a> {
         self.open = rest;
         for (at, heal, trouble) in due {
             match heal {
-                Heal::Continue(processes) => {
+                Heal::Continue(processes, pid, id) => {
+                    // The process may be another run's by now.
+                    if let Some(run) = self.crowd.live().get_mut(&pid).filter(|run| run.id == id) {
+                        run.hits.push((now(), Hit::Continue));
+                    }
                     for process in processes {
                         let _gone = pidfd_send_signal(&process, Signal::CONT);
                     }
@@ -229,7 +236,11 @@ impl<'a> Nemesis<'a> {
 
     /// Whether there was somebody to hit.
     fn hit_a_process(&mut self) -> bool {
-        let is_lenient = matches!(self.profile, Profile::Forgetful | Profile::Jumpy);
+        let is_lenient = match self.profile {
+            Profile::Calm | Profile::Safe => false,
+            Profile::Unguarded => self.dice.roll(2) == 0,
+            Profile::Forgetful | Profile::Jumpy => true,
+        };
         let (what, hit) = *self.dice.of(if is_lenient {
             &[("kill dlock and guard", Hit::KillBoth), ("stop a whole tree", Hit::StopAll)]
         } else {
@@ -255,7 +266,9 @@ impl<'a> Nemesis<'a> {
         let pid = *self.dice.of(&candidates);
         let Some(run) = live.get_mut(&pid) else { return false };
         // Who stops dlock and then kills its guard leaves nobody to stop the job.
-        if !is_lenient && run.hits.iter().any(|(_, hit)| !matches!(hit, Hit::FewFiles | Hit::FewTasks)) {
+        let may_be_hit_again = matches!(self.profile, Profile::Forgetful | Profile::Jumpy);
+        if !may_be_hit_again && run.hits.iter().any(|(_, hit)| !matches!(hit, Hit::FewFiles | Hit::FewTasks))
+        {
             return false;
         }
         // A tree without anything but dlock waits, and is a good target, too.
@@ -288,7 +301,7 @@ impl<'a> Nemesis<'a> {
         for target in &targets {
             let _gone = pidfd_send_signal(target, signal);
         }
-        let is_script = run.kind == Kind::Script;
+        let (is_script, id) = (run.kind == Kind::Script, run.id);
         drop(live);
         self.count(what);
         if signal == Signal::STOP {
@@ -297,7 +310,7 @@ impl<'a> Nemesis<'a> {
             let holds_up = self.store.arrangement == Arrangement::File && !is_script;
             let trouble = Trouble { kind, from: now(), until: 0, forgets: false, empties: false };
             let trouble = holds_up.then_some(trouble);
-            self.open.push((now() + ms * 1_000_000, Heal::Continue(targets), trouble));
+            self.open.push((now() + ms * 1_000_000, Heal::Continue(targets, pid, id), trouble));
         }
         true
     }
@@ -446,7 +459,7 @@ impl<'a> Nemesis<'a> {
         let Some(server) = self.a_server(count) else { return false };
         self.busy.insert(server);
         let (ms, from) = (self.span(10), now());
-        if count > 1 && self.dice.roll(2) == 0 {
+        if self.dice.roll(2) == 0 {
             self.store.pause(server);
             self.trouble("stop a server", from, ms, Heal::Resume(server));
         } else {

@@ -110,20 +110,67 @@ fn an_overlap_is_granted_only_where_the_guarantees_say_so() {
     let mut late = round(&[(10_000, 30_000), (25_000, 26_000)]);
     late.troubles.push(trouble(20_000, 20_100, true));
     finds(&late, &[Fault::Overlap]);
-    // One whose dlock and guard were both killed, but not before they met.
-    let mut alone = round(&[(1000, 3000), (2500, 2600)]);
-    alone.runs[0].hits.push((2000 * MS, Hit::KillBoth));
-    finds(&alone, &[]);
-    alone.runs[0].hits[0] = (2900 * MS, Hit::KillBoth);
-    finds(&alone, &[Fault::Overlap]);
-    alone.runs[0].hits[0] = (2000 * MS, Hit::KillDlock);
-    finds(&alone, &[Fault::Overlap]);
-    // A script whose lease is half over.
-    let mut script = round(&[(1000, 5000), (4900, 5100)]);
+    // More than a heartbeat and the grace after it: the holder has been told, and its job is dead.
+    let mut deaf = round(&[(10_000, 30_000), (24_400, 24_500)]);
+    deaf.troubles.push(trouble(20_000, 20_100, true));
+    finds(&deaf, &[Fault::Overlap]);
+    // But if it could not be told.
+    deaf.troubles.push(trouble(20_100, 24_000, false));
+    finds(&deaf, &[]);
+    // A script whose lease is over.
+    let mut script = round(&[(1000, 6500), (6000, 6100)]);
     script.runs[0].kind = Kind::Script;
     finds(&script, &[]);
-    script.lives[1].start = 2000 * MS;
+    script.runs[0].hits.push((2000 * MS, Hit::StopJob));
+    finds(&script, &[]);
+    // Not before, whatever was done to it.
+    script.lives[1].start = 5900 * MS;
     finds(&script, &[Fault::Overlap]);
+    script.runs[0].hits.clear();
+    finds(&script, &[Fault::Overlap]);
+}
+
+/// Nobody was left to stop the job of a lease that was over, or nobody could for a while.
+#[test]
+fn an_overlap_of_the_unguarded_is_granted_when_their_lease_is_over() {
+    let with = |spans: &[(Time, Time)], hits: &[(Time, Hit)]| {
+        let mut round = round(spans);
+        round.runs[0].hits = hits.iter().map(|(at, hit)| (at * MS, *hit)).collect();
+        round
+    };
+    let spans = [(1000, 20_000), (16_000, 16_100)];
+    let killed = with(&spans, &[(11_000, Hit::KillBoth)]);
+    finds(&killed, &[]);
+    // They met before that; only one of the two was killed; or the lease was not over.
+    finds(&with(&spans, &[(16_050, Hit::KillBoth)]), &[Fault::Overlap]);
+    finds(&with(&spans, &[(11_000, Hit::KillDlock)]), &[Fault::Overlap]);
+    let early = with(&spans, &[(14_000, Hit::KillBoth)]);
+    finds(&early, &[Fault::Overlap]);
+    // It was, if no renewal had come through for two seconds; or in a directory.
+    let mut cut = early.clone();
+    cut.troubles.push(trouble(12_000, 14_000, false));
+    finds(&cut, &[]);
+    let mut directory = early.clone();
+    directory.frees_at_once = true;
+    finds(&directory, &[]);
+    // A lease is a lease, whatever becomes of its holder after a tenth of it.
+    let first = [(1000, 20_000), (5900, 5950)];
+    let mut young = with(&first, &[(1100, Hit::KillBoth)]);
+    young.troubles.push(trouble(0, 1100, false));
+    finds(&young, &[Fault::Overlap]);
+    // One that stood still as a whole: what it does until it goes on, and the moment after that.
+    let still =
+        |on| with(&[(1000, 18_000), (16_000, 19_000)], &[(11_000, Hit::StopAll), (on, Hit::Continue)]);
+    finds(&still(17_500), &[]);
+    finds(&still(16_500), &[Fault::Overlap]);
+    let mut busy = still(16_500);
+    busy.troubles.push(trouble(16_600, 17_200, false));
+    finds(&busy, &[]);
+    // And not if the lease was not over.
+    let spans = [(1000, 18_000), (16_000, 19_000)];
+    finds(&with(&spans, &[(15_000, Hit::StopAll), (17_500, Hit::Continue)]), &[Fault::Overlap]);
+    // Of one that stood still nothing is granted to one that was not killed while it did.
+    finds(&with(&spans, &[(11_000, Hit::Stop), (17_500, Hit::Continue)]), &[Fault::Overlap]);
 }
 
 #[test]
@@ -167,6 +214,14 @@ fn one_that_overtakes() {
     overtaken.runs[1].spawned = 100 * MS;
     overtaken.sightings.push(Sighting { at: 200 * MS, waiting: vec![2] });
     finds(&overtaken, &[Fault::Order]);
+    assert_eq!(judge(&overtaken).pairs, 1);
+    // The other way round it is a pair that was judged, and nothing is wrong.
+    let mut served = overtaken.clone();
+    (served.lives[0].fence, served.lives[1].fence) = (600_000, 500_000);
+    (served.lives[0].start, served.lives[0].last) = (700 * MS, 800 * MS);
+    served.told.clear();
+    finds(&served, &[]);
+    assert_eq!(judge(&served).pairs, 1);
     let mut disturbed = overtaken.clone();
     disturbed.troubles.push(trouble(250, 260, false));
     finds(&disturbed, &[]);
@@ -181,6 +236,29 @@ fn a_queue_that_stands_idle() {
     finds(&idle, &[Fault::Stall]);
     idle.troubles.push(trouble(300, 50_000, false));
     finds(&idle, &[]);
+    // Where only processes are hit, each costs what is promised: nobody nothing, one that is dead 5 s, several 10 s.
+    let calm = |start: Time, dead: &[Time]| {
+        let mut round = round(&[(100, 200), (start, start + 100)]);
+        round.is_calm = true;
+        round.runs[1].spawned = 150 * MS;
+        for (id, at) in (3..).zip(dead) {
+            let mut run = Run { id, outcome: Outcome::Signal(9), ..round.runs[0].clone() };
+            run.hits = vec![(at * MS, Hit::KillDlock)];
+            round.runs.push(run);
+        }
+        round.told.clear();
+        round
+    };
+    finds(&calm(1100, &[]), &[]);
+    finds(&calm(1300, &[]), &[Fault::Stall]);
+    finds(&calm(6100, &[180]), &[]);
+    // Of a holder that was hit the lease has to end.
+    finds(&calm(11_100, &[180]), &[]);
+    finds(&calm(11_300, &[180]), &[Fault::Stall]);
+    finds(&calm(16_100, &[180, 190]), &[]);
+    finds(&calm(16_300, &[180, 190]), &[Fault::Stall]);
+    // One that was hit long after that.
+    finds(&calm(6100, &[6200]), &[Fault::Stall]);
 }
 
 #[test]

@@ -241,6 +241,8 @@ impl StoreSide {
             Arrangement::Etcd => self.etcd.as_ref().expect("it was started").signal(at, Signal::STOP),
             #[cfg(feature = "zookeeper")]
             Arrangement::ZooKeeper => self.zookeeper(at).signal(Signal::STOP),
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => self.database.as_ref().expect("it was started").pause(),
             _ => self.servers[at].pause(),
         }
     }
@@ -252,6 +254,8 @@ impl StoreSide {
             Arrangement::Etcd => self.etcd.as_ref().expect("it was started").signal(at, Signal::CONT),
             #[cfg(feature = "zookeeper")]
             Arrangement::ZooKeeper => self.zookeeper(at).signal(Signal::CONT),
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => self.database.as_ref().expect("it was started").resume(),
             _ => self.servers[at].resume(),
         }
     }
