@@ -292,6 +292,17 @@ impl Server {
         (self.number(&locks), self.number(&ends))
     }
 
+    /// The locks in whose queues somebody has a place, once for each.
+    pub fn places(&self) -> Vec<String> {
+        let places = self.ask(match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => "SELECT name FROM dlock_locks WHERE kind = 1 AND place = 0",
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => "SELECT convert_from(name, 'UTF8') FROM dlock_waiters WHERE place = 0",
+        });
+        places.lines().map(str::to_owned).collect()
+    }
+
     /// How many connections of dlock's it has.
     pub fn connected(&self) -> usize {
         self.number(match self {

@@ -3,6 +3,7 @@
 
 pub mod check;
 mod crowd;
+mod groups;
 mod hosts;
 pub mod lives;
 mod nemesis;
@@ -18,9 +19,12 @@ use super::sentinel::{self, Sentinel};
 use super::storm::Dice;
 use super::wait::PATIENCE;
 use super::world::World;
-use check::{Ended, Hit, Round, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds};
+use check::{
+    BUSY, BUSY_AROUND, Ended, Hit, Round, Run, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds,
+};
 use crowd::{Crowd, REGISTERS, now};
 use dlock::law::TICKET_KEPT;
+use groups::Groups;
 use hosts::Host;
 use nemesis::{Nemesis, belongs};
 pub use nemesis::{Outages, Profile};
@@ -81,6 +85,7 @@ pub struct Plan {
 /// Makes one round, and adds what came of it to the report.
 pub fn round(plan: Plan, report: &mut Report) {
     let Plan { arrangement, profile, seed, .. } = plan;
+    let groups = Groups::new();
     let mut site = Site::new(arrangement);
     let has_queue = !matches!(arrangement, Arrangement::Quorum(_));
     let Site { world, hosts, store } = &mut site;
@@ -92,6 +97,8 @@ pub fn round(plan: Plan, report: &mut Report) {
     round.told = tell(world, &crowd.keys());
     round.left_over = what_is_left(world, &crowd, store);
     round.left_over.extend(keys_without_an_end(store));
+    round.left_over.extend(left_in_store(world, &crowd, store));
+    round.left_over.extend(groups.iter().flat_map(|groups| groups_left(groups, &round.runs)));
     let mut verdict = judge(round);
     verdict.faults.extend(played.complaints.drain(..).map(|what| (check::Fault::Status, what)));
     report.add(arrangement, profile, seed, &played, &verdict);
@@ -169,9 +176,8 @@ fn feel(world: &World, crowd: &Crowd, sentinels: &[u16]) -> Vec<Trouble> {
         drop(world.dlock(["--version"]).any_stdout().any_stderr().spawn().output());
         let at = now();
         if at - from > SECOND / 4 {
-            // What others were told to wait for a second for may have begun before, and end after it.
-            let (from, until) = (from.saturating_sub(SECOND), at + SECOND);
-            felt.push(Trouble { kind: "busy machine", from, until, forgets: false, empties: false });
+            let (from, until) = (from.saturating_sub(BUSY_AROUND), at + BUSY_AROUND);
+            felt.push(Trouble { kind: BUSY, from, until, forgets: false, empties: false });
         }
         let before = std::mem::replace(&mut asked, now());
         if named().is_some_and(|new| master.replace(new).is_some_and(|old| old != new)) {
@@ -279,12 +285,51 @@ fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> 
     left
 }
 
-/// What lies in a directory after each lock was taken once more and all are listed, and need not be there.
-fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
+/// What is left in a database, in etcd or in ZooKeeper of those who held a lock or waited for one.
+fn left_in_store(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
+    let left = store.left_of_the_dead(world, crowd.keys().len());
+    if left.is_empty() {
+        return left;
+    }
+    // The place of one who died goes when the next one takes the lock.
+    take_each_lock(world, crowd);
+    let deadline = Instant::now() + FORGOTTEN;
+    loop {
+        let left = store.left_of_the_dead(world, crowd.keys().len());
+        if left.is_empty() || Instant::now() > deadline {
+            return left;
+        }
+        sleep(Duration::from_millis(200));
+    }
+}
+
+/// Control groups in which jobs were stopped. One whose maker was killed is removed by the next dlock that makes one beside it, and
+/// there may be none.
+fn groups_left(groups: &Groups, runs: &[Run]) -> Vec<String> {
+    let kills = |run: &Run| run.hits.iter().any(|(_, hit)| matches!(hit, Hit::KillBoth | Hit::LittleMemory));
+    let may_stay = runs.iter().any(kills);
+    let left = || -> Vec<String> {
+        let left = groups.left().into_iter().filter(|(_, is_in_use)| *is_in_use || !may_stay);
+        left.map(|(name, _)| name).collect()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !left().is_empty() && Instant::now() < deadline {
+        sleep(Duration::from_millis(50));
+    }
+    left()
+}
+
+/// As somebody who comes later.
+fn take_each_lock(world: &World, crowd: &Crowd) {
     for key in crowd.keys() {
         let run = world.run(key, &["-w", "20s"], "true").env("DLOCK_OP_TIMEOUT", "20s");
         drop(run.any_stderr().spawn().output());
     }
+}
+
+/// What lies in a directory after each lock was taken once more and all are listed, and need not be there.
+fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
+    take_each_lock(world, crowd);
     let list = world.dlock(["status"]).env("DLOCK_OP_TIMEOUT", "20s");
     drop(list.any_stdout().any_stderr().spawn().output());
     let files = fs::read_dir(on_disk(world)).expect("the store").flatten();

@@ -14,6 +14,11 @@ pub const SECOND: Time = 1_000_000_000;
 /// What a machine with two processors takes longer for than is promised, beside what was felt of it (a trouble of its own).
 const SLACK: Time = SECOND;
 
+/// The kind of trouble that a busy machine is by itself, and how much before and after what was felt of it counts as trouble: what
+/// others were told to wait for a second for may have begun before, and end after it.
+pub const BUSY: &str = "busy machine";
+pub const BUSY_AROUND: Time = SECOND;
+
 /// The kind of trouble in which a directory writes down no ends: giving a lock back needs the room more.
 pub const FULL_DIRECTORY: &str = "fill the disk of a directory";
 
@@ -458,7 +463,7 @@ impl Judge<'_> {
                 let later = second.run.spawned > seen && second.run.spawned < first.life.start;
                 if !shares
                     || !later
-                    || self.trouble(first.run.spawned, second.life.start.max(first.life.start)) > 0
+                    || self.may_be_passed_over(first.run.spawned, second.life.start.max(first.life.start))
                 {
                     continue;
                 }
@@ -469,6 +474,14 @@ impl Judge<'_> {
                 }
             }
         }
+    }
+
+    /// Whether somebody who waited then may not have been heard of for so long that he was passed over. A machine that is busy
+    /// keeps nobody silent for three seconds and more that starts a program within one.
+    fn may_be_passed_over(&self, from: Time, until: Time) -> bool {
+        let is_short = |one: &Trouble| one.kind == BUSY && one.until - one.from < 2 * BUSY_AROUND + SECOND;
+        let mut near = self.round.troubles.iter().filter(|one| one.from < until && one.until > from);
+        near.any(|one| !is_short(one))
     }
 
     fn nobody_stands_idle(&mut self) {

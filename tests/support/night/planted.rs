@@ -1,8 +1,8 @@
 //! Does the judge of a night find what is wrong? Histories into which one thing each was planted.
 
 use super::check::{
-    Ended, FULL_DIRECTORY, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time, Told, Trouble,
-    judge,
+    BUSY, BUSY_AROUND, Ended, FULL_DIRECTORY, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time,
+    Told, Trouble, judge,
 };
 use super::lives::Life;
 use dlock::lock::Mode;
@@ -224,6 +224,12 @@ fn one_that_overtakes() {
     assert_eq!(judge(&served).pairs, 1);
     let mut disturbed = overtaken.clone();
     disturbed.troubles.push(trouble(250, 260, false));
+    finds(&disturbed, &[]);
+    // A machine that was busy for half a second is no excuse, and for two it is.
+    let busy = |ms: Time| Trouble { kind: BUSY, ..trouble(250, 250 + 2 * BUSY_AROUND / MS + ms, false) };
+    disturbed.troubles = vec![busy(500)];
+    finds(&disturbed, &[Fault::Order]);
+    disturbed.troubles = vec![busy(2000)];
     finds(&disturbed, &[]);
     overtaken.has_queue = false;
     finds(&overtaken, &[]);

@@ -16,6 +16,8 @@ use crate::support::wait::wait_until;
 use crate::support::world::World;
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::{Ensemble, ZooKeeper};
+#[cfg(feature = "sql")]
+use dlock::law::LOG_KEPT;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -286,6 +288,53 @@ impl StoreSide {
                 self.servers[at].is_loaded()
             }
             _ => true,
+        }
+    }
+
+    /// What is kept of those who are gone, and need not be: places in queues, leases and sessions, connections, and more than so
+    /// many locks with their histories. Of a directory and of Redis others tell that.
+    pub fn left_of_the_dead(&self, world: &World, keys: usize) -> Vec<String> {
+        let _ = (world, keys);
+        match self.arrangement {
+            #[cfg(feature = "sql")]
+            Arrangement::Database(_) => {
+                let server = self.database.as_ref().expect("it was started");
+                let ((locks, ends), connected) = (server.rows(), server.connected());
+                let mut left: Vec<String> = server
+                    .places()
+                    .into_iter()
+                    .map(|name| format!("a place in the queue of {name}"))
+                    .collect();
+                // One more is that of the patterns that pause locks.
+                if locks > keys + 1 || ends > keys * LOG_KEPT {
+                    left.push(format!("{locks} locks and {ends} ends in the tables"));
+                }
+                if connected > 0 {
+                    left.push(format!("{connected} connections"));
+                }
+                left
+            }
+            #[cfg(feature = "etcd")]
+            Arrangement::Etcd => {
+                let etcd = self.etcd.as_ref().expect("it was started");
+                let leases = etcd.try_ctl(&["lease", "list"]);
+                let none = leases.as_ref().is_ok_and(|said| said == "found 0 leases");
+                let is_record =
+                    |key: &String| key.starts_with("dlock/lock/") || key.starts_with("dlock/end/");
+                let keys = etcd.keys("/dlock").into_iter().filter(|key| !is_record(key));
+                keys.chain((!none).then(|| format!("{leases:?}"))).collect()
+            }
+            #[cfg(feature = "zookeeper")]
+            Arrangement::ZooKeeper => {
+                let ensemble = self.ensemble.as_ref().expect("it was started");
+                let sessions = ensemble.servers[0].sessions();
+                let lives = sessions.lines().filter(|line| line.contains("/dlock/lives/")).map(str::to_owned);
+                // One that has no turn to wait for keeps its place for as long as it is remembered.
+                let is_place = |path: &String| path.contains("/w-") && !path.contains("-p");
+                let places = ensemble.servers[0].below(world).into_iter().filter(is_place);
+                lives.chain(places).collect()
+            }
+            _ => Vec::new(),
         }
     }
 
