@@ -103,7 +103,7 @@ pub struct Trouble {
     pub empties: bool,
 }
 
-/// Who stood in a queue, seen by somebody who was answered before that moment.
+/// Who stood in the queue of one lock, the first one first, seen by somebody who was answered before that moment.
 #[derive(Debug, Clone)]
 pub struct Sighting {
     pub at: Time,
@@ -439,39 +439,50 @@ impl Judge<'_> {
         }
     }
 
-    /// One that was seen in the queue before another was started has its turn before that. Of those who came long after it had
-    /// its turn nothing is learned, so they are not counted.
+    /// One that was seen in the queue before another was started has its turn before that, and so has one that was seen in front
+    /// of another. Of those who came when it had had its turn nothing is learned, so they are not counted.
     fn served_in_order(&mut self) {
         if !self.round.has_queue {
             return;
         }
-        let mut seen: BTreeMap<u64, Time> = BTreeMap::new();
-        for sighting in &self.round.sightings {
-            for run in &sighting.waiting {
-                let first = seen.entry(*run).or_insert(sighting.at);
-                *first = (*first).min(sighting.at);
-            }
-        }
         let plain = |lived: &&Lived| {
             lived.run.hits.is_empty() && matches!(lived.run.kind, Kind::Plain | Kind::Nested | Kind::Script)
         };
-        let undisturbed: Vec<_> = self.lived.iter().filter(plain).copied().collect();
-        for first in &undisturbed {
-            let Some(seen) = seen.get(&first.run.id).copied() else { continue };
-            for second in &undisturbed {
-                let shares = first.run.keys.iter().any(|key| second.run.keys.contains(key));
-                let later = second.run.spawned > seen && second.run.spawned < first.life.start;
-                if !shares
-                    || !later
-                    || self.may_be_passed_over(first.run.spawned, second.life.start.max(first.life.start))
-                {
-                    continue;
-                }
-                self.verdict.pairs += 1;
-                if second.life.fence <= first.life.fence {
-                    let what = format!("it came later: {second}\n   and overtook {first}");
-                    self.fault(Fault::Order, what);
-                }
+        let undisturbed: BTreeMap<u64, Lived> =
+            self.lived.iter().filter(plain).map(|lived| (lived.run.id, *lived)).collect();
+        let mut seen: BTreeMap<u64, Time> = BTreeMap::new();
+        let mut pairs: BTreeSet<(u64, u64)> = BTreeSet::new();
+        for sighting in &self.round.sightings {
+            for (place, run) in sighting.waiting.iter().enumerate() {
+                let first = seen.entry(*run).or_insert(sighting.at);
+                *first = (*first).min(sighting.at);
+                pairs.extend(sighting.waiting[place + 1..].iter().map(|behind| (*run, *behind)));
+            }
+        }
+        // Who comes within the same moment may be put in front of another; there it need not stay.
+        let spawned = |id: &u64| undisturbed.get(id).map(|lived| lived.run.spawned);
+        pairs.retain(|(first, second)| {
+            spawned(first).is_some_and(|first| spawned(second) > Some(first + SECOND / 10))
+        });
+        for (id, first) in &undisturbed {
+            let Some(seen) = seen.get(id).copied() else { continue };
+            let came = |lived: &&Lived| {
+                let shares = first.run.keys.iter().any(|key| lived.run.keys.contains(key));
+                shares && lived.run.spawned > seen && lived.run.spawned < first.life.start
+            };
+            pairs.extend(undisturbed.values().filter(came).map(|second| (*id, second.run.id)));
+        }
+        for (first, second) in pairs {
+            let (Some(first), Some(second)) = (undisturbed.get(&first), undisturbed.get(&second)) else {
+                continue;
+            };
+            if self.may_be_passed_over(first.run.spawned, second.life.start.max(first.life.start)) {
+                continue;
+            }
+            self.verdict.pairs += 1;
+            if second.life.fence <= first.life.fence {
+                let what = format!("it came later: {second}\n   and overtook {first}");
+                self.fault(Fault::Order, what);
             }
         }
     }
@@ -535,7 +546,8 @@ impl Judge<'_> {
             (1, true) => 5 * SECOND,
             (_, true) => 10 * SECOND,
         };
-        SLACK + lease + dead
+        // From job to job some programs are started, more of them where a script gives back and takes.
+        2 * SLACK + lease + dead
     }
 
     fn ends_are_explained(&mut self) {

@@ -59,6 +59,21 @@ impl Host {
         }
     }
 
+    /// Whether its kernel has noticed that the cable is in, and is not about to give up a question for this machine's address
+    /// that it asked while it was out.
+    pub fn finds_gateway(&self) -> bool {
+        if !self.is_apart() {
+            return true;
+        }
+        let look = "ip -o link show dev eth0; ip neigh show dev eth0";
+        let mut command = Command::new(&self.words[0]);
+        let output = command.args(&self.words[1..]).args(["sh", "-c", look]).stdin(Stdio::null()).output();
+        output.is_ok_and(|output| {
+            let said = String::from_utf8_lossy(&output.stdout);
+            said.contains("state UP") && !said.contains("INCOMPLETE")
+        })
+    }
+
     /// Whether it is a machine of its own.
     pub fn is_apart(&self) -> bool {
         self.keeper.is_some()

@@ -72,6 +72,8 @@ enum Heal {
         server: usize,
     },
     Plug(usize),
+    /// Nothing is done; it is over when the host finds this machine again.
+    Reach(usize),
     /// Nothing is done; it is over when the server serves.
     Serve(usize),
     Memory(usize),
@@ -180,6 +182,16 @@ impl<'a> Nemesis<'a> {
                 }
                 Heal::Plug(host) => {
                     self.hosts[host].plug(true);
+                    self.open.push((now(), Heal::Reach(host), trouble));
+                    continue;
+                }
+                Heal::Reach(host) => {
+                    // The kernel takes up to a second to notice a cable; and who asked for this machine's address three times
+                    // in vain is told a second after that that there is no route, with all who have asked meanwhile.
+                    if !self.hosts[host].finds_gateway() {
+                        self.open.push((now() + 50_000_000, Heal::Reach(host), trouble));
+                        continue;
+                    }
                     self.busy.remove(&(HOST + host));
                 }
                 Heal::Memory(server) => {

@@ -222,6 +222,14 @@ fn one_that_overtakes() {
     served.told.clear();
     finds(&served, &[]);
     assert_eq!(judge(&served).pairs, 1);
+    // So is it if both were seen, one behind the other.
+    let mut behind = overtaken.clone();
+    (behind.runs[0].spawned, behind.runs[1].spawned) = (180 * MS, 50 * MS);
+    behind.sightings[0].waiting = vec![2, 1];
+    finds(&behind, &[Fault::Order]);
+    // Those who came within the same moment may have been put in that order by chance.
+    behind.runs[0].spawned = 60 * MS;
+    finds(&behind, &[]);
     let mut disturbed = overtaken.clone();
     disturbed.troubles.push(trouble(250, 260, false));
     finds(&disturbed, &[]);
@@ -255,16 +263,16 @@ fn a_queue_that_stands_idle() {
         round.told.clear();
         round
     };
-    finds(&calm(1100, &[]), &[]);
-    finds(&calm(1300, &[]), &[Fault::Stall]);
-    finds(&calm(6100, &[180]), &[]);
+    finds(&calm(2100, &[]), &[]);
+    finds(&calm(2300, &[]), &[Fault::Stall]);
+    finds(&calm(7100, &[180]), &[]);
     // Of a holder that was hit the lease has to end.
-    finds(&calm(11_100, &[180]), &[]);
-    finds(&calm(11_300, &[180]), &[Fault::Stall]);
-    finds(&calm(16_100, &[180, 190]), &[]);
-    finds(&calm(16_300, &[180, 190]), &[Fault::Stall]);
+    finds(&calm(12_100, &[180]), &[]);
+    finds(&calm(12_300, &[180]), &[Fault::Stall]);
+    finds(&calm(17_100, &[180, 190]), &[]);
+    finds(&calm(17_300, &[180, 190]), &[Fault::Stall]);
     // One that was hit long after that.
-    finds(&calm(6100, &[6200]), &[Fault::Stall]);
+    finds(&calm(7100, &[7200]), &[Fault::Stall]);
 }
 
 #[test]
