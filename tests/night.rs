@@ -132,6 +132,8 @@ fn plan(number: u64) -> (Arrangement, Profile) {
         }
         Arrangement::Sentinel => vec![Profile::Forgetful, Profile::Calm],
         Arrangement::Cluster => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Forgetful],
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        Arrangement::Database(_) => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Jumpy],
         // They forget nothing.
         _ => vec![Profile::Safe, Profile::Unguarded, Profile::Calm],
     };

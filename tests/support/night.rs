@@ -88,7 +88,7 @@ pub fn round(plan: Plan, report: &mut Report) {
     let groups = Groups::new();
     let mut site = Site::new(arrangement);
     let has_queue = !matches!(arrangement, Arrangement::Quorum(_));
-    let Site { world, hosts, store } = &mut site;
+    let Site { world, hosts, store, .. } = &mut site;
     let crowd = Crowd::new(world, hosts, has_queue);
     let mut played = play(&crowd, world, hosts, store, plan);
     let round = &mut played.round;
@@ -107,7 +107,7 @@ pub fn round(plan: Plan, report: &mut Report) {
 /// The same for whoever takes locks there, with what every tool can do.
 pub fn round_of_peers(plan: Plan, tool: Tool, row: &mut Row) {
     let mut site = Site::new(plan.arrangement);
-    let Site { world, hosts, store } = &mut site;
+    let Site { world, hosts, store, .. } = &mut site;
     let crowd = Crowd::of_peers(world, hosts, tool);
     let played = play(&crowd, world, hosts, store, plan);
     row.add(&played.round, played.counts.values().sum());

@@ -14,6 +14,8 @@ pub struct Host {
     pub words: Vec<OsString>,
     /// Where it finds this machine.
     pub gateway: IpAddr,
+    /// Where it comes from.
+    pub address: IpAddr,
     /// What somebody there names as the store.
     pub url: String,
     keeper: Option<(Child, String)>,
@@ -22,7 +24,8 @@ pub struct Host {
 impl Host {
     /// This machine.
     pub fn here() -> Self {
-        Self { words: Vec::new(), gateway: Ipv4Addr::LOCALHOST.into(), url: String::new(), keeper: None }
+        let here = Ipv4Addr::LOCALHOST.into();
+        Self { words: Vec::new(), gateway: here, address: here, url: String::new(), keeper: None }
     }
 
     /// A machine with a network of its own; nothing where this machine does not let us make one.
@@ -37,9 +40,8 @@ impl Host {
         BufReader::new(keeper.stdout.take()?).read_line(&mut line).ok()?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let cable = format!("dl{}x{number}", std::process::id() % 100_000);
-        // Suites that run side by side take networks of their own.
-        let third = u8::try_from(std::process::id() % 200).ok()?;
-        let [gateway, address] = [1, 2].map(|end| Ipv4Addr::new(10, 40 + number, third, end));
+        // A long night has more rounds than there are such networks; those of the first rounds are free again.
+        let [gateway, address] = [1, 2].map(|end| Ipv4Addr::new(10, 40 + number % 200, suite(), end));
         let (pid, enter) = (keeper.id().to_string(), Self::entrance(keeper.id()));
         let laid = line == "up\n"
             && ip(&["link", "add", &cable, "type", "veth", "peer", "name", "eth0", "netns", &pid])
@@ -47,9 +49,17 @@ impl Host {
             && ip(&["link", "set", &cable, "up"])
             && within(&enter, &["ip", "addr", "add", &format!("{address}/30"), "dev", "eth0"])
             && within(&enter, &["ip", "link", "set", "eth0", "up"]);
-        let host =
-            Self { words: enter, gateway: gateway.into(), url: String::new(), keeper: Some((keeper, cable)) };
+        let (gateway, address) = (gateway.into(), address.into());
+        let host = Self { words: enter, gateway, address, url: String::new(), keeper: Some((keeper, cable)) };
         laid.then_some(host)
+    }
+
+    /// Has it find an address of this machine that is not on its cable.
+    pub fn learn_way_to(&self, common: &Common) {
+        if self.is_apart() {
+            let (to, via) = (common.0.to_string(), self.gateway.to_string());
+            assert!(within(&self.words, &["ip", "route", "add", &to, "via", &via]), "a way to {to}");
+        }
     }
 
     /// Pulls the cable, or plugs it in again.
@@ -84,6 +94,33 @@ impl Host {
             .map(OsString::from)
             .into()
     }
+}
+
+/// An address of this machine at which all hosts find it, for servers that tell everybody the same address of theirs. Dropping
+/// it takes it away.
+pub struct Common(Ipv4Addr);
+
+impl Common {
+    /// Nothing where this machine does not let us have one.
+    pub fn new() -> Option<Self> {
+        let address = Ipv4Addr::new(10, 39, suite(), 1);
+        ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"]).then_some(Self(address))
+    }
+
+    pub fn address(&self) -> IpAddr {
+        self.0.into()
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        ip(&["addr", "del", &format!("{}/32", self.0), "dev", "lo"]);
+    }
+}
+
+/// Suites that run side by side take networks of their own.
+fn suite() -> u8 {
+    u8::try_from(std::process::id() % 200).expect("it is smaller")
 }
 
 impl Drop for Host {

@@ -339,11 +339,18 @@ impl<'a> Nemesis<'a> {
                 }
             }
             Arrangement::Sentinel => self.hit_a_replicated_server(),
+            Arrangement::Cluster if !self.store.links[0].is_empty() && self.dice.roll(2) == 0 => {
+                self.hit_a_network()
+            }
             Arrangement::Cluster => self.hit_the_cluster(),
             #[cfg(feature = "sql")]
             Arrangement::Database(_) if self.dice.roll(4) > 0 => self.hit_a_network(),
             #[cfg(feature = "sql")]
-            Arrangement::Database(_) => self.kill_or_stop(1),
+            Arrangement::Database(_) => match self.dice.roll(4) {
+                0 | 1 if self.profile == Profile::Jumpy => self.restart_with_another_clock(),
+                2 => self.fill_the_disk() || self.kill_or_stop(1),
+                _ => self.kill_or_stop(1),
+            },
             #[cfg(feature = "etcd")]
             Arrangement::Etcd if self.dice.roll(3) > 0 => self.hit_a_network(),
             #[cfg(feature = "etcd")]
@@ -481,6 +488,21 @@ impl<'a> Nemesis<'a> {
         true
     }
 
+    /// A database reads its clock so often that it is steered from a start on only.
+    #[cfg(feature = "sql")]
+    fn restart_with_another_clock(&mut self) -> bool {
+        if !self.busy.insert(0) {
+            return false;
+        }
+        let (ms, from) = (self.span(10), now());
+        self.store.kill(0);
+        let ahead = i64::try_from(self.dice.roll(30)).expect("seconds") - 10;
+        self.store.database.as_mut().expect("it was started").set_clock(ahead);
+        self.trouble("step the clock", from, ms, Heal::StartAgain { server: 0, forgets: false });
+        self.last_trouble().forgets = true;
+        true
+    }
+
     fn tell(&self, server: usize, words: &[&str]) {
         drop(ask::<redis::Value>(&mut self.store.servers[server].connect(), words));
     }
@@ -536,6 +558,7 @@ impl<'a> Nemesis<'a> {
         }
         let (from, ms) = (now(), self.span(10));
         let node = usize::try_from(self.dice.roll(3)).expect("three");
+        let forgets = self.profile == Profile::Forgetful && self.dice.roll(2) == 0;
         match self.dice.roll(8) {
             0..3 => {
                 let keys = self.crowd.keys();
@@ -552,8 +575,14 @@ impl<'a> Nemesis<'a> {
             }
             4 => {
                 self.store.kill(node);
-                let heal = Heal::StartAgain { server: node, forgets: false };
-                self.trouble("restart a server", from, ms, heal);
+                let kind = if forgets { "restart a server without its data" } else { "restart a server" };
+                self.trouble(kind, from, ms, Heal::StartAgain { server: node, forgets });
+                (self.last_trouble().forgets, self.last_trouble().empties) = (forgets, forgets);
+            }
+            5 | 6 if forgets => {
+                self.tell(node, &["FLUSHALL"]);
+                self.trouble("flush a server", from, 20, Heal::Wait(0));
+                self.last_trouble().forgets = true;
             }
             5 => {
                 self.tell(node, &["CONFIG", "SET", "maxmemory", "1"]);

@@ -47,16 +47,30 @@ impl Link {
         let port = listener.local_addr().expect("its address").port();
         let link = Self { port, weather: Arc::default(), open: Arc::default() };
         let own = link.clone();
+        thread::spawn(move || listener.incoming().flatten().for_each(|client| own.take(client, server)));
+        link
+    }
+
+    /// A door through which all hosts find a server, at an address that it tells everybody itself. Who comes from one of these
+    /// addresses takes its way; for others the weather is fair.
+    pub fn door(server: u16, at: IpAddr, ways: Vec<(IpAddr, Self)>) {
+        // The server has that port at another address.
+        let listener = TcpListener::bind((at, server)).expect("the same port");
+        let fair = Self { port: server, weather: Arc::default(), open: Arc::default() };
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                if own.weather() == Weather::Refused {
-                    continue;
-                }
-                let link = own.clone();
-                thread::spawn(move || link.serve(client, server));
+                let Ok(peer) = client.peer_addr() else { continue };
+                let way = ways.iter().find(|(from, _)| *from == peer.ip());
+                way.map_or(&fair, |(_, way)| way).take(client, server);
             }
         });
-        link
+    }
+
+    fn take(&self, client: TcpStream, server: u16) {
+        if self.weather() != Weather::Refused {
+            let link = self.clone();
+            thread::spawn(move || link.serve(client, server));
+        }
     }
 
     pub fn port(&self) -> u16 {

@@ -1,6 +1,6 @@
 //! What a round of a night is about: a store in one of its arrangements, and the machines that use it.
 
-use super::hosts::Host;
+use super::hosts::{Common, Host};
 use super::network::Link;
 use crate::support::cluster::{self, Cluster};
 #[cfg(feature = "sql")]
@@ -73,7 +73,7 @@ impl Arrangement {
 
     /// Whether each host has ways of its own to the servers, with weather.
     fn has_links(self) -> bool {
-        !matches!(self, Self::File | Self::Sentinel | Self::Cluster)
+        !matches!(self, Self::File | Self::Sentinel)
     }
 }
 
@@ -86,6 +86,8 @@ pub struct Site {
     pub store: StoreSide,
     pub hosts: Vec<Host>,
     pub world: World,
+    /// Where the nodes of a cluster say that they are.
+    common: Option<Common>,
 }
 
 /// What a nemesis can break of the store.
@@ -99,7 +101,7 @@ pub struct StoreSide {
     pub etcd: Option<Etcd>,
     #[cfg(feature = "zookeeper")]
     pub ensemble: Option<Ensemble>,
-    /// What a directory or a single server keeps its records on, where it can be had.
+    /// What a directory, a single server or a database keeps its records on, where it can be had.
     pub disk: Option<Disk>,
     /// By host, then by server.
     pub links: Vec<Vec<Link>>,
@@ -114,21 +116,31 @@ const KEEPS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 impl Site {
     pub fn new(arrangement: Arrangement) -> Self {
         let mut world = World::without_redis();
-        let mut store = StoreSide::start(arrangement, &world);
+        let common = (arrangement == Arrangement::Cluster).then(Common::new).flatten();
+        let mut store = StoreSide::start(arrangement, &world, common.as_ref());
+        // Without such an address every host is told one that is its own.
+        let has_links = arrangement.has_links() && (arrangement != Arrangement::Cluster || common.is_some());
         world.use_store(store.url(&world));
         world.write("config/dlock.toml", &format!("ttl = \"5s\"\nmax-lease = \"{MAX_LEASE}\"\n"));
         let mut hosts = Vec::new();
         for number in 0..HOSTS {
-            let apart = arrangement.has_links().then(|| Host::apart(&world, &format!("host{number}")));
+            let apart = has_links.then(|| Host::apart(&world, &format!("host{number}")));
             let host = apart.flatten().unwrap_or_else(|| {
                 if number == 0 && arrangement.has_links() {
                     println!("note: no networks of their own for the hosts (that takes root): they share this machine's");
                 }
                 Host::here()
             });
-            let ports = store.ports().into_iter().filter(|_| arrangement.has_links());
+            let ports = store.ports().into_iter().filter(|_| has_links);
             store.links.push(ports.map(|port| Link::to(port, host.gateway)).collect());
             hosts.push(host);
+        }
+        if let Some(common) = &common {
+            hosts.iter().for_each(|host| host.learn_way_to(common));
+            for (at, port) in store.ports().into_iter().enumerate() {
+                let way = |(number, host): (usize, &Host)| (host.address, store.links[number][at].clone());
+                Link::door(port, common.address(), hosts.iter().enumerate().map(way).collect());
+            }
         }
         if matches!(arrangement, Arrangement::Quorum(_)) {
             wait_until("the masters are counted", || {
@@ -136,7 +148,7 @@ impl Site {
                 probe.any_stderr().spawn().output().status.success()
             });
         }
-        let mut site = Self { store, hosts, world };
+        let mut site = Self { store, hosts, world, common };
         for number in 0..HOSTS {
             site.hosts[number].url = site.url(number);
         }
@@ -144,6 +156,9 @@ impl Site {
     }
 
     fn url(&self, host: usize) -> String {
+        if let Some(common) = &self.common {
+            return self.world.url().replace("127.0.0.1", &common.address().to_string());
+        }
         let gateway = self.hosts[host].gateway;
         let links = self.store.ports().into_iter().zip(&self.store.links[host]);
         links.fold(self.world.url(), |url, (port, link)| {
@@ -153,7 +168,7 @@ impl Site {
 }
 
 impl StoreSide {
-    fn start(arrangement: Arrangement, world: &World) -> Self {
+    fn start(arrangement: Arrangement, world: &World, common: Option<&Common>) -> Self {
         let mut store = Self {
             arrangement,
             sentinels: Vec::new(),
@@ -184,10 +199,20 @@ impl StoreSide {
                 let port = store.servers[0].port();
                 store.sentinels = (0..3).map(|_| Sentinel::start(world, port, 2, 1, "")).collect();
             }
-            Arrangement::Cluster => store.servers = Cluster::start_with(world, 3, &KEEPS).masters,
+            Arrangement::Cluster => {
+                // Clients are told a name, and the nodes find each other by their addresses. A name may look like an address.
+                let named = common.map(|common| common.address().to_string());
+                let told = named.iter().flat_map(|name| {
+                    ["--cluster-announce-hostname", name, "--cluster-preferred-endpoint-type", "hostname"]
+                });
+                let options: Vec<&str> = KEEPS.into_iter().chain(told).collect();
+                store.servers = Cluster::start_with(world, 3, &options).masters;
+            }
             #[cfg(feature = "sql")]
             Arrangement::Database(kind) => {
-                store.database = Some(Server::start(kind, &world.path(""), kind.for_many()))
+                let server = Server::start(kind, &world.path(""), kind.for_many());
+                store.disk = server.move_to_a_small_disk(&world.path("small"));
+                store.database = Some(server);
             }
             #[cfg(feature = "etcd")]
             Arrangement::Etcd => store.etcd = Some(Etcd::start(&world.path(""), MEMBERS, &[])),
@@ -355,8 +380,11 @@ impl StoreSide {
             _ => {}
         }
         if forgets {
-            let single = self.arrangement == Arrangement::Single;
-            let home = if single { on_disk(world) } else { world.path(&format!("server{at}")) };
+            let home = match self.arrangement {
+                Arrangement::Single => on_disk(world),
+                Arrangement::Cluster => world.path(&format!("node{at}")),
+                _ => world.path(&format!("server{at}")),
+            };
             drop(fs::remove_dir_all(home.join("appendonlydir")));
         }
         if self.arrangement == Arrangement::Sentinel {
