@@ -385,17 +385,29 @@ impl Server {
 
     /// From now on tables are made on a disk with little room; nothing where this user cannot mount one.
     pub fn move_to_a_small_disk(&self, place: &Path) -> Option<Disk> {
+        // As much as the tables take when they are made.
+        let size = match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => "4m",
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => "1m",
+        };
+        self.move_to_a_disk(place, size)
+    }
+
+    /// The same with so much room.
+    pub fn move_to_a_disk(&self, place: &Path, size: &str) -> Option<Disk> {
         let owner = fs::metadata(self.data()).expect("its data").uid();
         match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(server) => {
                 let _ = place;
-                Disk::mount(&server.data().join("ops"), "4m", owner)
+                Disk::mount(&server.data().join("ops"), size, owner)
             }
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => {
                 fs::create_dir(place).expect("a directory");
-                let disk = Disk::mount(place, "1m", owner)?;
+                let disk = Disk::mount(place, size, owner)?;
                 self.ask(&format!("CREATE TABLESPACE small LOCATION '{}'", place.display()));
                 self.ask("ALTER ROLE app SET default_tablespace = small");
                 Some(disk)

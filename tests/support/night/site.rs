@@ -108,6 +108,8 @@ pub struct StoreSide {
 }
 
 const HOSTS: usize = 3;
+/// What a disk that is filled has room for, before that.
+const ROOM: &str = "64m";
 #[cfg(feature = "etcd")]
 const MEMBERS: usize = 3;
 /// A server that writes down what it is told before it answers. It is killed, and the machine goes on, so no fsync is needed.
@@ -211,7 +213,7 @@ impl StoreSide {
             #[cfg(feature = "sql")]
             Arrangement::Database(kind) => {
                 let server = Server::start(kind, &world.path(""), kind.for_many());
-                store.disk = server.move_to_a_small_disk(&world.path("small"));
+                store.disk = server.move_to_a_disk(&world.path("small"), ROOM);
                 store.database = Some(server);
             }
             #[cfg(feature = "etcd")]
@@ -417,7 +419,7 @@ fn small_disk(world: &World) -> Option<Disk> {
     let place = world.path("disk");
     fs::create_dir(&place).expect("a directory");
     let owner = fs::metadata(&place).expect("it is there").uid();
-    let disk = Disk::mount(&place, "64m", owner);
+    let disk = Disk::mount(&place, ROOM, owner);
     fs::create_dir(on_disk(world)).expect("a directory");
     disk
 }
