@@ -370,6 +370,8 @@ impl Judge<'_> {
         // It was renewed every quarter of the ttl until then, and perhaps one renewal was late.
         let renewed = first.saturating_sub(run.ttl / 2 + self.trouble(first.saturating_sub(run.ttl), first));
         let over = run.ttl + renewed.max(run.spawned);
+        // A store that forgot it has ended it, and there is nobody to hear of that.
+        let over = if self.forgot(run.spawned, from) { first } else { over };
         if from < over && !(self.round.frees_at_once && times(&[Hit::KillBoth]).iter().any(|at| *at <= from))
         {
             return false;

@@ -153,6 +153,12 @@ fn an_overlap_of_the_unguarded_is_granted_when_their_lease_is_over() {
     let mut directory = early.clone();
     directory.frees_at_once = true;
     finds(&directory, &[]);
+    // Or if the store forgot it: nobody is there to hear of that.
+    let mut forgotten = early.clone();
+    forgotten.troubles.push(trouble(14_500, 14_600, true));
+    finds(&forgotten, &[]);
+    forgotten.troubles[0] = trouble(16_050, 16_060, true);
+    finds(&forgotten, &[Fault::Overlap]);
     // A lease is a lease, whatever becomes of its holder after a tenth of it.
     let first = [(1000, 20_000), (5900, 5950)];
     let mut young = with(&first, &[(1100, Hit::KillBoth)]);
