@@ -72,6 +72,8 @@ impl Tongue {
     }
 
     fn with_length(self, dice: &mut Dice, length: u32) -> Vec<u8> {
+        // ZooKeeper has one way only.
+        let _ = &dice;
         match self {
             #[cfg(feature = "mysql")]
             Self::Mysql => {
@@ -192,6 +194,8 @@ impl Tongue {
             "invalid user ID or password",
             "etcdserver: request is too large",
         ]);
+        // And no words for it.
+        let _ = said;
         match self {
             #[cfg(feature = "mysql")]
             Self::Mysql => {

@@ -39,6 +39,8 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+/// So long after the one before begins the next one of the crowd.
+const ARRIVES_AFTER: Duration = Duration::from_millis(50);
 /// After so long a queue has forgotten everybody who is not heard of.
 const FORGOTTEN: Duration = TICKET_KEPT.saturating_add(Duration::from_secs(15));
 
@@ -124,7 +126,11 @@ fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, pla
             let dice = dice(seed, worker + 1);
             // It takes three for a key: one on each host.
             let long = (worker < (workers / 12).max(1) * 3).then_some(worker);
-            scope.spawn(move || crowd.work(dice, long));
+            scope.spawn(move || {
+                // All at once they would take the machine for longer than it may take to hand a lock over.
+                sleep(ARRIVES_AFTER * u32::try_from(worker).unwrap_or(0));
+                crowd.work(dice, long);
+            });
         }
         let looks = scope.spawn(|| look(world, crowd));
         let feels = scope.spawn(|| feel(world, crowd, &sentinels));
