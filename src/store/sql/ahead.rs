@@ -1,8 +1,8 @@
 //! What does a holder read before it needs it? The lock as it stands when its job begins. Whoever gives the lock back soon goes by
 //! that and writes at once, while the next one waits; if anything has changed since, nothing is written, and it reads.
 
-use super::row::LockRow;
-use super::statement::{Pen, Question, Waiters};
+use super::row::{LockRow, Waiters};
+use super::statement::{Pen, Question};
 use super::{Failure, Found, Tables};
 use crate::clock::Moment;
 use crate::law::{Lock, Time};

@@ -1,7 +1,8 @@
 //! How does a holder or a watcher hear of news in a database? By a bell on a connection of its own, or where none is heard by
 //! looking.
 
-use super::statement::{Question, Waiters};
+use super::row::Waiters;
+use super::statement::Question;
 use super::{Failure, LockRow, Tables};
 use crate::clock::Moment;
 use crate::law::Phase;

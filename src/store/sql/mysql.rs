@@ -14,10 +14,8 @@
 //!
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
-use super::row::hex;
-use super::statement::{
-    Change, FRONT, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place,
-};
+use super::row::{FRONT, Waiters, hex};
+use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};

@@ -5,10 +5,8 @@
 //! nobody does, a connection that waits prepares those of a hand-over. The time of such a statement is that of its arrival,
 //! before it looks at any row.
 
-use super::row::hex;
-use super::statement::{
-    Change, FRONT, Grammar, Pen, Question, RESERVED, RESERVED_MOST, Waiters, join, mode, place,
-};
+use super::row::{FRONT, Waiters, hex};
+use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -391,7 +389,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::sql::statement::Waiters;
+    use crate::store::sql::row::Waiters;
     use std::collections::BTreeSet;
 
     /// One text is one transaction: it would keep the rows locked while the queue is sent to somebody who may have stopped.

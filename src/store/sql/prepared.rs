@@ -1,7 +1,8 @@
 //! What does a database prepare for a waiter while it sleeps? The statements of a hand-over, on the connection on which they
 //! will be asked. Where one of them fails it is asked in full.
 
-use super::statement::{Change, Pen, Question, Waiters};
+use super::row::Waiters;
+use super::statement::{Change, Pen, Question};
 use super::{Again, Failure, Line, Tables};
 use crate::lock::Token;
 use std::collections::BTreeSet;

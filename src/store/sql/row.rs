@@ -1,7 +1,6 @@
 //! What do the rows of a lock say? Reading and checking them. Whoever may write the tables may have put anything there: all of
 //! it has bounds, and what is not understood is left as it is.
 
-use super::statement::{FRONT, Waiters};
 use super::{Answer, heard};
 use crate::law::{Due, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
@@ -13,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 const FORMAT: u32 = 1;
+/// So many of a queue are read at once by whoever holds the lock.
+pub const FRONT: usize = 4;
 
 /// What the database keeps of one lock in one value.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,6 +23,16 @@ pub struct Body<R> {
     ends: u64,
     /// Without those who wait, and without the log.
     record: R,
+}
+
+/// Whose rows are read of those who wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Waiters {
+    All,
+    /// Those of the first [`FRONT`] of each queue, of one more if there is one, and of those who stand beside it.
+    Front,
+    /// That of who asks alone.
+    Own,
 }
 
 /// A lock. Nobody is tracked: no connection tells who lives.

@@ -1,7 +1,7 @@
 //! In which words is a database asked? What each statement is to do, and the words that all databases share. Everything that
 //! comes from a user goes into a statement as hexadecimal digits, so nothing in it can be taken for words.
 
-use super::row::{self, LockRow};
+use super::row::{self, LockRow, Waiters};
 use crate::law::{LOG_KEPT, Record, Time};
 use crate::lock::{Mode, Names, Token};
 use crate::store::engine::Changed;
@@ -17,9 +17,6 @@ pub const RESERVED: u64 = 1000;
 /// refused may have come before who reserved it.
 pub const RESERVED_MOST: u64 = 10_000;
 
-/// So many of a queue are read at once by whoever holds the lock.
-pub const FRONT: usize = 4;
-
 /// Which locks to read.
 pub struct Question<'q> {
     pub names: &'q BTreeSet<String>,
@@ -29,16 +26,6 @@ pub struct Question<'q> {
     pub waiters: Waiters,
     /// Whether the ends are wanted, too.
     pub with_ends: bool,
-}
-
-/// Whose rows are read of those who wait.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Waiters {
-    All,
-    /// Those of the first [`FRONT`] of each queue, of one more if there is one, and of those who stand beside it.
-    Front,
-    /// That of who asks alone.
-    Own,
 }
 
 /// What is to be written, in one act, if none of the locks has another version.

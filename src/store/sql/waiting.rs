@@ -1,7 +1,8 @@
 //! How does a waiter sleep until it is its turn? At the latch of the one before it, which the server lets it have when that
 //! one gives the lock back; else until its bell rings; and where there is neither it looks now and then.
 
-use super::statement::{Question, Waiters};
+use super::row::Waiters;
+use super::statement::Question;
 use super::{Again, Answer, Failure, Seen, Tables};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
