@@ -164,7 +164,7 @@ impl Queue {
         self.waiting.get(at)?.token()
     }
 
-    /// Takes the place of those who were not read away: now they are.
+    /// Removes what stands for those who were not read, for now they are.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn drop_unread(&mut self) {
         self.waiting.retain(|waiting| waiting.token != UNREAD);
