@@ -1,5 +1,5 @@
 //! A network between dlock and its server that loses and delays replies, delivers requests late, or swallows
-//! everything. Each packet of a client is taken as one request; dlock writes each request at once.
+//! everything. What a client writes at once is taken as one request; dlock writes each request at once.
 
 use super::wait::wait_until;
 use std::io::{Read as _, Write as _};
@@ -164,17 +164,16 @@ impl Proxy {
             dropped
         });
         let mut buffer = [0; 65536];
-        while let Ok(count @ 1..) = client.read(&mut buffer) {
-            let request = &buffer[..count];
+        while let Some(request) = whole_request(&mut client) {
             let delay = self.plan.lock().expect("no test thread panics here").request_delay;
             thread::sleep(delay);
             let silence = || *silenced.lock().expect("no test thread panics here") = true;
             match self.next_fault() {
-                None => server.write_all(request).ok()?,
+                None => server.write_all(&request).ok()?,
                 Some(Fault::RequestLost) => break,
                 Some(Fault::ReplyLost) => {
                     silence();
-                    server.write_all(request).ok()?;
+                    server.write_all(&request).ok()?;
                     // The other thread ends with the reply in its hands, and hangs up.
                     drop(backward.join());
                     drop(server.shutdown(Shutdown::Both));
@@ -182,7 +181,6 @@ impl Proxy {
                 }
                 Some(Fault::Late) => {
                     silence();
-                    let request = request.to_vec();
                     while matches!(client.read(&mut buffer), Ok(1..)) {}
                     wait_until("the test has a late request delivered", || self.late() == Late::Due);
                     server.write_all(&request).ok()?;
@@ -201,4 +199,41 @@ impl Proxy {
         drop(client.shutdown(Shutdown::Both));
         None
     }
+}
+
+/// The next request. TCP may cut a write of more than half of its window, as one with a script's text is: a Redis command
+/// of which a part is missing is waited for.
+fn whole_request(client: &mut TcpStream) -> Option<Vec<u8>> {
+    let (mut buffer, mut request) = ([0; 65536], Vec::new());
+    while let Ok(count @ 1..) = client.read(&mut buffer) {
+        request.extend_from_slice(&buffer[..count]);
+        if !is_cut(&request) {
+            return Some(request);
+        }
+    }
+    None
+}
+
+/// Whether these are Redis commands, the last of which is not there as a whole.
+fn is_cut(mut rest: &[u8]) -> bool {
+    while let Some(b'*') = rest.first() {
+        let Some(parts) = number(&mut rest) else { return false };
+        for _ in 0..parts {
+            if rest.is_empty() {
+                return true;
+            }
+            let Some(length) = number(&mut rest) else { return !rest.contains(&b'\n') };
+            let Some(behind) = rest.get(length + 2..) else { return true };
+            rest = behind;
+        }
+    }
+    false
+}
+
+/// Takes a line such as `*3` or `$12`: the number in it.
+fn number(rest: &mut &[u8]) -> Option<usize> {
+    let end = rest.windows(2).position(|two| two == b"\r\n")?;
+    let number = std::str::from_utf8(rest.get(1..end)?).ok()?.parse().ok()?;
+    *rest = &rest[end + 2..];
+    Some(number)
 }
