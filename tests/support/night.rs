@@ -279,9 +279,9 @@ fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> 
     }
     let mut left = left();
     if store.arrangement == Arrangement::File {
-        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all. On a busy
-        // machine they may not come to it at once.
-        let deadline = Instant::now() + PATIENCE;
+        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all; of one that had
+        // lost its place, when its ticket is void.
+        let deadline = Instant::now() + FORGOTTEN;
         let mut files = files_without_a_use(world, crowd);
         while !files.is_empty() && Instant::now() < deadline {
             files = files_without_a_use(world, crowd);

@@ -81,8 +81,12 @@ impl Files {
     /// The lives of which a record knows; nothing if one cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
-        let waiters = records.iter().flat_map(|record| &record.queue.waiting).filter_map(Waiting::token);
-        let tokens = records.iter().flat_map(|record| record.tracked.keys().cloned()).chain(waiters);
+        let waiters = records.iter().flat_map(|record| {
+            let now = record.now(&self.boot);
+            record.queue.waiting.iter().filter(move |waiting| !waiting.is_forgotten(now))
+        });
+        let tracked = records.iter().flat_map(|record| record.tracked.keys().cloned());
+        let tokens = tracked.chain(waiters.filter_map(Waiting::token));
         Some(tokens.map(|token| FileName::of(token.secret(), FileRole::Life)).collect())
     }
 

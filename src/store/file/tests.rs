@@ -5,8 +5,8 @@ use super::sweep::SWEEP_EVERY;
 use super::*;
 use crate::exit::Ended;
 use crate::law::{
-    Acquired, Ask, End, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked, State, Terms,
-    When,
+    Acquired, Ask, End, HEARTBEAT, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked,
+    SILENCE, State, TICKET_KEPT, Terms, When,
 };
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
 use crate::store::engine::queue::SHOWN;
@@ -797,6 +797,36 @@ fn nothing_leaks() -> Result<()> {
     later.adapter.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
     assert!(later.all("dlock:")?.is_empty());
     assert_eq!(place.files()?, ["swept"]);
+    Ok(())
+}
+
+/// One that fell silent lost its place and kept its ticket, and then it died. It is in the record until more come.
+#[test]
+fn the_life_of_one_whose_ticket_is_void_is_removed() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, waiter) = place.holder_and_waiter()?;
+    let mut next = place.process()?;
+    let mut passed = Duration::ZERO;
+    while passed <= SILENCE {
+        next.store.adapter.boot.ahead = passed;
+        next.waits()?;
+        passed += HEARTBEAT;
+    }
+    holder.store.adapter.boot.ahead = passed;
+    holder.leave()?;
+    next.store.adapter.boot.ahead = passed;
+    next.granted()?;
+    next.leave()?;
+    waiter.die();
+    let mut later = place.store()?;
+    for (ahead, files) in [
+        (passed, &["json", "life", "mutex", "swept"][..]),
+        (passed + TICKET_KEPT, &["json", "mutex", "swept"]),
+    ] {
+        later.adapter.boot.ahead = ahead;
+        later.all("dlock:")?;
+        assert_eq!(place.files()?, files);
+    }
     Ok(())
 }
 
