@@ -580,6 +580,33 @@ fn a_majority_that_answers_too_late_holds_nothing() {
     assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
 }
 
+/// Two masters have the lock and one has not, and one of the two is slow. Whoever renews waits for it.
+#[test]
+fn a_slow_master_that_decides_is_waited_for() {
+    let masters = Masters::aged(3);
+    let slow = Proxy::before(masters.at(1).port());
+    let by = || Moment::now().after(Duration::from_secs(60));
+    let ask = ask(Duration::from_secs(60));
+    masters.at(2).ask::<()>(&["SET", "dlock:k", "somebody's"]);
+    let granted = store(&masters.ports(), LONG).acquire(&names(), &ask, by());
+    assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
+    slow.delay_replies(Duration::from_secs(1));
+    let ports = [masters.at(0).port(), slow.port(), masters.at(2).port()];
+    let renewed = store(&ports, LONG).renew(&names(), &ask.token, ask.ttl, by());
+    assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
+}
+
+/// A master that has restarted answers at once and does not count, so the one that is far is needed.
+#[test]
+fn a_far_master_is_waited_for_where_a_near_one_does_not_count() {
+    let (masters, new) = (Masters::aged(2), Masters::fresh(1));
+    let far = Proxy::before(masters.at(1).port());
+    far.delay_replies(Duration::from_secs(1));
+    let store = url(&[masters.at(0).port(), far.port(), new.at(0).port()]);
+    masters.run("k", &["--op-timeout", "20s"], "true").env("DLOCK_STORE", store).run();
+}
+
 /// Who gave the lock back has told a majority, and one of the masters does not know yet. Then one of the others is lost.
 #[test]
 fn what_was_just_given_back_is_not_busy() {

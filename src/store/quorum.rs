@@ -127,6 +127,14 @@ impl QuorumStore {
         answers
     }
 
+    /// Asks all masters, and waits for those that are slow as long as it is not decided without them.
+    fn decide(&mut self, call: &Call, by: Moment, is_decided: impl Fn(&Answers) -> bool) -> Answers {
+        let pending = self.masters.send(&self.masters.everybody(), call, Order::Behind, by);
+        let answers = self.masters.collect(pending, by, STRAGGLERS, is_decided);
+        self.listen(&answers);
+        answers
+    }
+
     /// Asks all masters for somebody who is in no hurry.
     fn look(&mut self, call: &Call, by: Moment) -> Answers {
         self.ask(&self.masters.everybody(), call, by, STRAGGLERS_SEEN)
@@ -233,9 +241,18 @@ impl Store for QuorumStore {
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
-        let mut answers = self.ask(&self.masters.everybody(), &renew, by, STRAGGLERS);
+        let lost_on = |answers: &Answers| {
+            ["revoked", "not-held", "missing"].into_iter().map(|what| answers.count(what)).sum::<usize>()
+        };
+        let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
+        let is_decided = |answers: &Answers| {
+            let renewed = answers.count("renewed");
+            let won_back = if wins_back && renewed > 0 { answers.count("missing") } else { 0 };
+            renewed + won_back >= majority || lost_on(answers) > masters - majority
+        };
+        let mut answers = self.decide(&renew, by, is_decided);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
-        let mut lost = revoked + answers.count("not-held") + answers.count("missing");
+        let mut lost = lost_on(&answers);
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
         let mut asked = None;
         let mut hold = Vouched {

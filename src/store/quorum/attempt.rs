@@ -141,7 +141,9 @@ impl QuorumStore {
             let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
             let second =
                 call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms, terms]);
-            let told = self.ask(&everybody, &second, by.min(end), STRAGGLERS);
+            let told = self.decide(&second, by.min(end), |told| {
+                told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
+            });
             if told.count("confirmed") >= majority && !end.passed() {
                 self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));

@@ -240,8 +240,8 @@ impl Masters {
         }
     }
 
-    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered, and that
-    /// is enough, the others get `stragglers`, or longer if those took long. Who did not answer has failed.
+    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered that can be
+    /// counted, and that is enough, the others get `stragglers`, or longer if those took long. Who did not answer has failed.
     pub fn collect(
         &self,
         pending: Pending,
@@ -265,7 +265,7 @@ impl Masters {
             untold.remove(&at);
             if let News::Answered(answer) = news {
                 awaited -= 1;
-                good += usize::from(answer.is_ok());
+                good += usize::from(self.why_uncounted(at, &answer).is_none());
                 answers.0[at] = Some(answer);
                 if in_time && end == until && good >= most && is_enough(&answers) {
                     let now = Moment::now();

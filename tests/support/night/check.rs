@@ -576,8 +576,11 @@ impl Judge<'_> {
                 let explained = self.trouble(run.spawned, run.ended) > 0 || !run.hits.is_empty();
                 if explained { Ok(()) } else { wrong("the store was there") }
             }
-            // A script that could not give it back, or renew it.
-            Outcome::Status(69) if run.kind == Kind::Script && self.trouble(run.spawned, run.ended) > 0 => {
+            // A script that could not give it back, or renew it: the store was away, or the script stood still meanwhile.
+            Outcome::Status(69)
+                if run.kind == Kind::Script
+                    && (self.trouble(run.spawned, run.ended) > 0 || has(&[Hit::Stop, Hit::StopAll])) =>
+            {
                 Ok(())
             }
             Outcome::Status(69 | 75) => wrong("its job ran all the same"),
