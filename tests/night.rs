@@ -130,7 +130,7 @@ fn plan(number: u64) -> (Arrangement, Profile) {
         Arrangement::Quorum(_) => {
             vec![Profile::Safe, Profile::Calm, Profile::Unguarded, Profile::Forgetful]
         }
-        Arrangement::Sentinel => vec![Profile::Forgetful, Profile::Calm],
+        Arrangement::Sentinel | Arrangement::Failover => vec![Profile::Forgetful, Profile::Calm],
         Arrangement::Cluster => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Forgetful],
         #[cfg(any(feature = "mysql", feature = "postgres"))]
         Arrangement::Database(_) => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Jumpy],

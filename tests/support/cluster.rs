@@ -4,6 +4,7 @@ use super::redis::{Redis, next_port};
 use super::replicated::server;
 use super::wait::{wait_for, wait_until};
 use super::world::World;
+use std::time::Duration;
 
 const SLOTS: usize = 16384;
 
@@ -96,6 +97,21 @@ fn meet(node: &Redis, other: &Redis) {
         let bus: String = other.ask::<Vec<String>>(&["CONFIG", "GET", "cluster-port"])[1].clone();
         node.ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus]);
     }
+}
+
+/// Whether a node takes itself for a master.
+pub fn is_master(node: &Redis) -> bool {
+    let nodes = super::redis::ask::<String>(&mut node.connect(), &["CLUSTER", "NODES"]).unwrap_or_default();
+    nodes.lines().any(|line| line.contains("myself,master"))
+}
+
+/// How often the masters have changed, or slots have moved, as the node on this port has heard.
+pub fn epoch(port: u16) -> Option<u64> {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).ok()?;
+    let mut connection = client.get_connection_with_timeout(Duration::from_secs(1)).ok()?;
+    connection.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    let info: String = super::redis::ask(&mut connection, &["CLUSTER", "INFO"]).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim_end().parse().ok())
 }
 
 /// Whether a node finds all slots served.

@@ -13,6 +13,7 @@ mod planted;
 mod site;
 mod tasks;
 
+use super::cluster;
 use super::proc;
 use super::redis::Redis;
 use super::sentinel::{self, Sentinel};
@@ -121,6 +122,10 @@ fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, pla
     let began = Instant::now();
     let mut counts = BTreeMap::new();
     let sentinels: Vec<u16> = store.sentinels.iter().map(Sentinel::port).collect();
+    let nodes: Vec<u16> = match store.arrangement {
+        Arrangement::Failover => store.servers.iter().map(Redis::port).collect(),
+        _ => Vec::new(),
+    };
     thread::scope(|scope| {
         for worker in 0..workers {
             let dice = dice(seed, worker + 1);
@@ -133,7 +138,7 @@ fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, pla
             });
         }
         let looks = scope.spawn(|| look(world, crowd));
-        let feels = scope.spawn(|| feel(world, crowd, &sentinels));
+        let feels = scope.spawn(|| feel(world, crowd, &sentinels, &nodes));
         let mut nemesis = Nemesis::new(dice(seed, 0), profile, outages, store, hosts, world, crowd);
         nemesis.rage(now() + u64::try_from(span.as_nanos()).expect("a night"));
         (round.troubles, counts) = (nemesis.troubles, nemesis.counts);
@@ -172,10 +177,14 @@ fn dice(seed: u64, who: usize) -> Dice {
 }
 
 /// What a busy machine does by itself. Starts a program that needs no store, again and again: when did even that take long?
-/// And asks the sentinels when they had another master, for one that gets no processor is dead to them.
-fn feel(world: &World, crowd: &Crowd, sentinels: &[u16]) -> Vec<Trouble> {
+/// And asks the sentinels, or the nodes of a cluster, when they had another master, for one that gets no processor is dead to
+/// them.
+fn feel(world: &World, crowd: &Crowd, sentinels: &[u16], nodes: &[u16]) -> Vec<Trouble> {
     let mut felt = Vec::new();
-    let named = || sentinels.iter().find_map(|sentinel| sentinel::named_by(*sentinel));
+    let by_sentinels = || sentinels.iter().find_map(|sentinel| sentinel::named_by(*sentinel)).map(u64::from);
+    // The one that has heard most.
+    let by_nodes = || nodes.iter().filter_map(|node| cluster::epoch(*node)).max();
+    let named = || by_sentinels().or_else(by_nodes);
     let (mut master, mut asked) = (named(), now());
     while !crowd.live().is_empty() || !crowd.stop.load(Ordering::Relaxed) {
         let from = now();
@@ -362,6 +371,8 @@ fn keys_left(store: &StoreSide) -> Vec<String> {
     // A replica has what its master had, some time ago.
     let master = store.sentinels.iter().find_map(Sentinel::try_named);
     let counts = |server: &&Redis| master.is_none_or(|port| port == server.port());
+    let fails_over = store.arrangement == Arrangement::Failover;
+    let counts = |server: &&Redis| counts(server) && (!fails_over || cluster::is_master(server));
     for server in store.servers.iter().filter(counts) {
         for key in server.keys() {
             if server.ask::<i64>(&["PTTL", &key]) == -1 {

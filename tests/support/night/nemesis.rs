@@ -6,6 +6,7 @@ use super::crowd::{Crowd, now};
 use super::hosts::Host;
 use super::network::Weather;
 use super::site::{Arrangement, StoreSide, set_clock};
+use crate::support::cluster;
 use crate::support::proc;
 use crate::support::redis::{Redis, ask};
 use crate::support::sentinel::Sentinel;
@@ -220,7 +221,10 @@ impl<'a> Nemesis<'a> {
 
     /// Where servers belong together, one of them at a time is hit, whichever it is.
     fn free(&mut self, server: usize) {
-        let together = matches!(self.store.arrangement, Arrangement::Sentinel | Arrangement::Cluster);
+        let together = matches!(
+            self.store.arrangement,
+            Arrangement::Sentinel | Arrangement::Cluster | Arrangement::Failover
+        );
         self.busy.remove(if together { &0 } else { &server });
     }
 
@@ -343,6 +347,7 @@ impl<'a> Nemesis<'a> {
                 self.hit_a_network()
             }
             Arrangement::Cluster => self.hit_the_cluster(),
+            Arrangement::Failover => self.hit_a_cluster_that_fails_over(),
             #[cfg(feature = "sql")]
             Arrangement::Database(_) if self.dice.roll(4) > 0 => self.hit_a_network(),
             #[cfg(feature = "sql")]
@@ -543,6 +548,41 @@ impl<'a> Nemesis<'a> {
                 self.trouble("stop a server", from, ms, Heal::Resume(server));
             }
         }
+        self.last_trouble().forgets = true;
+        true
+    }
+
+    /// A replica takes over from a master that is dead or silent for two seconds, or when it is told to. Only then it has heard all.
+    fn hit_a_cluster_that_fails_over(&mut self) -> bool {
+        let count = u64::try_from(self.store.servers.len()).expect("a few");
+        let node = usize::try_from(self.dice.roll(count)).expect("a few");
+        if self.busy.contains(&0) {
+            return false;
+        }
+        let (is_master, from) = (cluster::is_master(&self.store.servers[node]), now());
+        let (ms, away) = (self.span(10), 3000 + self.dice.roll(3000));
+        match self.dice.roll(4) {
+            0 if !is_master => {
+                self.tell(node, &["CLUSTER", "FAILOVER"]);
+                self.trouble("fail over", from, 3000, Heal::Wait(0));
+            }
+            // At once, and without a word with its master.
+            1 if !is_master => {
+                self.tell(node, &["CLUSTER", "FAILOVER", "TAKEOVER"]);
+                self.trouble("take over", from, 3000, Heal::Wait(0));
+            }
+            2 if is_master => {
+                self.store.kill(node);
+                let back = Heal::StartAgain { server: node, forgets: false };
+                self.trouble("kill the master", from, away, back);
+            }
+            3 => {
+                self.store.pause(node);
+                self.trouble("stop a server", from, ms, Heal::Resume(node));
+            }
+            _ => return false,
+        }
+        self.busy.insert(0);
         self.last_trouble().forgets = true;
         true
     }

@@ -39,6 +39,8 @@ pub enum Arrangement {
     Quorum(usize),
     Sentinel,
     Cluster,
+    /// A cluster whose masters have a replica each, which takes over.
+    Failover,
     #[cfg(feature = "sql")]
     Database(Database),
     /// Three members.
@@ -67,13 +69,14 @@ impl Arrangement {
             #[cfg(feature = "mysql")]
             Self::Database(Database::Mysql),
             Self::Quorum(5),
+            Self::Failover,
         ]
         .into()
     }
 
     /// Whether each host has ways of its own to the servers, with weather.
     fn has_links(self) -> bool {
-        !matches!(self, Self::File | Self::Sentinel)
+        !matches!(self, Self::File | Self::Sentinel | Self::Failover)
     }
 }
 
@@ -210,6 +213,11 @@ impl StoreSide {
                 let options: Vec<&str> = KEEPS.into_iter().chain(told).collect();
                 store.servers = Cluster::start_with(world, 3, &options).masters;
             }
+            Arrangement::Failover => {
+                let cluster = Cluster::start_with(world, 3, &KEEPS);
+                let replicas: Vec<Redis> = (0..3).map(|of| cluster.replica(world, of)).collect();
+                store.servers = cluster.masters.into_iter().chain(replicas).collect();
+            }
             #[cfg(feature = "sql")]
             Arrangement::Database(kind) => {
                 let server = Server::start(kind, &world.path(""), kind.for_many());
@@ -233,7 +241,7 @@ impl StoreSide {
             Arrangement::Sentinel => {
                 sentinel::url(&self.sentinels.iter().map(Sentinel::port).collect::<Vec<_>>())
             }
-            Arrangement::Cluster => cluster::url(&ports),
+            Arrangement::Cluster | Arrangement::Failover => cluster::url(&ports),
             #[cfg(feature = "sql")]
             Arrangement::Database(_) => {
                 // Not even from another host.
@@ -306,6 +314,10 @@ impl StoreSide {
     pub fn serves(&self, at: usize) -> bool {
         match self.arrangement {
             Arrangement::Cluster => self.servers.iter().all(cluster::is_up),
+            Arrangement::Failover => {
+                let masters = self.servers.iter().filter(|server| cluster::is_master(server)).count();
+                masters == 3 && self.servers.iter().all(cluster::is_up)
+            }
             #[cfg(feature = "etcd")]
             Arrangement::Etcd => is_healthy(self.ports()[at]),
             #[cfg(feature = "zookeeper")]
