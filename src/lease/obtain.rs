@@ -4,7 +4,7 @@
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::{self, Moment};
 use crate::law::view::{turn_in, typical};
-use crate::law::{Acquired, Ask, Blocker, End, LoggedEnd, Ran, State, Waiting};
+use crate::law::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
 use crate::store::{Error, Store};
 use std::time::Duration;
@@ -29,8 +29,8 @@ pub struct Progress {
     began: Moment,
     /// What is in the way of one who stands in the queue.
     blocker: Option<Blocker>,
-    /// It was said that the store does not answer.
-    troubled: bool,
+    /// How many requests in a row failed. At the first one it was said that the store does not answer.
+    failures: u32,
     /// How many grants in a row came too late to be relied on.
     late: u32,
     /// When to look how long runs mostly take.
@@ -43,7 +43,7 @@ impl Progress {
     /// One who has not asked yet.
     pub fn begin() -> Self {
         let began = Moment::now();
-        Self { began, blocker: None, troubled: false, late: 0, look: began.after(LOOK_AFTER), usual: None }
+        Self { began, blocker: None, failures: 0, late: 0, look: began.after(LOOK_AFTER), usual: None }
     }
 
     /// What a request asks for that is sent then.
@@ -55,7 +55,7 @@ impl Progress {
     pub fn by(&self, request: &Request, sent: Moment) -> Moment {
         let by = sent.after(request.budget());
         match request.until {
-            Until::At(end) if self.blocker.is_some() || self.troubled => {
+            Until::At(end) if self.blocker.is_some() || self.failures > 0 => {
                 by.min(end.max(sent.after(RIDE_OUT_PAUSE)))
             }
             _ => by,
@@ -89,6 +89,16 @@ impl Progress {
             Until::At(end) => next.min(end),
             Until::No | Until::Forever => next,
         }
+    }
+}
+
+/// How long to wait before a store is asked again that has failed so often before. A crowd that asks a busy one again and
+/// again gets it no further; whoever was granted the lock has to ask before that is void (`CONFIRM_WITHIN`).
+fn pause(failures: u32, until: Until) -> Duration {
+    let pause = (RIDE_OUT_PAUSE * 2u32.pow(failures.min(3))).min(HEARTBEAT);
+    match until {
+        Until::At(end) => pause.min(end.left().max(RIDE_OUT_PAUSE)),
+        Until::No | Until::Forever => pause,
     }
 }
 
@@ -157,7 +167,7 @@ impl Obtaining<'_> {
                     return None;
                 }
                 Ok(Acquired::Waiting(mut waiting)) => {
-                    if std::mem::take(&mut self.progress.troubled) {
+                    if std::mem::take(&mut self.progress.failures) > 0 {
                         self.report(Report::Recovered);
                     }
                     let Self { store, request, progress, .. } = self;
@@ -178,17 +188,19 @@ impl Obtaining<'_> {
                         return match self.progress.blocker.take() {
                             // The wait ended while it was asked, and left no time to ask again.
                             Some(blocker)
-                                if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) =>
+                                if self.progress.failures == 0
+                                    && !matches!(error, Error::Unacknowledged(_)) =>
                             {
                                 self.give_up(Report::Busy(blocker))
                             }
                             _ => self.fail(error),
                         };
                     }
-                    if !std::mem::replace(&mut self.progress.troubled, true) {
+                    if self.progress.failures == 0 {
                         self.report(Report::Trouble { error, until: sent });
                     }
-                    clock::sleep(RIDE_OUT_PAUSE);
+                    clock::sleep(pause(self.progress.failures, self.request.until));
+                    self.progress.failures = self.progress.failures.saturating_add(1);
                 }
                 Err(error) => return self.fail(error),
             }
@@ -245,5 +257,17 @@ impl Obtaining<'_> {
             Err(error) => self.report(Report::Failed(error)),
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_goes_on_failing_is_asked_more_seldom() {
+        let pauses = |until| [0, 1, 2, 3, 4, u32::MAX].map(|failures| pause(failures, until).as_millis());
+        assert_eq!(pauses(Until::Forever), [300, 600, 1200, 1600, 1600, 1600]);
+        assert_eq!(pauses(Until::At(Moment::now())), [300; 6], "who gives up soon looks once more before");
     }
 }

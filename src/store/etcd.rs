@@ -32,7 +32,7 @@ mod sweep;
 mod words;
 
 use crate::clock::Moment;
-use crate::law::{Due, Record, SILENCE, TICKET_KEPT, Time};
+use crate::law::{Due, HEARTBEAT, Record, SILENCE, TICKET_KEPT, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Place;
@@ -57,7 +57,7 @@ use words::{Act, Header, Pair, Range, Span, Txn};
 
 pub use client::Target;
 
-/// How long one does who listens and whose watch ended.
+/// How long one does who listens and whose watch ended; twice as long each time that the next one fails, up to a heartbeat.
 const DEAF: Duration = Duration::from_millis(25);
 /// Whoever gives a lock to the next one waits up to this time before it ends its lease.
 const LETS_PASS: Duration = Duration::from_millis(50);
@@ -107,6 +107,8 @@ pub struct Keys {
     ahead: RefCell<Option<(Node, Moment)>>,
     is_ahead: Cell<bool>,
     ears: RefCell<Option<Ears>>,
+    /// How many watches in a row failed.
+    deaf: Cell<u32>,
 }
 
 impl Clone for Keys {
@@ -137,6 +139,7 @@ impl Keys {
             ahead: RefCell::default(),
             is_ahead: Cell::default(),
             ears: RefCell::default(),
+            deaf: Cell::default(),
         }
     }
 
@@ -420,9 +423,11 @@ impl Adapter for Keys {
         let heard = self.listen(token, &mut others, Moment::now().after(limit));
         self.is_holder.set(matches!(heard, Ok(true)));
         // A place in the queue does not end with a connection. Whether the members are there shows when they are asked.
+        let failed = if heard.is_ok() { 0 } else { self.deaf.get().saturating_add(1) };
+        let deaf = self.deaf.replace(failed);
         Ok(heard.unwrap_or_else(|_| {
             self.client.turn_away();
-            thread::sleep(DEAF.min(limit));
+            thread::sleep((DEAF * 2u32.pow(deaf.min(6))).min(HEARTBEAT).min(limit));
             true
         }))
     }
