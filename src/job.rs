@@ -47,12 +47,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
-use std::ffi::{CString, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
+/// The name of a guard's process.
+const GUARD_NAME: &CStr = c"dlock-guard";
 /// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
 const OVERDUE: Duration = Duration::from_millis(5);
 /// How long a guard that has begun to kill may show no progress (it counts every process it signals), and how long one

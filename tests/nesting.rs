@@ -21,6 +21,7 @@ on_every_store!(
     it_ends_as_its_command_does,
     it_stops_its_own_job_and_no_other,
     killed_it_takes_its_job_along_and_no_other,
+    killed_as_the_command_it_keeps_the_lock_until_its_job_is_dead,
     a_signal_reaches_the_command,
     what_is_lost_outside_ends_everything_inside,
     a_report_says_that_it_was_nested,
@@ -282,6 +283,28 @@ fn it_stops_its_own_job_and_no_other(backend: Backend) {
     assert_eq!(world.state("k"), "held");
     world.write("go", "");
     run.finish();
+}
+
+/// Its guard stops its job, which takes a while, and the guard outside must not take that for what a command leaves behind.
+fn killed_as_the_command_it_keeps_the_lock_until_its_job_is_dead(backend: Backend) {
+    let world = World::new(backend);
+    let job = "trap 'echo asked >> log' TERM; cut -d' ' -f4 /proc/$PPID/stat > dlock.pid; echo up >> log; \
+        until [ -e go ]; do sleep 0.02; done; echo down >> log";
+    let inner = [BINARY, "run", "-k", "k", "--grace", "60s", "--", "sh", "-c", job];
+    let run = world.dlock(["run", "-k", "k", "--"]).args(inner).dies_of(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    let killed = world.wait_for_pid("dlock.pid");
+    assert_ne!(killed, run.pid(), "it is the one inside");
+    proc::signal(killed, Signal::KILL);
+    world.wait_for_log("asked");
+    wait_until("it was noticed outside", || proc::name(killed).is_empty());
+    for _ in 0..20 {
+        world.run("k", &[], "echo overlap >> log").status(75).any_stderr().run();
+    }
+    world.write("go", "");
+    run.finish();
+    assert_eq!(world.log(), ["up", "asked", "down"]);
+    assert_eq!(world.state("k"), "free");
 }
 
 fn killed_it_takes_its_job_along_and_no_other(backend: Backend) {

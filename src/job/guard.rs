@@ -5,7 +5,7 @@ use super::limits::{Limits, LimitsSender};
 use super::process_tree::{ProcessTree, Sweep};
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
-use super::{Ended, Event, Group, Leftovers, NotStarted, Orphaned, Process, Reached, StopReason};
+use super::{Ended, Event, GUARD_NAME, Group, Leftovers, NotStarted, Orphaned, Process, Reached, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
 use crate::sys::{self, Disposition, SignalSet, Stack};
@@ -107,7 +107,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             rustix::process::setpgid(None, None)?;
         }
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        rustix::thread::set_name(c"dlock-guard")?;
+        rustix::thread::set_name(GUARD_NAME)?;
         Ok(Self {
             setup,
             on_orphaned,
@@ -289,7 +289,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
         // descendant lives there is a child here, and that there is none is the end of all, exactly.
-        if self.no_child || self.setup.leftovers == Leftovers::Leave {
+        let leaves = self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
+        if self.no_child || leaves {
             self.end(None);
         } else if before.is_none() {
             self.tell(&Event::CommandEnded { status });

@@ -5,11 +5,11 @@
 //! whatever group, session or parent it takes; and while it lives it is a child of a descendant or of the watcher.
 //! Besides, as a second net, whatever carries the mark in the environment it was started with ([`super::strays`]).
 
-use super::Process;
 use super::gathering::Gathering;
 use super::limits::LimitsSender;
 use super::procfs::{Member, Source, name_of, own_pid, read_entry};
 use super::strays::{Looked, Search};
+use super::{GUARD_NAME, Process};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
 use rustix::io::Errno;
@@ -272,6 +272,11 @@ impl ProcessTree {
     /// Whether no descendant can be found any more: whoever lives is a child, or below one.
     pub(super) fn is_empty(&self) -> bool {
         self.own_children().is_empty()
+    }
+
+    /// Whether a guard is a child: its dlock ran inside the job and was killed, and it is stopping what that ran.
+    pub(super) fn has_guard(&self) -> bool {
+        self.own_children().into_iter().any(|pid| name_of(pid).as_bytes() == GUARD_NAME.to_bytes())
     }
 
     /// Whether there may be strays.
