@@ -29,8 +29,10 @@ pub struct Progress {
     began: Moment,
     /// What is in the way of one who stands in the queue.
     blocker: Option<Blocker>,
-    /// How many requests in a row failed. At the first one it was said that the store does not answer.
-    failures: u32,
+    /// It was said that the store does not answer.
+    troubled: bool,
+    /// How many requests in a row failed because the answer took too long.
+    slow: u32,
     /// How many grants in a row came too late to be relied on.
     late: u32,
     /// When to look how long runs mostly take.
@@ -43,7 +45,15 @@ impl Progress {
     /// One who has not asked yet.
     pub fn begin() -> Self {
         let began = Moment::now();
-        Self { began, blocker: None, failures: 0, late: 0, look: began.after(LOOK_AFTER), usual: None }
+        Self {
+            began,
+            blocker: None,
+            troubled: false,
+            slow: 0,
+            late: 0,
+            look: began.after(LOOK_AFTER),
+            usual: None,
+        }
     }
 
     /// What a request asks for that is sent then.
@@ -55,7 +65,7 @@ impl Progress {
     pub fn by(&self, request: &Request, sent: Moment) -> Moment {
         let by = sent.after(request.budget());
         match request.until {
-            Until::At(end) if self.blocker.is_some() || self.failures > 0 => {
+            Until::At(end) if self.blocker.is_some() || self.troubled => {
                 by.min(end.max(sent.after(RIDE_OUT_PAUSE)))
             }
             _ => by,
@@ -92,10 +102,12 @@ impl Progress {
     }
 }
 
-/// How long to wait before a store is asked again that has failed so often before. A crowd that asks a busy one again and
-/// again gets it no further; whoever was granted the lock has to ask before that is void (`CONFIRM_WITHIN`).
-fn pause(failures: u32, until: Until) -> Duration {
-    let pause = (RIDE_OUT_PAUSE * 2u32.pow(failures.min(3))).min(HEARTBEAT);
+/// How long to wait before a store is asked again, whose answers took too long so often in a row. A crowd that asks a busy one
+/// again and again gets it no further. One that refuses is gone for a moment, and is asked soon: whoever does not ask for
+/// 5 s has lost its place. And what was granted and not heard of is asked for again before its lease of that ttl ends.
+fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
+    let longest = HEARTBEAT.min(ttl / 4).max(RIDE_OUT_PAUSE);
+    let pause = (RIDE_OUT_PAUSE * 2u32.pow(slow.saturating_sub(1).min(3))).min(longest);
     match until {
         Until::At(end) => pause.min(end.left().max(RIDE_OUT_PAUSE)),
         Until::No | Until::Forever => pause,
@@ -167,7 +179,8 @@ impl Obtaining<'_> {
                     return None;
                 }
                 Ok(Acquired::Waiting(mut waiting)) => {
-                    if std::mem::take(&mut self.progress.failures) > 0 {
+                    self.progress.slow = 0;
+                    if std::mem::take(&mut self.progress.troubled) {
                         self.report(Report::Recovered);
                     }
                     let Self { store, request, progress, .. } = self;
@@ -188,19 +201,19 @@ impl Obtaining<'_> {
                         return match self.progress.blocker.take() {
                             // The wait ended while it was asked, and left no time to ask again.
                             Some(blocker)
-                                if self.progress.failures == 0
-                                    && !matches!(error, Error::Unacknowledged(_)) =>
+                                if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) =>
                             {
                                 self.give_up(Report::Busy(blocker))
                             }
                             _ => self.fail(error),
                         };
                     }
-                    if self.progress.failures == 0 {
+                    let is_slow = Moment::now().since(sent) > RIDE_OUT_PAUSE;
+                    self.progress.slow = if is_slow { self.progress.slow.saturating_add(1) } else { 0 };
+                    if !std::mem::replace(&mut self.progress.troubled, true) {
                         self.report(Report::Trouble { error, until: sent });
                     }
-                    clock::sleep(pause(self.progress.failures, self.request.until));
-                    self.progress.failures = self.progress.failures.saturating_add(1);
+                    clock::sleep(pause(self.progress.slow, self.request.ask.ttl, self.request.until));
                 }
                 Err(error) => return self.fail(error),
             }
@@ -265,9 +278,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_goes_on_failing_is_asked_more_seldom() {
-        let pauses = |until| [0, 1, 2, 3, 4, u32::MAX].map(|failures| pause(failures, until).as_millis());
-        assert_eq!(pauses(Until::Forever), [300, 600, 1200, 1600, 1600, 1600]);
-        assert_eq!(pauses(Until::At(Moment::now())), [300; 6], "who gives up soon looks once more before");
+    fn a_store_that_goes_on_being_slow_is_asked_more_seldom() {
+        let pauses = |ttl, until| {
+            [0, 1, 2, 3, 4, u32::MAX].map(|slow| pause(slow, Duration::from_secs(ttl), until).as_millis())
+        };
+        assert_eq!(pauses(30, Until::Forever), [300, 300, 600, 1200, 1600, 1600]);
+        assert_eq!(pauses(3, Until::Forever), [300, 300, 600, 750, 750, 750], "well within a lease of 3 s");
+        assert_eq!(
+            pauses(30, Until::At(Moment::now())),
+            [300; 6],
+            "who gives up soon looks once more before"
+        );
     }
 }

@@ -57,7 +57,7 @@ use words::{Act, Header, Pair, Range, Span, Txn};
 
 pub use client::Target;
 
-/// How long one does who listens and whose watch ended; twice as long each time that the next one fails, up to a heartbeat.
+/// How long a waiter waits after its watch has failed; twice as long after each further failure, up to a heartbeat.
 const DEAF: Duration = Duration::from_millis(25);
 /// Whoever gives a lock to the next one waits up to this time before it ends its lease.
 const LETS_PASS: Duration = Duration::from_millis(50);
