@@ -597,6 +597,25 @@ fn a_slow_master_that_decides_is_waited_for() {
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
 }
 
+/// Of three masters one forgot the lock, one never had it, and the one that has it is slow. It vouches for the others.
+#[test]
+fn a_slow_master_that_vouches_is_waited_for() {
+    let masters = Masters::aged(3);
+    let slow = Proxy::before(masters.at(1).port());
+    let ports = [masters.at(0).port(), slow.port(), masters.at(2).port()];
+    let (mut store, ask) = (store(&ports, LONG), ask(Duration::from_secs(60)));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    masters.at(2).ask::<()>(&["SET", "dlock:k", "somebody's"]);
+    let granted = store.acquire(&names(), &ask, by());
+    assert!(matches!(granted, Ok(Acquired::Granted(_))), "{granted:?}");
+    masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
+    masters.at(0).ask::<()>(&["FLUSHALL"]);
+    slow.delay_replies(Duration::from_secs(1));
+    let renewed = store.renew(&names(), &ask.token, ask.ttl, by());
+    assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
+    assert_eq!(masters.at(0).get("dlock:k"), Some(ask.token.secret().to_owned()), "it was won back");
+}
+
 /// A master that has restarted answers at once and does not count, so the one that is far is needed.
 #[test]
 fn a_far_master_is_waited_for_where_a_near_one_does_not_count() {

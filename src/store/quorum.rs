@@ -241,18 +241,21 @@ impl Store for QuorumStore {
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
             call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
-        let lost_on = |answers: &Answers| {
-            ["revoked", "not-held", "missing"].into_iter().map(|what| answers.count(what)).sum::<usize>()
-        };
         let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
         let is_decided = |answers: &Answers| {
-            let renewed = answers.count("renewed");
-            let won_back = if wins_back && renewed > 0 { answers.count("missing") } else { 0 };
-            renewed + won_back >= majority || lost_on(answers) > masters - majority
+            let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
+            let (missing, gone) = (answers.count("missing"), revoked + answers.count("not-held"));
+            // One that has the hold is enough for those that miss it to be won back.
+            let (won_back, lost) = match wins_back && revoked == 0 {
+                true if renewed > 0 => (missing, gone),
+                true => (0, gone),
+                false => (0, gone + missing),
+            };
+            renewed + won_back >= majority || lost > masters - majority
         };
         let mut answers = self.decide(&renew, by, is_decided);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
-        let mut lost = lost_on(&answers);
+        let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
         let mut asked = None;
         let mut hold = Vouched {

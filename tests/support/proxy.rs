@@ -217,7 +217,9 @@ fn whole_request(client: &mut TcpStream) -> Option<Vec<u8>> {
 /// Whether these are Redis commands, the last of which is not there as a whole.
 fn is_cut(mut rest: &[u8]) -> bool {
     while let Some(b'*') = rest.first() {
-        let Some(parts) = number(&mut rest) else { return false };
+        let Some(parts) = number(&mut rest) else {
+            return rest[1..].iter().all(|byte| byte.is_ascii_digit() || *byte == b'\r');
+        };
         for _ in 0..parts {
             if rest.is_empty() {
                 return true;

@@ -149,12 +149,12 @@ impl QuorumStore {
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));
             }
             self.take_back(name, token, &attempt, &everybody, by);
+            if told.count("confirmed") + told.count("not-held") < majority {
+                return Err(self.short(&told));
+            }
             if end.passed() {
                 let text = format!("{} answers too slowly for a lease of this length", self.shown);
                 return Err(Error::Unavailable(text));
-            }
-            if told.count("confirmed") + told.count("not-held") < majority {
-                return Err(self.short(&told));
             }
             // Somebody took it away in between.
             let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Split };

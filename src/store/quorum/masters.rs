@@ -240,8 +240,9 @@ impl Masters {
         }
     }
 
-    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when most have answered that can be
-    /// counted, and that is enough, the others get `stragglers`, or longer if those took long. Who did not answer has failed.
+    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when a majority of masters that count
+    /// has answered, and that is enough, the others get `stragglers`, or longer if those took long. Who did not answer has
+    /// failed.
     pub fn collect(
         &self,
         pending: Pending,

@@ -690,7 +690,17 @@ impl Judge<'_> {
                 });
                 let trouble = lived.is_some_and(|l| self.trouble(l.life.last, l.run.ended + l.run.ttl) > 0);
                 if end.outcome != "released" && unhurt && !script && !trouble && remembers {
-                    faults.push(format!("{key}: the history says {end:?} of {}", show(lived)));
+                    let near = lived.map(|l| {
+                        let run = l.run;
+                        let near = self.troubles(run.spawned.saturating_sub(5 * SECOND), run.ended + run.ttl);
+                        format!(
+                            "{:.4}–{:.4}, {near:?}, {:?}",
+                            seconds(run.spawned),
+                            seconds(run.ended),
+                            run.said
+                        )
+                    });
+                    faults.push(format!("{key}: the history says {end:?} of {}, {near:?}", show(lived)));
                 }
             }
             if remembers {

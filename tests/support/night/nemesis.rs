@@ -552,7 +552,8 @@ impl<'a> Nemesis<'a> {
         true
     }
 
-    /// A replica takes over from a master that is dead or silent for two seconds, or when it is told to. Only then it has heard all.
+    /// A replica takes over from a master that is dead or silent for two seconds, or when it is told to. It has heard all only
+    /// where it asks its master first (FAILOVER).
     fn hit_a_cluster_that_fails_over(&mut self) -> bool {
         let count = u64::try_from(self.store.servers.len()).expect("a few");
         let node = usize::try_from(self.dice.roll(count)).expect("a few");

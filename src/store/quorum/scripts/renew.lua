@@ -1,8 +1,8 @@
 -- renew.lua: extends the lease of the token that the lock key names, and of no other.
 -- ARGV: token, ttl ms, longest lease ms, fence (0: as it is here).
 -- Replies: {'renewed', …, fence (0: not told yet), held for us, cooling left ms, owner, who asked it to end or '', word} · {'missing', …}:
---          nobody has this master, so it may be won back · {'not-held', …} · {'revoked', …}, and as acquire.lua's for a
---          master that does not count.
+--          nobody has this master, nor had it after that fence, so it may be won back · {'not-held', …} · {'revoked', …},
+--          and as acquire.lua's for a master that does not count.
 -- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant learns the fence here.
 
 local token, ttl, fence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
@@ -21,5 +21,7 @@ if is_held_by(lock, token) then
     hold.word)
 end
 if is_revoked_from(lock, token) then return answer('revoked') end
-if lock.kind == 'free' and redis.call('EXISTS', spent_key(lock, token)) == 0 then return answer('missing') end
+local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1
+local is_newer = fence > 0 and last_fence(lock) > fence
+if lock.kind == 'free' and not is_spent and not is_newer then return answer('missing') end
 return answer('not-held')
