@@ -289,8 +289,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
         // descendant lives there is a child here, and that there is none is the end of all, exactly.
-        let leaves = self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
-        if self.no_child || leaves {
+        let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
+        if self.no_child || leaves() {
             self.end(None);
         } else if before.is_none() {
             self.tell(&Event::CommandEnded { status });
