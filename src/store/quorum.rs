@@ -121,18 +121,26 @@ impl QuorumStore {
     }
 
     fn ask(&mut self, to: &[usize], call: &Call, by: Moment, stragglers: Duration) -> Answers {
+        self.ask_until(|_| true, to, call, by, stragglers)
+    }
+
+    fn ask_until(
+        &mut self,
+        is_enough: impl Fn(&Answers) -> bool,
+        to: &[usize],
+        call: &Call,
+        by: Moment,
+        stragglers: Duration,
+    ) -> Answers {
         let pending = self.masters.send(to, call, Order::Behind, by);
-        let answers = self.masters.collect(pending, by, stragglers, |_| true);
+        let answers = self.masters.collect(pending, by, stragglers, is_enough);
         self.listen(&answers);
         answers
     }
 
     /// Asks all masters, and waits for those that are slow as long as it is not decided without them.
     fn decide(&mut self, call: &Call, by: Moment, is_decided: impl Fn(&Answers) -> bool) -> Answers {
-        let pending = self.masters.send(&self.masters.everybody(), call, Order::Behind, by);
-        let answers = self.masters.collect(pending, by, STRAGGLERS, is_decided);
-        self.listen(&answers);
-        answers
+        self.ask_until(is_decided, &self.masters.everybody(), call, by, STRAGGLERS)
     }
 
     /// Asks all masters for somebody who is in no hurry.
