@@ -58,6 +58,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
             command: "/usr/local/bin/report --daily".into(),
             reason: None,
             by: By::Run,
+            ttl: None,
         },
         patience: if then == Then::Queue { Patience::Queue } else { Patience::None },
         terms: Terms::default(),
@@ -70,7 +71,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
         Then::Keep | Then::Leave => matches!(acquired, Acquired::Granted(_)),
     };
     if is_had && then == Then::Leave {
-        let end = End { ran: Ran::Cut(Outcome::Released), job: None };
+        let end = End { ran: Ran::Cut(Outcome::Released), job: None, once_per: false };
         store.leave(&names, &ask.token, &end, by)?;
     }
     Ok(is_had)

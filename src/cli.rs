@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod duration;
 pub mod forget;
 pub mod history;
+pub mod hold;
 pub mod key;
 mod leading;
 pub mod metrics;
@@ -44,13 +45,29 @@ pub use status::Status;
         lease ends if it cannot be renewed.",
     after_long_help = "Examples:\n  \
         # Crontab of every machine; one of them runs the job:\n  \
-        @daily /usr/bin/dlock run -q -k rep --once-per 20h -w 4h -- /opt/rep\n\n  \
+        @daily /usr/bin/dlock run -q -k rep --once-per 18h -w 4h -- /opt/rep\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\
         DLOCK_STORE or a configuration file names another one. The options that every\n\
         command takes may stand before the command: dlock --store URL status.\n\
-        'dlock run --help' explains the rest.",
+        'dlock run --help' explains the rest.\n\n\
+        STORES\n  \
+        redis://[USER@]HOST[:PORT][/DB]  one Redis server\n  \
+        redis+unix:///SOCKET[?db=N]  the same by its socket\n  \
+        redis+sentinel://HOST,HOST/MASTER  the master that sentinels name\n  \
+        redis+cluster://HOST,HOST  a Redis Cluster\n  \
+        redis+quorum://HOST,HOST,HOST  a majority of independent masters\n  \
+        postgres://USER@HOST[:PORT]/DATABASE  a PostgreSQL database;\n      \
+        postgres+unix://USER@/SOCKET?db=DATABASE by a socket\n  \
+        mysql://USER@HOST[:PORT]/DATABASE  a MySQL or MariaDB database; mysql+unix\n      \
+        alike\n  \
+        etcd://HOST,HOST[/PREFIX]  a cluster of etcd\n  \
+        zookeeper://HOST,HOST[/CHROOT]  an ensemble of ZooKeeper\n  \
+        file:/DIR  a directory, for the processes of this machine only\n  \
+        rediss, etcds and zookeepers are TLS, and so are postgres and mysql to another\n  \
+        machine: ?ca=FILE trusts FILE in place of the system's authorities,\n  \
+        &cert=FILE&key=FILE shows a certificate.",
     disable_help_subcommand = true,
     args_override_self = true,
     max_term_width = 100
@@ -69,9 +86,14 @@ pub enum Command {
     /// The lease is renewed while CMD runs. Without --wait dlock does not wait: if the lock is held it says by whom
     /// and exits 75. CMD gets stdin, stdout, stderr, directory and signals as if it had been started without dlock.
     Run(Box<Run>),
+    /// Hold a lock for a process that dlock did not start, or for the program on stdin
+    ///
+    /// Takes the lock, renews it, and gives it back when the process ends, or at the end of stdin. If the lock is lost the
+    /// process is stopped before the lease ends, as the command of 'dlock run' is.
+    Hold(Box<hold::Hold>),
     /// Show who holds what, who waits, and for how long
     ///
-    /// Without KEY: every lock under the prefix that is held, cooling or waited for.
+    /// Without KEY: every lock under the prefix that is held, cooling, paused or waited for.
     Status(Status),
     /// Show how the last runs under a lock went
     ///
@@ -125,6 +147,7 @@ impl Command {
     pub fn key(&self) -> Option<&Key> {
         let keys: &[Key] = match self {
             Self::Run(run) => return run.key.first(),
+            Self::Hold(hold) => return hold.key.first(),
             Self::Acquire(acquire) => return acquire.key.first(),
             Self::Renew(renew) => renew.key.as_slice(),
             Self::Check(check) => check.key.as_slice(),
@@ -133,7 +156,7 @@ impl Command {
             Self::Pause(pause) => &pause.keys,
             Self::Resume(resume) => &resume.keys,
             Self::Release(release) => from_ref(&release.key.0),
-            Self::History(history) => from_ref(&history.key.0),
+            Self::History(history) => &history.keys,
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
                 &[]
             }
@@ -145,6 +168,7 @@ impl Command {
     pub fn common(&self) -> &Common {
         match self {
             Self::Run(run) => &run.common,
+            Self::Hold(hold) => &hold.common,
             Self::Status(status) => &status.common,
             Self::Acquire(acquire) => &acquire.common,
             Self::Renew(renew) => &renew.common,

@@ -5,7 +5,8 @@ use crate::cli::usage::{self, Parsed};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::job;
-use crate::output::{self, Kind, Printer};
+use crate::output::{self, Event, Kind, Printer};
+use crate::sys;
 use context::Context;
 use std::process::ExitCode;
 
@@ -17,12 +18,15 @@ pub mod completions;
 mod context;
 pub mod doctor;
 mod env;
+mod fate;
 mod foreground;
 pub mod forget;
 pub mod held;
 pub mod history;
+pub mod hold;
 pub mod metrics;
 mod owner;
+mod password;
 pub mod pause;
 pub mod release;
 pub mod renew;
@@ -37,22 +41,22 @@ pub mod watch;
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let evaluated = usage::is_evaluated(std::env::args_os());
-    let (exit, printer) = match usage::parse(std::env::args_os()) {
-        Ok(Parsed::Print(text)) => {
-            (output::print(&text).map(|()| Exit::Ok).map_err(Into::into), Printer::early(None))
-        }
-        Ok(Parsed::Complete(question)) => {
-            (complete::complete(&question).map_err(Into::into), Printer::early(None))
-        }
+    let mut printer = Printer::early(usage::log_format(std::env::args_os()));
+    let exit = match usage::parse(std::env::args_os()) {
+        Ok(Parsed::Print(text)) => output::print(&text).map(|()| Exit::Ok).map_err(Into::into),
+        Ok(Parsed::Complete(question)) => complete::complete(&question).map_err(Into::into),
         Ok(Parsed::Command(command)) => {
-            (dispatch(&command), Printer::early(Some(command.common())).about(command.key()))
+            printer = Printer::early(command.common().log_format).about(command.key());
+            dispatch(&command, &mut printer)
         }
-        Err(line) => (Err(Error::Usage(line).into()), Printer::early(None)),
+        Err(line) => Err(Error::Usage(line).into()),
     };
     let exit = exit.unwrap_or_else(|error| {
-        printer.say(Kind::Error, &error::line(&error));
-        error::exit_of(&error)
+        let exit = error::exit_of(&error);
+        printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
+        exit
     });
+    sys::kill_all_apart();
     if evaluated && exit != Exit::Ok {
         // In place of variables; `set -e` then stops the shell.
         let _said = output::print(&format!("(exit {})\n", exit.code()));
@@ -63,22 +67,28 @@ pub fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-fn dispatch(command: &Command) -> anyhow::Result<Exit> {
-    let context = || Context::new(command.common(), command.key());
+/// Runs the command. `printer` then says what went wrong, as soon as there are settings as they ask for it.
+fn dispatch(command: &Command, printer: &mut Printer) -> anyhow::Result<Exit> {
+    let mut context = || {
+        let context = Context::new(command.common(), command.key())?;
+        *printer = context.printer.clone();
+        Ok::<_, Error>(context)
+    };
     match command {
-        Command::Run(flags) => run::run(flags),
+        Command::Run(flags) => run::run(flags, printer),
+        Command::Hold(flags) => hold::hold(flags, printer),
         Command::Acquire(flags) => acquire::acquire(context()?, flags),
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
         Command::Status(flags) => status::status(&context()?, flags),
-        Command::Renew(flags) => renew::renew(&context()?, flags),
-        Command::Check(flags) => check::check(&context()?, flags),
+        Command::Renew(flags) => renew::renew(&context()?, flags, printer),
+        Command::Check(flags) => check::check(&context()?, flags, printer),
         Command::Wait(flags) => wait::wait(&context()?, flags),
         Command::Pause(flags) => pause::pause(&context()?, flags),
         Command::Resume(flags) => pause::resume(&context()?, flags),
         Command::Forget(flags) => forget::forget(&context()?, flags),
         Command::History(flags) => history::history(&context()?, flags),
         Command::Doctor(flags) => doctor::doctor(&context()?, flags),
-        Command::Release(flags) => release::release(&context()?, flags),
+        Command::Release(flags) => release::release(&context()?, flags, printer),
         Command::Watch(flags) => watch::watch(&context()?, flags),
         Command::Metrics(flags) => metrics::metrics(&context()?, flags),
     }

@@ -30,13 +30,14 @@ pub const DEFAULT_STORE: &str = "redis://127.0.0.1:6379";
 pub const DEFAULT_PREFIX: &str = "dlock:";
 
 /// Every variable that dlock reads, beside HOME, XDG_CONFIG_HOME, SHELL, TZ and NO_COLOR.
-pub const VARIABLES: [&str; 9] = [
+pub const VARIABLES: [&str; 10] = [
     "DLOCK_STORE",
     "DLOCK_PREFIX",
     "DLOCK_CONFIG",
     "DLOCK_USERNAME",
     "DLOCK_PASSWORD",
     "DLOCK_PASSWORD_FILE",
+    "DLOCK_PASSWORD_COMMAND",
     "DLOCK_CONNECT_TIMEOUT",
     "DLOCK_OP_TIMEOUT",
     "DLOCK_LOG_FORMAT",
@@ -115,7 +116,17 @@ pub struct Credentials {
     /// The user; null for the server's default user.
     pub username: Option<String>,
     /// Null where a user alone is enough, as a database may be set up.
-    pub password: Option<Secret>,
+    pub password: Option<Password>,
+}
+
+/// Where a password comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Password {
+    Text(Secret),
+    /// This file, which is read before each connection; absolute.
+    File(PathBuf),
+    /// The first line that this command prints, which is run before each connection.
+    Command(Secret),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,6 +199,8 @@ pub struct Settings {
     pub files: Vec<(PathBuf, Sensitivity)>,
     /// The variables that have a password in them: every job inherits them.
     pub exposed: Vec<&'static str>,
+    /// Where the password is from, in words; none where there is none.
+    pub password_from: Option<String>,
     file: File,
     password_variable: Option<Secret>,
     beside: Beside,
@@ -215,6 +228,7 @@ impl Settings {
         let sentinel_credentials =
             url.value.sentinel_credentials().map_err(|why| invalid(&url.source, &why))?;
         let beside = layers.beside(&login);
+        let password_from = login.password_from();
         let credentials = login.credentials;
         let sensitive = layers.sensitive_files(&url);
         let exposed = layers.exposed();
@@ -264,6 +278,7 @@ impl Settings {
             prefix: prefix.value,
             files: sensitive,
             exposed,
+            password_from,
             warnings,
             remarks,
             password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),

@@ -16,7 +16,9 @@
 
 mod adopt;
 mod apart;
+mod bond;
 mod cgroup;
+mod foreign;
 mod gathering;
 mod guard;
 mod limits;
@@ -26,12 +28,13 @@ mod protocol;
 mod signals;
 mod stop;
 mod strangers;
-mod strays;
+mod strike;
 mod tty;
 
-pub use apart::apart;
+pub use apart::{apart, detach, leave_caller};
+pub use bond::{Bond, NoPin, OVER, Pin, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
-pub use signals::{ENDING, Inherited, Received, Sender, next_signal, prepare};
+pub use signals::{ENDING, Inherited, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};
@@ -40,6 +43,7 @@ use crate::clock::{Moment, Timer};
 use crate::exit::{Ended, OnLost};
 use crate::sys::{self, Fork};
 use adopt::Adopted;
+use foreign::Foreign;
 use process_tree::ProcessTree;
 use protocol::Order;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,6 +88,8 @@ pub enum Reached {
 pub struct Plan {
     /// The command; the first is looked for in PATH.
     pub argv: Vec<OsString>,
+    /// What the job is in place of a command.
+    pub bond: Option<Bond>,
     /// The process group it runs in.
     pub group: Group,
     /// Between TERM and KILL when the job is stopped for another reason than its limits.
@@ -96,8 +102,6 @@ pub struct Plan {
     pub spare: Duration,
     /// What to do with what CMD leaves behind.
     pub leftovers: Leftovers,
-    /// A text that the job, and nothing else, carries in its environment. Empty: none.
-    pub mark: String,
     /// Descriptors that the guard keeps open, besides 2. All others it closes once CMD has been started.
     pub keep: Vec<RawFd>,
 }
@@ -205,12 +209,13 @@ pub struct Guard {
     beats: u64,
     grace: Duration,
     on_lost: OnLost,
-    mark: String,
     leftovers: Leftovers,
     /// Children of dlock that are not of the job.
     apart: Vec<i32>,
     /// The job had ended when the guard was last looked after.
     late: bool,
+    /// The foreign process that is the job.
+    target: Option<Pin>,
     /// What [`Guard::lost`] said.
     kill_by: Option<Moment>,
     /// What [`Event::CommandEnded`] said.
@@ -243,15 +248,18 @@ impl Guard {
         let (link, far) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let timer = Timer::new()?;
+        let target = plan.bond.as_ref().and_then(|bond| bond.process.clone());
         let apart = if sys::has_children() { procfs::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
         let caller_group = Pid::from_raw(sys::own_group());
         match sys::fork()? {
             Fork::Child => {
                 drop(link);
+                let foreign = target.map(|target| Foreign::new(target, [caller, procfs::own_pid()]));
                 guard::run(
                     guard::Setup {
                         argv,
+                        bond: plan.bond,
                         group: plan.group,
                         caller_group,
                         caller,
@@ -260,7 +268,7 @@ impl Guard {
                         on_lost: plan.on_lost,
                         spare: plan.spare,
                         leftovers: plan.leftovers,
-                        tree: ProcessTree::new(&plan.mark, vec![caller], limits),
+                        tree: ProcessTree::new(vec![caller], foreign, limits),
                         keep: plan.keep,
                         mask: inherited.mask,
                         child_ignored: inherited.ignored_child,
@@ -280,10 +288,10 @@ impl Guard {
                 beats: 0,
                 grace: plan.grace,
                 on_lost: plan.on_lost,
-                mark: plan.mark,
                 leftovers: plan.leftovers,
                 apart,
                 late: false,
+                target,
                 kill_by: None,
                 status: None,
                 stopping: None,

@@ -21,6 +21,7 @@ pub mod schedule;
 mod answer;
 mod operation;
 mod record;
+mod refusal;
 pub mod stat;
 #[cfg(test)]
 mod tests;
@@ -28,12 +29,14 @@ mod time;
 pub mod view;
 
 pub use answer::{
-    Acquired, Became, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Patterns, Pause,
-    Proof, Renewal, Requested, Revoked, State, Success, Superseded, Waiting,
+    Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
+    Requested, Revoked, State, Success, Superseded, Waiting,
 };
-pub use operation::{Ask, End, NewPattern, NewPause, Patience, Ran, Revoke, Terms, When};
+pub use operation::{Ask, End, NewPause, Patience, Ran, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Spent, Waiter};
+pub use refusal::{REFUSALS_KEPT, Refusal, Why};
 pub use time::{Due, Time, millis};
+pub use view::LastSuccess;
 
 /// A waiter not heard of for this long is passed over.
 pub const SILENCE: Duration = Duration::from_secs(5);
@@ -90,9 +93,6 @@ impl LockTable {
             return Acquired::Spent;
         }
         self.expire(now, names);
-        for name in names {
-            self.heed_patterns(now, name);
-        }
         if !self.is_held_by(names, &ask.token) {
             if !self.may_start_anew(names, &ask.token) {
                 return Acquired::Spent;
@@ -178,7 +178,7 @@ impl LockTable {
             let record = self.record(name.as_str());
             queued |= record.remove_waiter(token);
             let cooling = if record.is_held_by(token) {
-                record.release(now, token, end.ran, end.job)
+                record.release(now, token, end)
             } else if record.is_revoked_from(token) {
                 record.drop_hold(token);
                 Duration::ZERO
@@ -261,6 +261,13 @@ impl LockTable {
         was
     }
 
+    /// Notes who did not get a lock, in a record beside that of the lock ([`Name::of_refusals`]).
+    pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) {
+        let refusals = &mut self.record(beside.as_str()).refusals;
+        refusals.push_front(Refusal { at: now.millis(), ..refusal.clone() });
+        refusals.truncate(REFUSALS_KEPT);
+    }
+
     /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
     /// holds it goes on.
     pub fn pause(&mut self, now: Time, name: &Name, pause: Option<NewPause<'_>>) -> bool {
@@ -269,29 +276,6 @@ impl LockTable {
         let was = record.pause(now, pause);
         self.serve(now, VecDeque::from([name.as_str().to_owned()]));
         was
-    }
-
-    /// Has a pattern pause the keys under a prefix that look like it, or does so no more: of those that were granted before
-    /// each has to be paused by itself, or opened again. Answers which patterns are in force then.
-    pub fn change_pattern(&mut self, now: Time, prefix: &str, change: &NewPattern<'_>) -> Patterns {
-        let record = self.record(Name::of_patterns(prefix).as_str());
-        record.expire(now);
-        let became = record.change_pattern(now, change);
-        Patterns { became, ..record.patterns(now) }
-    }
-
-    /// A lock that was never granted may be one of which nobody knew when a pattern was said that means it. From then on
-    /// its pause is its own. Of all others whoever says a pattern finds the records.
-    fn heed_patterns(&mut self, now: Time, name: &Name) {
-        let record = self.record(name.as_str());
-        if record.fence > 0 || record.paused.is_some() {
-            return;
-        }
-        let patterns = self.record(Name::of_patterns(name.prefix()).as_str());
-        patterns.expire(now);
-        let pauses = patterns.patterns.iter().filter(|pause| pause.means(name.key()));
-        let pause = Pause::longest(pauses).cloned();
-        self.record(name.as_str()).paused = pause;
     }
 
     /// What was done of what is wanted once in a while; nothing unless it is done at all of the locks.

@@ -10,34 +10,30 @@
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
-use crate::law::schedule::{FailedBefore, Schedule};
-use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Renewal, Superseded, Waiting};
-use crate::lock::{Names, Token, Wait};
-use crate::store::{Error, Listener, Slept, Store, Subscription};
+use crate::law::schedule::Schedule;
+use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
+use crate::lock::{Names, Owner, Token, Wait};
+use crate::store::{Error, Slept, Store, View};
 use event_fd::EventFd;
-use obtain::Answer;
+use keeper::{Keeper, Keeping, Kept, SUBSCRIBE_AFTER};
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
+use stores::Stores;
 
 pub mod event_fd;
-#[cfg(test)]
-mod fleet;
+pub mod keeper;
 pub mod observer;
 mod obtain;
+pub mod stores;
 
 pub use obtain::{Progress, obtain};
 
-/// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
-const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
-/// How long a holder does without a subscription that failed.
-const BACKOFF: Duration = Duration::from_secs(1);
 /// How long one who waits does so after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// How long after a release that failed at once the next attempt follows.
@@ -46,8 +42,11 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 /// How long replicas that have not heard of a release are waited for: a planned failover takes a second or two.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
-/// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
-const WORTH_SAYING: u32 = 2;
+/// How long the main thread may be kept from signals to learn why a hold ended.
+const TOLD_WHY_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long the end of the thread that listens is waited for.
+const HANGS_UP_WITHIN: Duration = Duration::from_millis(20);
 
 /// Until when to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,42 +165,6 @@ enum Alone {
     Keeps(Keeping, Moment),
 }
 
-/// How far the keeping of a hold is.
-#[derive(Debug, Clone, Copy)]
-struct Keeping {
-    /// From when the lease counts.
-    sent: Moment,
-    /// When it is to be renewed next.
-    next: Moment,
-    /// How many attempts in a row have failed.
-    failures: u32,
-    /// Whether it was said that the deadline has passed.
-    overdue: bool,
-    /// Whether it was said that somebody asks for the end.
-    asked: bool,
-}
-
-impl Keeping {
-    fn new(sent: Moment, schedule: &Schedule) -> Self {
-        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false }
-    }
-}
-
-/// What both threads use.
-struct Shared {
-    /// The thread has it while it talks to the store, never longer than an attempt may take.
-    store: Mutex<Box<dyn Store>>,
-    /// The lock is being given back: it must not be renewed any more. Said before the mutex is asked for, or a thread that
-    /// tries one renewal after the other could keep it for a whole outage.
-    over: AtomicBool,
-}
-
-impl Shared {
-    fn store(&self) -> MutexGuard<'_, Box<dyn Store>> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Lease {
     /// Asks for the lock. `rely` is called with the moments of TERM and KILL after every renewal that succeeded. As soon as
     /// `alarm` is readable, or there is to wait, a thread goes on.
@@ -213,11 +176,13 @@ impl Lease {
     ) -> io::Result<Self> {
         let (say, reports) = channel();
         let keeper = Arc::new(Keeper {
-            shared: Shared { store: Mutex::new(store), over: AtomicBool::new(false) },
+            stores: Stores::new(store),
             request,
             rely: Box::new(rely),
             reports: say,
             owner: EventFd::new()?,
+            over: EventFd::new()?,
+            listens: AtomicBool::new(false),
         });
         let lease = Self { reports, keeper, alone: RefCell::default() };
         lease.ask(Progress::begin(), alarm)?;
@@ -227,7 +192,7 @@ impl Lease {
     /// Asks, and leaves to a thread what cannot be done by itself.
     fn ask(&self, mut progress: Progress, alarm: BorrowedFd<'_>) -> io::Result<()> {
         let keeper = &*self.keeper;
-        let mut store = keeper.shared.store();
+        let mut store = keeper.stores.lock();
         let (request, sent) = (&keeper.request, Moment::now());
         let by = progress.by(request, sent);
         let answer = store.acquire_unless(alarm, &request.names, &progress.ask(request, sent), by);
@@ -260,9 +225,9 @@ impl Lease {
     /// readable. Whether it did: else reports come by [`Lease::fd`].
     pub fn wait(&self, alarm: BorrowedFd<'_>, until: Option<Moment>) -> io::Result<bool> {
         let Alone::Waits(_, next) = *self.alone.borrow() else { return Ok(false) };
-        let Keeper { shared, request, .. } = &*self.keeper;
+        let Keeper { stores, request, .. } = &*self.keeper;
         let limit = until.map_or(next, |until| until.min(next));
-        let slept = shared.store().sleep_unless(alarm, &request.names, &request.ask.token, limit);
+        let slept = stores.lock().sleep_unless(alarm, &request.names, &request.ask.token, limit);
         if matches!(slept, Some(Ok(Slept::Through))) && !next.passed() {
             return Ok(true);
         }
@@ -274,7 +239,7 @@ impl Lease {
         Ok(true)
     }
 
-    fn spawn(&self, work: impl FnOnce(&Keeper) + Send + 'static) -> io::Result<()> {
+    fn spawn(&self, work: impl FnOnce(&Arc<Keeper>) + Send + 'static) -> io::Result<()> {
         let keeper = self.keeper.clone();
         let spawned = thread::Builder::new().name("dlock-lease".into()).spawn(move || work(&keeper));
         spawned.map(drop).map_err(|error| io::Error::other(format!("cannot start a thread: {error}")))
@@ -311,23 +276,67 @@ impl Lease {
     /// A job may have used up what a thread takes. Then the caller renews by itself, when it is time, and tries again.
     fn start_keeping(&self, mut keeping: Keeping) {
         let is_started = self.spawn(move |keeper| keeper.keep(keeping)).is_ok();
-        let goes_on = !is_started && (!keeping.next.passed() || self.keeper.renew(&mut keeping));
+        let goes_on =
+            !is_started && (!keeping.next.passed() || self.keeper.renew_here(&mut keeping) == Kept::Yes);
         self.alone.replace(if goes_on { Alone::Keeps(keeping, keeping.next) } else { Alone::Nothing });
+    }
+
+    /// What the store says of the locks now, for who wants to know why the hold ended or is to end. Nothing where it does
+    /// not answer soon: nobody's job depends on it.
+    pub fn views(&self) -> Vec<View> {
+        let Keeper { stores, request, .. } = &*self.keeper;
+        let by = Moment::now().after(request.op_timeout.min(TOLD_WHY_WITHIN));
+        let Ok(mut store) = stores.lock_by(by) else { return Vec::new() };
+        let views = request.names.iter().map_while(|name| store.inspect(name, by).ok()).collect::<Vec<_>>();
+        if views.len() < request.names.as_slice().len() {
+            store.reset();
+        }
+        views
+    }
+
+    /// Notes that the lock was not obtained, as far as the store takes that soon: nothing depends on it. `at` is which of the
+    /// locks it was, in order of name.
+    pub fn note(&self, at: usize, refusal: &Refusal) {
+        let Keeper { stores, request, .. } = &*self.keeper;
+        let by = Moment::now().after(request.op_timeout.min(TOLD_WHY_WITHIN));
+        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), stores.lock_by(by)) {
+            let _nothing_depends_on_it = store.refuse(name, refusal, by);
+        }
+    }
+
+    /// The owner that asks.
+    pub fn asker(&self) -> &Owner {
+        &self.keeper.request.ask.owner
     }
 
     /// Nothing is renewed from now on: somebody else gives the lock back.
     pub fn abandon(&self) {
         self.alone.take();
-        self.keeper.shared.over.store(true, Ordering::Release);
+        self.keeper.stores.close();
     }
 
     /// Gives the lock back, which is not renewed from now on. Takes an op-timeout, and as long as a renewal that is under
     /// way.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
-        let Keeper { shared, request, .. } = &*self.keeper;
+        let Keeper { stores, request, .. } = &*self.keeper;
         let by = Moment::now().after(request.op_timeout);
-        give_back(&mut **shared.store(), &request.names, &request.ask.token, end, by)
+        let mut store = stores.lock_by(by)?;
+        let left = give_back(&mut **store, &request.names, &request.ask.token, end, by)?;
+        drop(store);
+        self.hang_up();
+        Ok(left)
+    }
+
+    /// Closes the connections, so that the server is told that they end: the process ends without that.
+    fn hang_up(&self) {
+        let Keeper { stores, over, listens, .. } = &*self.keeper;
+        over.notify();
+        stores.reset();
+        let by = Moment::now().after(HANGS_UP_WITHIN);
+        while listens.load(Ordering::Acquire) && !by.passed() {
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 }
 
@@ -341,7 +350,7 @@ pub fn give_back(
     by: Moment,
 ) -> Result<Left, Error> {
     let until = by.max(Moment::now().after(TOLD_WITHIN));
-    let mut by = by;
+    let (mut by, mut said) = (by, None);
     loop {
         match store.leave(names, token, end, by) {
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
@@ -352,137 +361,11 @@ pub fn give_back(
             Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
                 store.reset();
                 clock::sleep(LEAVE_PAUSE);
+                said = Some(error).filter(|error| matches!(error, Error::Unavailable(_))).or(said);
             }
+            // What the server said before tells more than that no time was left to ask it again.
+            Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),
             answer => return answer,
-        }
-    }
-}
-
-struct Keeper {
-    shared: Shared,
-    request: Request,
-    rely: Box<dyn Fn(Moment, Moment) + Send + Sync>,
-    reports: Sender<Report>,
-    owner: EventFd,
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("over", &self.shared.over).finish_non_exhaustive()
-    }
-}
-
-impl Keeper {
-    fn run(&self, progress: Progress, first: Option<Answer>) {
-        // Nobody else asks for the store before the lock is held.
-        let report = &mut |report| self.report(report);
-        let sent = obtain(&mut **self.shared.store(), &self.request, progress, first, report);
-        if let Some(sent) = sent {
-            self.keep(Keeping::new(sent, &self.request.schedule));
-        }
-    }
-
-    fn report(&self, report: Report) {
-        self.say(report);
-        self.owner.notify();
-    }
-
-    /// To an owner who is about to look.
-    fn say(&self, report: Report) {
-        // Nobody listens any more when the process is about to end.
-        let _ = self.reports.send(report);
-    }
-
-    /// Renews until the lock is given back or lost.
-    fn keep(&self, mut keeping: Keeping) {
-        let mut hearing = Hearing { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
-        loop {
-            self.listen(&mut hearing, keeping.next);
-            if self.shared.over.load(Ordering::Acquire) || !self.renew(&mut keeping) {
-                return;
-            }
-        }
-    }
-
-    /// One attempt to renew, and when the next one is due. False where the lock is lost.
-    fn renew(&self, keeping: &mut Keeping) -> bool {
-        let schedule = self.request.schedule;
-        let mut store = self.shared.store();
-        let began = Moment::now();
-        let (names, ask) = (&self.request.names, &self.request.ask);
-        let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
-        let by = began.after(schedule.attempt(failed));
-        match store.renew(names, &ask.token, ask.ttl, by) {
-            Ok(answer @ (Renewal::Renewed | Renewal::Asked | Renewal::Superseded)) => {
-                let sent = store.renewed_from().map_or(began, |from| from.min(began));
-                (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
-                if keeping.failures >= WORTH_SAYING {
-                    self.report(Report::Recovered);
-                }
-                let asker = match answer {
-                    Renewal::Asked => Some(Asker::Operator),
-                    Renewal::Superseded => Some(Asker::Newer),
-                    _ => None,
-                };
-                if let Some(asker) = asker.filter(|_| !keeping.asked) {
-                    self.report(Report::Asked(asker));
-                }
-                let asked = keeping.asked || asker.is_some();
-                *keeping = Keeping { asked, ..Keeping::new(sent, &schedule) };
-            }
-            Ok(answer) => {
-                let how = if answer == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
-                let kill_by = schedule.kill_of_lost(Moment::now(), keeping.sent);
-                self.report(Report::Lost { how, kill_by });
-                return false;
-            }
-            Err(error) => {
-                store.reset();
-                keeping.failures = keeping.failures.saturating_add(1);
-                if keeping.failures == WORTH_SAYING {
-                    self.report(Report::Trouble { error, until: schedule.term_at(keeping.sent) });
-                }
-                keeping.next = schedule.retry_at(began);
-                if schedule.deadline(keeping.sent).passed() {
-                    if !std::mem::replace(&mut keeping.overdue, true) {
-                        let kill_by = schedule.kill_at(keeping.sent);
-                        self.report(Report::Lost { how: Loss::Deadline, kill_by });
-                    }
-                    // The job that is left, if any, runs without the lock; there is no hurry any more.
-                    keeping.next = schedule.renew_at(began);
-                }
-            }
-        }
-        true
-    }
-}
-
-/// What a holder hears with.
-struct Hearing {
-    /// From when on it listens.
-    listens_at: Moment,
-    subscription: Option<Box<dyn Subscription>>,
-}
-
-impl Keeper {
-    /// Sleeps until `until`, or until an operator asks for something. That nothing can be heard is no fault of the hold:
-    /// the next renewal says what there is to hear.
-    fn listen(&self, hearing: &mut Hearing, until: Moment) {
-        if hearing.listens_at > Moment::now() {
-            clock::sleep_until(until.min(hearing.listens_at));
-        }
-        if hearing.subscription.is_none() && !until.passed() {
-            let (names, token) = (&self.request.names, &self.request.ask.token);
-            hearing.subscription =
-                self.shared.store().subscribe(names.as_slice(), token, Listener::Holder).ok();
-        }
-        while !until.passed() {
-            match hearing.subscription.as_mut().map(|subscription| subscription.sleep(until)) {
-                Some(Ok(true)) => return,
-                Some(Ok(false)) => {}
-                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
-                None => clock::sleep_until(until),
-            }
         }
     }
 }

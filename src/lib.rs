@@ -14,10 +14,11 @@
 //! | [`clock`] | which clock, and why |
 //! | [`store`] | what a store is; `store::redis`, `store::quorum` (several masters), `store::sql` (databases), `store::etcd`, `store::zookeeper` and `store::file` are the six; [`store::net`] is how a server is reached; `store/engine` runs the law for those that cannot |
 //! | [`lease`] | how the lock is taken, waited for, renewed and given back: the heartbeat thread |
-//! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time |
+//! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time; `job::bond` is what stands in for CMD in a `hold` |
 //! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |
 //! | [`output`] | every line that a person or a program reads |
 //! | [`shell`] | how a text stands in a line for a shell |
+//! | `sim` | for tests: a fleet under a virtual clock, with the real `law` and `lease` |
 //! | `sys` | the only unsafe code |
 //!
 //! `cli`, `lock`, `law`, `exit` and `shell` know nothing below them. `store` and `lease` know those; neither knows that children
@@ -39,5 +40,7 @@ pub mod lease;
 pub mod lock;
 pub mod output;
 pub mod shell;
+#[cfg(test)]
+mod sim;
 pub mod store;
 mod sys;

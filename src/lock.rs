@@ -65,9 +65,10 @@ impl Name {
         Ok(Self { full, prefix: prefix.len() })
     }
 
-    /// What the store calls the record of the patterns by which keys under a prefix are paused. No key has this name.
-    pub fn of_patterns(prefix: &str) -> Self {
-        Self { full: format!("dlock.patterns:{prefix}"), prefix: 0 }
+    /// The record beside that of the lock which has the refusals. No lock has such a name.
+    pub fn of_refusals(&self) -> Self {
+        const KIND: &str = "dlock.refused:";
+        Self { full: format!("{KIND}{}", self.full), prefix: KIND.len() + self.prefix }
     }
 
     /// Prefix and key together.
@@ -91,28 +92,54 @@ impl Name {
     }
 }
 
-/// A key in which `*` stands for any text and `?` for one character.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Pattern(String);
+/// A KEY in which `*` stands for any text and `?` for one character. After a backslash these two, and the backslash, stand
+/// for themselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+    parts: Vec<Part>,
+}
 
-impl TryFrom<String> for Pattern {
-    type Error = String;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    AnyText,
+    AnyCharacter,
+    Character(char),
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::of(&Key::new(&text)?).ok_or_else(|| "a pattern has * or ? in it".into())
+/// A text taken apart as a pattern.
+fn parts(text: &str) -> Vec<Part> {
+    let (mut parts, mut rest) = (Vec::new(), text.chars().peekable());
+    while let Some(c) = rest.next() {
+        parts.push(match c {
+            '*' => Part::AnyText,
+            '?' => Part::AnyCharacter,
+            '\\' => Part::Character(rest.next_if(|next| matches!(next, '*' | '?' | '\\')).unwrap_or(c)),
+            _ => Part::Character(c),
+        });
+    }
+    parts
+}
+
+impl Key {
+    /// The key that is meant where a pattern could stand, and none does: without the backslashes.
+    pub fn unescaped(&self) -> Self {
+        let character = |part| if let Part::Character(c) = part { Some(c) } else { None };
+        Self(parts(&self.0).into_iter().filter_map(character).collect())
     }
 }
 
 impl Pattern {
     /// The pattern that a KEY is, if it is one.
     pub fn of(key: &Key) -> Option<Self> {
-        key.as_str().contains(['*', '?']).then(|| Self(key.as_str().into()))
+        let parts = parts(key.as_str());
+        let is_one = parts.iter().any(|part| !matches!(part, Part::Character(_)));
+        is_one.then(|| Self { text: key.as_str().into(), parts })
     }
 
     /// As it was given.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// Whether a key looks like that.
@@ -121,13 +148,14 @@ impl Pattern {
         // Which beginnings of the key the pattern matches so far, by their lengths.
         let mut matched = vec![false; key.len() + 1];
         matched[0] = true;
-        for wanted in self.0.chars() {
-            if wanted == '*' {
+        for wanted in &self.parts {
+            if *wanted == Part::AnyText {
                 let shortest = matched.iter().position(|is_match| *is_match).unwrap_or(matched.len());
                 matched[shortest..].fill(true);
             } else {
                 for (at, found) in key.iter().enumerate().rev() {
-                    matched[at + 1] = matched[at] && (wanted == '?' || wanted == *found);
+                    matched[at + 1] =
+                        matched[at] && [Part::AnyCharacter, Part::Character(*found)].contains(wanted);
                 }
                 matched[0] = false;
             }
@@ -138,7 +166,7 @@ impl Pattern {
 
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -244,8 +272,6 @@ pub const SLOTS_MAX: u32 = 1000;
 /// The longest pause.
 pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-/// How many patterns may pause keys at a time under one prefix.
-pub const PATTERNS_MOST: usize = 64;
 /// How long it is remembered that a run succeeded, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -297,6 +323,13 @@ impl Token {
         } else {
             Err("a token is 32 lower-case hex digits".into())
         }
+    }
+
+    /// A token that tells nobody this one: the first half of its SHA-256. For a store whose names of keys are seen by others.
+    #[cfg(feature = "etcd")]
+    pub fn hashed(&self) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.0.as_bytes());
+        Self(digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// The token itself. For the store and for CMD's environment; never for a message.
@@ -352,6 +385,8 @@ pub enum By {
     Run,
     /// `dlock acquire`: a script renews it and gives it back.
     Acquire,
+    /// `dlock hold`: as `run`, for a process that it did not start.
+    Hold,
 }
 
 impl By {
@@ -380,6 +415,9 @@ pub struct Owner {
     pub reason: Option<String>,
     #[serde(skip_serializing_if = "By::is_usual")]
     pub by: By,
+    /// The length of the lease of a hold that a dlock renews; none for a script's, and for who holds nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<Duration>,
 }
 
 /// The greatest number of bytes in the name of a host or a user.
@@ -471,11 +509,22 @@ mod tests {
             ("a*b*c", "a-c-b", false),
             ("*?", "x", true),
             ("a*", "a*", true),
+            (r"a\*b*", "a*bc", true),
+            (r"a\*b*", "axbc", false),
+            (r"a\?*", "ab", false),
+            (r"a\\*", r"a\b", true),
+            (r"a\\*", "a*", false),
+            (r"a\b?", r"a\bc", true),
         ] {
             let pattern = Pattern::of(&Key::new(pattern)?).ok_or("no pattern")?;
             assert_eq!(pattern.matches(key), expected, "{pattern:?} {key}");
         }
-        assert_eq!(Pattern::of(&Key::new("a[1]")?), None);
+        for (operand, key) in
+            [("a[1]", "a[1]"), (r"a\*", "a*"), (r"\?", "?"), (r"a\\b", r"a\b"), (r"a\b\", r"a\b\")]
+        {
+            assert_eq!(Pattern::of(&Key::new(operand)?), None, "{operand}");
+            assert_eq!(Key::new(operand)?.unescaped().as_str(), key);
+        }
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! write, and never fails or delays the run; a result that cannot be written is status 74. What the lines say about
 //! a lock is in `busy`, `table` and `json`.
 
-use crate::cli::{Color, Common, LogFormat};
+use crate::cli::{Color, LogFormat};
 use crate::config::{Settings, Verbosity};
 use crate::error::Error;
 use crate::lock::{Key, shorten};
@@ -19,7 +19,9 @@ pub mod columns;
 pub mod describe;
 pub mod doctor;
 mod escape;
+pub mod event;
 pub mod history;
+pub mod hold;
 pub mod json;
 pub mod live;
 pub mod locale;
@@ -34,6 +36,7 @@ pub mod time;
 pub mod watch;
 
 pub use escape::escaped;
+pub use event::{Event, What};
 
 /// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
 const LONGEST: usize = 4096;
@@ -45,6 +48,9 @@ pub enum Kind {
     Error,
     /// What the user should change or look after. Always said.
     Warning,
+    /// Trouble that may mend itself: the store is away, and is tried again. Silenced by `--quiet`; what it comes to in the end
+    /// is an error or a warning of its own, and says what the trouble was.
+    Passing,
     /// Busy, waiting, lost: silenced by `--quiet`.
     Note,
     /// What went as it should, for a person who looks on: said where standard output is a terminal, or with `--verbose`.
@@ -59,22 +65,28 @@ pub struct Printer {
     format: LogFormat,
     verbosity: Verbosity,
     key: Option<String>,
+    store: Option<String>,
 }
 
 impl Printer {
     /// The printer that the settings ask for.
     pub fn new(settings: &Settings) -> Self {
-        Self { format: settings.log_format, verbosity: settings.verbosity, key: None }
+        Self {
+            format: settings.log_format,
+            verbosity: settings.verbosity,
+            key: None,
+            store: Some(settings.store.to_string()),
+        }
     }
 
     /// The printer for what goes wrong before there are settings. Knows the flag and the variable for the format.
-    pub fn early(flags: Option<&Common>) -> Self {
+    pub fn early(flag: Option<LogFormat>) -> Self {
         let variable = || std::env::var("DLOCK_LOG_FORMAT").ok().filter(|text| text == "json");
-        let format = flags.and_then(|flags| flags.log_format);
         Self {
-            format: format.or_else(|| variable().map(|_| LogFormat::Json)).unwrap_or(LogFormat::Text),
+            format: flag.or_else(|| variable().map(|_| LogFormat::Json)).unwrap_or(LogFormat::Text),
             verbosity: Verbosity::Normal,
             key: None,
+            store: None,
         }
     }
 
@@ -87,32 +99,43 @@ impl Printer {
     pub fn says(&self, kind: Kind) -> bool {
         match kind {
             Kind::Error | Kind::Warning => true,
-            Kind::Note => self.verbosity >= Verbosity::Normal,
+            Kind::Passing | Kind::Note => self.verbosity >= Verbosity::Normal,
             Kind::Done if rustix::termios::isatty(stdout()) => self.verbosity >= Verbosity::Normal,
             Kind::Done => self.verbosity >= Verbosity::Verbose,
             Kind::Detail => self.verbosity >= Verbosity::Verbose,
         }
     }
 
+    /// The same printer, of a command that has turned to another store.
+    pub fn at(self, settings: &Settings) -> Self {
+        Self { store: Some(settings.store.to_string()), ..self }
+    }
+
     /// Says one line, if its kind is to be said. `text` reads after `dlock: `; control characters in it are escaped.
-    pub fn say(&self, kind: Kind, text: &str) {
+    pub fn say<'a>(&self, kind: Kind, event: impl Into<Event<'a>>, text: &str) {
         if self.says(kind) {
-            send(&self.line(kind, text));
+            send(&self.line(kind, text, event.into()));
         }
     }
 
     /// A message as it is written, with its line end.
-    fn line(&self, kind: Kind, text: &str) -> String {
+    fn line(&self, kind: Kind, text: &str, event: Event<'_>) -> String {
         #[derive(Serialize)]
         struct Message<'a> {
             time: String,
             level: &'static str,
             message: &'a str,
+            event: What,
             key: Option<&'a str>,
+            store: Option<&'a str>,
+            holder: Option<json::Holds<'a>>,
+            ahead: Option<u64>,
+            by: Option<json::Actor<'a>>,
+            status: Option<u8>,
         }
         let level = match kind {
             Kind::Error => "error",
-            Kind::Warning => "warning",
+            Kind::Warning | Kind::Passing => "warning",
             Kind::Note | Kind::Done => "info",
             Kind::Detail => "debug",
         };
@@ -126,19 +149,29 @@ impl Printer {
                 line + "\n"
             }
             LogFormat::Json => {
-                let object = |text: &str| {
-                    let key = self.key.as_deref();
-                    let message = Message { time: time::now_utc(), level, message: text, key };
+                let object = |text: &str, event: Event<'_>| {
+                    let message = Message {
+                        time: time::now_utc(),
+                        level,
+                        message: text,
+                        event: event.what,
+                        key: event.key.or(self.key.as_deref()),
+                        store: self.store.as_deref().filter(|store| store.len() <= LONGEST / 16),
+                        holder: event.holder.map(json::Holds::of),
+                        ahead: event.ahead,
+                        by: event.by.map(json::Actor::from),
+                        status: event.status,
+                    };
                     json::line(&message).unwrap_or_default()
                 };
-                let line = object(text);
+                let line = object(text, event);
                 if line.len() <= LONGEST {
                     line
                 } else {
                     // A quarter, because one byte may have become six; a half object would be no JSON.
                     let mut short = text.to_owned();
                     shorten(&mut short, LONGEST / 8);
-                    object(&(short + "…"))
+                    object(&(short + "…"), Event { holder: None, by: None, ..event })
                 }
             }
         }
@@ -219,16 +252,17 @@ mod tests {
     use super::*;
 
     fn printer(format: LogFormat) -> Printer {
-        Printer { format, verbosity: Verbosity::Normal, key: Some("k".into()) }
+        Printer { format, verbosity: Verbosity::Normal, key: Some("k".into()), store: None }
     }
 
     #[test]
     fn a_line_is_one_line() {
-        let line = printer(LogFormat::Text).line(Kind::Note, "a\nb\x1b[31m\u{9b}m\u{202e}c");
+        let line =
+            printer(LogFormat::Text).line(Kind::Note, "a\nb\x1b[31m\u{9b}m\u{202e}c", What::Busy.into());
         assert_eq!(line, "dlock: a\\nb\\x1b[31m\\u{9b}m\\u{202e}c\n");
         for format in [LogFormat::Text, LogFormat::Json] {
             for filler in ["x", "é", "\n", "\u{9b}"] {
-                let line = printer(format).line(Kind::Note, &filler.repeat(9000));
+                let line = printer(format).line(Kind::Note, &filler.repeat(9000), What::Busy.into());
                 assert!(line.len() <= LONGEST, "{} bytes", line.len());
                 assert_eq!(line.matches('\n').count(), 1);
             }
@@ -237,7 +271,7 @@ mod tests {
 
     #[test]
     fn json_is_json() -> Result<(), serde_json::Error> {
-        let line = printer(LogFormat::Json).line(Kind::Error, "a\nb\u{9b}");
+        let line = printer(LogFormat::Json).line(Kind::Error, "a\nb\u{9b}", What::Busy.into());
         assert!(line.contains("a\\nb\\u009b"), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line)?;
         assert_eq!(value["message"], "a\nb\u{9b}");

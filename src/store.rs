@@ -8,8 +8,7 @@
 use crate::clock::Moment;
 use crate::exit::Exit;
 use crate::law::{
-    Acquired, Ask, End, Left, LoggedEnd, NewPattern, NewPause, Patterns, Proof, Renewal, Requested, Revoke,
-    Revoked,
+    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
 };
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
@@ -94,6 +93,11 @@ pub trait Store: Send {
         None
     }
 
+    /// What a holder does with a renewal that is not answered soon.
+    fn endurance(&self) -> Endurance {
+        Endurance::Short
+    }
+
     /// Gives back whatever the token has: the hold, or the place in the queue.
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error>;
 
@@ -123,16 +127,6 @@ pub trait Store: Send {
     /// holds it goes on.
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error>;
 
-    /// Has a pattern pause the keys under a prefix that look like it, or does so no more, and answers which are in force
-    /// then. It is heeded where a lock is asked for that was never granted; each other one has to be [paused](Store::pause)
-    /// by itself, after this. Without a change it only looks.
-    fn patterns(
-        &mut self,
-        prefix: &str,
-        change: Option<&NewPattern<'_>>,
-        by: Moment,
-    ) -> Result<Patterns, Error>;
-
     /// Takes the lock away from whoever holds it.
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
 
@@ -140,6 +134,13 @@ pub trait Store: Send {
     fn ends(&mut self, name: &Name, _token: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
         self.inspect(name, by).map(|view| view.log)
     }
+
+    /// Notes that somebody did not get the lock, beside what is kept of the lock itself, which does not change by that. Where
+    /// many are refused at a time, some may not be noted.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error>;
+
+    /// Who did not get the lock lately, newest first. Changes nothing.
+    fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error>;
 
     /// What the store knows of the lock. Changes nothing.
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
@@ -163,6 +164,21 @@ pub trait Store: Send {
 
     /// Forgets every connection, so that the next call starts on a new one.
     fn reset(&mut self);
+}
+
+/// How long a renewal is waited for.
+pub enum Endurance {
+    /// A short time: the store keeps an unanswered request by itself, or needs no server.
+    Short,
+    /// A long time, for each attempt is a new connection.
+    Long,
+    /// As long as the lease lasts, with a second attempt beside it.
+    Beside {
+        /// The same place, by connections of its own.
+        second: Box<dyn Store>,
+        /// The error for a server that does not answer in time.
+        late: Error,
+    },
 }
 
 /// Why a [`Store::sleep`] ended.

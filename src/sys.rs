@@ -4,11 +4,16 @@
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What dlock ignores so that a write fails and does not kill: a reader that has gone, a limit on the size of files.
 pub const OF_WRITES: [c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
@@ -64,6 +69,11 @@ impl SignalSet {
             at += 1;
         }
         Self(bits)
+    }
+
+    /// Those of these signals that are not among the others.
+    pub const fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
     }
 }
 
@@ -180,44 +190,6 @@ impl Stack {
     }
 }
 
-/// Has the kernel map all of this program's code and constants into this process now, and not page by page when they are come
-/// to. Without effect before Linux 5.14.
-pub fn map_code() {
-    const MADV_POPULATE_READ: c_int = 22;
-    #[cfg(target_pointer_width = "64")]
-    type Header = libc::Elf64_Phdr;
-    #[cfg(target_pointer_width = "32")]
-    type Header = libc::Elf32_Phdr;
-    // SAFETY: every linker of Linux defines it, and only its address is taken.
-    unsafe extern "C" {
-        #[link_name = "__executable_start"]
-        static START: u8;
-    }
-    // SAFETY: the kernel says where this program's headers are, how many, and they stay; they are of this type if it says so.
-    let headers: &[Header] = unsafe {
-        let (first, count) = (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM));
-        if first == 0 || libc::getauxval(libc::AT_PHENT) as usize != size_of::<Header>() {
-            return;
-        }
-        std::slice::from_raw_parts(std::ptr::with_exposed_provenance(first as usize), count as usize)
-    };
-    let mut loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).peekable();
-    let Some(base) =
-        loaded.peek().map(|first| (&raw const START).addr().wrapping_sub(first.p_vaddr as usize))
-    else {
-        return;
-    };
-    let page_size = rustix::param::page_size();
-    // Each by itself: a linker may leave a page between two of them, where the kernel would stop.
-    for header in loaded.filter(|header| header.p_flags & libc::PF_W == 0) {
-        let start = base.wrapping_add(header.p_vaddr as usize);
-        let page = start - start % page_size;
-        let size = header.p_memsz as usize + (start - page);
-        // SAFETY: it is this program's own, as its headers say; nothing is changed.
-        unsafe { libc::madvise(std::ptr::without_provenance_mut(page), size, MADV_POPULATE_READ) };
-    }
-}
-
 /// Starts a child that is to become another program: runs `become_it` in it, which returns only if that failed. This
 /// process sleeps until it has, sharing its memory with the child, so nothing is copied; its descriptors, mask and
 /// dispositions it does not share. Returns the child's id, and why it failed if it did: then the child is about to end.
@@ -278,9 +250,9 @@ pub fn wait_for(pid: c_int) -> Waited {
     wait(pid, 0)
 }
 
-/// Reaps this child if it has ended. Whether it is gone.
+/// Reaps this child if it has ended and nobody else waits for it. Whether it is gone.
 pub fn reap(pid: c_int) -> bool {
-    take(pid) != Waited::Nothing
+    !all_apart().contains(&pid) && take(pid) != Waited::Nothing
 }
 
 /// How this child ended, if it has; it is reaped then.
@@ -426,6 +398,84 @@ fn close_range(first: RawFd, last: RawFd) {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     close(open.into_iter().filter(|fd| (first..=last).contains(fd)));
+}
+
+/// The children that [`spawn_apart`] has begun and that have not ended. Their own code waits for them, so [`reap`] does not.
+static APART: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
+
+fn all_apart() -> MutexGuard<'static, BTreeSet<c_int>> {
+    APART.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a command in a session of its own, without a terminal, and without descriptors but 0, 1 and 2. After `limit` its own
+/// process gets SIGALRM, in case this one is gone by then.
+pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> {
+    let seconds = c_uint::try_from(limit.as_secs()).unwrap_or(c_uint::MAX).saturating_add(1);
+    let apart = move || {
+        // SAFETY: these system calls touch no memory but the set, which is on this stack and filled before it is read.
+        unsafe {
+            libc::setsid();
+            // Signals that dlock has blocked: a shell waits for its children by them, and an alarm ends what hangs.
+            let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+            for signal in [libc::SIGALRM, libc::SIGCHLD, libc::SIGPIPE, libc::SIGXFSZ] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            libc::alarm(seconds);
+            // Marked, not closed: by one of them std tells why exec failed.
+            let mark = libc::CLOSE_RANGE_CLOEXEC;
+            if libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, mark) != 0 {
+                // Linux before 5.11.
+                for fd in 3..4096 {
+                    libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+                }
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: what runs between fork and exec allocates nothing and takes no lock.
+    let command = unsafe { command.pre_exec(apart) };
+    // The kernel keeps no status where the end of children is ignored.
+    if ignored(libc::SIGCHLD) {
+        dispose(libc::SIGCHLD, Disposition::Default);
+    }
+    let mut apart = all_apart();
+    let child = command.spawn()?;
+    apart.insert(group_of(&child));
+    Ok(child)
+}
+
+/// Whether a child of [`spawn_apart`] has ended, and how, as far as that is known: whoever waits for any child may have reaped
+/// it.
+pub fn ended_apart(child: &mut Child) -> Option<Option<ExitStatus>> {
+    let mut apart = all_apart();
+    let status = child.try_wait().map_or(Some(None), |status| status.map(Some))?;
+    apart.remove(&group_of(child));
+    Some(status)
+}
+
+/// Kills a child of [`spawn_apart`] and the rest of its process group.
+pub fn kill_apart(child: &mut Child) {
+    let mut apart = all_apart();
+    if apart.remove(&group_of(child)) {
+        let _ = kill(-group_of(child), libc::SIGKILL);
+        // One that sleeps in the kernel may take long to end: whoever reaps strangers reaps it then.
+        let _ = child.try_wait();
+    }
+}
+
+/// Kills all of them, because this process is about to end.
+pub fn kill_all_apart() {
+    for group in all_apart().iter() {
+        let _ = kill(-group, libc::SIGKILL);
+    }
+}
+
+/// It leads its session, and so its process group.
+fn group_of(child: &Child) -> c_int {
+    // The kernel has no larger ones.
+    c_int::try_from(child.id()).unwrap_or(c_int::MAX)
 }
 
 /// Becomes another program: `argv[0]` is looked for in PATH, a script without `#!` runs by /bin/sh. Its environment is

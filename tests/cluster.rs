@@ -356,7 +356,9 @@ fn fill(store: &mut RedisStore, name: &Name) {
     for token in &tokens[1..] {
         store.acquire(&names, &ask(token), by()).expect("an answer");
     }
-    store.leave(&names, &tokens[0], &End { ran: Ran::Yes, job: None }, by()).expect("an answer");
+    store
+        .leave(&names, &tokens[0], &End { ran: Ran::Yes, job: None, once_per: false }, by())
+        .expect("an answer");
 }
 
 /// One connection hears of the locks of one slot only: several are looked at once a second. Each event is told once.

@@ -140,6 +140,11 @@ fn messages_can_be_json() {
             assert!(message.is_object(), "{line}");
         }
     }
+    let busy = world.run("k", &["--log-format", "json", "-E", "9"], "true").status(9).any_stderr().run();
+    let busy: serde_json::Value = serde_json::from_str(&busy.stderr).expect("one message");
+    assert_eq!((&busy["event"], &busy["key"], &busy["status"]), (&"busy".into(), &"k".into(), &9.into()));
+    assert_eq!(busy["store"], world.shown());
+    assert_eq!((&busy["holder"]["pid"], &busy["holder"]["ttl_ms"]), (&holder.pid().into(), &30_000.into()));
     world.write("go", "");
     holder.finish();
 }

@@ -225,7 +225,7 @@ fn deadline() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)) }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
 }
 
 impl Person {

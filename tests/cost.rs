@@ -196,7 +196,7 @@ fn a_short_run_starts_no_thread_and_touches_little_memory() {
         let [threads, of_dlock, of_guard] = seen_by_the_job(&world);
         assert_eq!(threads, 1, "a lock that is free is taken without a thread");
         assert!(
-            of_dlock <= 800 && of_guard <= 150,
+            of_dlock <= 900 && of_guard <= 180,
             "{of_dlock} page faults of dlock, {of_guard} of its guard"
         );
     }
@@ -217,25 +217,6 @@ fn a_wait_starts_no_thread() {
         waiter.finish();
         assert_eq!(world.log(), ["1"], "{backend:?}: threads");
     }
-}
-
-/// So that the guard of a waiter has no page of the program left to ask the kernel for when the lock comes.
-#[test]
-fn the_guard_of_a_waiter_makes_ready() {
-    let world = World::new(Backend::File);
-    let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
-    world.wait_for_state("k", "held");
-    let waiter = world.run("k", &["-w", "-q"], "true").spawn();
-    world.wait_for_waiters("k", 1);
-    let mapped = |pid: i32| -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-        let size = status.split_once("\nRssFile:").and_then(|(_, rest)| rest.split_whitespace().next());
-        size.and_then(|kilobytes| kilobytes.parse().ok()).expect("a number")
-    };
-    wait_until("the guard has all of the program's code", || mapped(waiter.guard()) > mapped(waiter.pid()));
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
 }
 
 /// One that holds has nothing to do between two renewals, nor has its guard.

@@ -50,12 +50,24 @@ const WAKING: &[&str] =
     &["store", "reachable", "round trip", "version", "role", "clock", "persistence", "rights", "wake-up"];
 
 fn a_fit_store(backend: Backend) {
-    let world = match backend {
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(unused_mut, reason = "there is no administrator to replace")
+    )]
+    let mut world = match backend {
         Backend::Redis => World::with_redis(&["--appendonly", "yes"]),
         other => World::new(other),
     };
     // The first run makes the tables of a database.
     world.run("k", &[], "true").run();
+    #[cfg(feature = "postgres")]
+    if backend == Backend::Postgres {
+        // `app` is a superuser there.
+        let (server, role) = (Postgres::shared(), format!("fit_{}", world.database()));
+        let rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_locks, dlock_waiters, dlock_ends TO";
+        server.ask(world.database(), &format!("CREATE ROLE {role} LOGIN; {rights} {role}"));
+        world.use_store(world.url().replace("app@", &format!("{role}@")));
+    }
     let text = world.dlock(["doctor", "--strict"]).args(PATIENT).any_stdout().run().stdout;
     assert!(text.lines().filter(|line| line.contains("  ")).all(|line| line.starts_with("ok ")), "{text}");
     let found = findings(world.dlock(["doctor", "--json"]).args(PATIENT));
@@ -263,6 +275,64 @@ fn a_password_in_the_environment_is_told_of() {
     assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_STORE", &url)), expected);
     world.write("password", "hush\n");
     assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD_FILE", "password")), []);
+}
+
+/// A password, or a database spoken to with sslmode=disable. What stays on this machine, or is encrypted, is not.
+#[test]
+fn what_goes_to_another_machine_in_clear_is_warned_of() {
+    let world = World::without_redis();
+    let warned = |store: &str| {
+        let args =
+            ["doctor", "--json", "--connect-timeout", "50ms", "--op-timeout", "50ms", "--store", store];
+        let found = findings(world.dlock(args).env_remove("DLOCK_STORE"));
+        let found = found.into_iter().find(|(check, ..)| check == "encryption");
+        found.map(|(_, verdict, finding)| {
+            (verdict, finding["found"].to_string(), finding["advice"].to_string())
+        })
+    };
+    // Nothing answers at 203.0.113.9, which is for documentation.
+    for (store, hosts, advice) in [
+        ("redis://:hush@203.0.113.9", "203.0.113.9:6379", "rediss"),
+        ("redis+cluster://:hush@127.0.0.1:1,203.0.113.9:2", "203.0.113.9:2", "rediss"),
+        (
+            "redis+quorum://:hush@203.0.113.9:1,203.0.113.9:2,[::1]:1",
+            "203.0.113.9:1, 203.0.113.9:2",
+            "rediss",
+        ),
+        #[cfg(feature = "etcd")]
+        ("etcd://u:hush@203.0.113.9", "203.0.113.9:2379", "etcds"),
+        #[cfg(feature = "zookeeper")]
+        ("zookeeper://u:hush@203.0.113.9", "203.0.113.9:2181", "zookeepers"),
+        #[cfg(feature = "postgres")]
+        ("postgres://u:hush@203.0.113.9/d?sslmode=disable", "203.0.113.9:5432", "sslmode=disable"),
+        #[cfg(feature = "mysql")]
+        ("mysql://u@203.0.113.9/d?sslmode=disable", "203.0.113.9:3306", "sslmode=disable"),
+    ] {
+        let (verdict, found, advised) = warned(store).unwrap_or_else(|| panic!("nothing is said of {store}"));
+        assert_eq!(verdict, "warn", "{store}");
+        assert!(
+            found.contains(&format!("to {hosts} unencrypted")) && !found.contains("hush"),
+            "{store}: {found}"
+        );
+        assert!(advised.contains(advice), "{store}: {advised}");
+    }
+    for store in [
+        "redis://203.0.113.9",
+        "redis://:hush@127.0.0.1:1",
+        "redis://:hush@localhost:1",
+        "redis+unix://:hush@/no/such/socket",
+        "rediss://:hush@203.0.113.9",
+        #[cfg(feature = "etcd")]
+        "etcds://u:hush@203.0.113.9",
+        #[cfg(feature = "zookeeper")]
+        "zookeeper://u:hush@[::1]:1",
+        #[cfg(feature = "postgres")]
+        "postgres://u:hush@203.0.113.9/d",
+        #[cfg(feature = "mysql")]
+        "mysql://u:hush@localhost:1/d",
+    ] {
+        assert_eq!(warned(store), None, "{store}");
+    }
 }
 
 #[test]

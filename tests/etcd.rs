@@ -2,7 +2,8 @@
 //! changes; all are away for a while or for good; what they remember is compacted; a member says what is not so. And who is let
 //! in. What etcd does as every store does is in `conformance`, and everywhere as `on_etcd`.
 
-use crate::support::certificates::Authority;
+use crate::support::certificates::{Authority, for_servers, nameless};
+use crate::support::dlock::Dlock;
 use crate::support::etcd::Etcd;
 use crate::support::hand_over::{JOB, hand_over, hand_over_to_readers};
 use crate::support::members::{
@@ -16,16 +17,17 @@ use crate::support::storm::{Wish, is_soak, storm};
 use crate::support::wait::{OUTAGE, wait_for, wait_until, wait_within};
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, Revoke, Revoked, State, Terms, When};
+use dlock::law::{Acquired, Ask, End, Left, Patience, Ran, State, Terms};
 use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
-use dlock::store::etcd::{EtcdStore, Target};
-use dlock::store::net::Address;
+use dlock::store::etcd::EtcdStore;
 use dlock::store::{Slept, Store as _, View};
-use rustix::process::Signal;
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
@@ -247,23 +249,20 @@ fn what_the_network_loses_is_made_good() {
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
-/// One who takes a lock through a proxy that counts what it asks.
+/// One who takes a lock, step by step.
 struct Asker {
     store: EtcdStore,
     names: Names,
     token: Token,
-    proxy: Proxy,
 }
 
 impl Asker {
     fn new(etcd: &Etcd, url: &str) -> Self {
-        let proxy = Proxy::before(etcd.port(0));
-        let members = vec![Address::Tcp { host: "127.0.0.1".into(), port: proxy.port() }];
-        let mut store = EtcdStore::etcd(Target { members, ..etcd.target(url) });
+        let mut store = EtcdStore::etcd(etcd.target(url));
         let token = Token::random().expect("a token");
         store.prepare(&token).expect("a store that can be prepared");
         let name = Name::new("", &Key::new("k").expect("a key")).expect("a name");
-        Self { store, names: name.into(), token, proxy }
+        Self { store, names: name.into(), token }
     }
 
     fn ask(&self) -> Ask {
@@ -279,24 +278,20 @@ impl Asker {
         }
     }
 
-    /// What it is answered, and how often it asked for that.
-    fn asks(&mut self) -> (Acquired, usize) {
-        self.proxy.plan(0, Fault::Late);
+    fn asks(&mut self) -> Acquired {
         let ask = self.ask();
-        let answer = self.store.acquire(&self.names, &ask, in_time()).expect("an answer");
-        (answer, self.proxy.seen())
+        self.store.acquire(&self.names, &ask, in_time()).expect("an answer")
     }
 
     #[track_caller]
-    fn holds(&mut self) -> usize {
-        let (answer, asked) = self.asks();
+    fn holds(&mut self) {
+        let answer = self.asks();
         assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
-        asked
     }
 
     #[track_caller]
     fn waits(&mut self) {
-        let (answer, _) = self.asks();
+        let answer = self.asks();
         assert!(matches!(answer, Acquired::Waiting(_)), "{answer:?}");
     }
 
@@ -311,7 +306,7 @@ impl Asker {
     }
 
     fn leaves(&mut self) {
-        let end = End { ran: Ran::Yes, job: None };
+        let end = End { ran: Ran::Yes, job: None, once_per: false };
         let left = self.store.leave(&self.names, &self.token, &end, in_time()).expect("an answer");
         assert_eq!(left, Left::Released { cooling: Duration::ZERO });
     }
@@ -321,101 +316,40 @@ fn in_time() -> Moment {
     Moment::now().after(Duration::from_secs(20))
 }
 
-/// Whoever is woken is told what was written, and reads it no more. If somebody has changed that since, or what it is told is
-/// what it was told before, it reads.
+/// Each step goes by what is there when it writes: by a place in the queue that came after a grant, and by a session that ended
+/// since.
 #[test]
-fn what_a_waiter_is_told_is_confirmed_only_if_it_is_so_still() {
+fn a_step_goes_by_what_is_so_when_it_writes() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
     let asker = || Asker::new(etcd, &world.url());
-    let life = |asker: &Asker| format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.secret());
-    // Where the machine is busy, what it is told may come late.
-    let is_told = (0..20).any(|_| {
-        let (mut holder, mut next) = (asker(), asker());
-        holder.holds();
-        next.waits();
-        holder.leaves();
-        next.is_woken();
-        let asked = next.holds();
-        next.leaves();
-        asked == 1
-    });
-    assert!(is_told, "it asks for the grant alone");
-
-    let (mut holder, mut last) = (asker(), asker());
-    holder.holds();
-    last.waits();
-    holder.leaves();
-    // Somebody comes before the one who was woken has asked: with a place in the queue that must not be lost.
-    let told = etcd.ctl(&["get", "--print-value-only", &life(&last)]);
-    assert!(told.contains("record"), "{told}");
-    let mut newcomer = asker();
-    newcomer.waits();
-    // And it is told again how it was before, later than that.
-    etcd.ctl(&["put", "--ignore-lease", &life(&last), &told]);
-    last.is_woken();
-    assert!(last.holds() > 1, "it reads what has changed");
-    assert_eq!(last.view().waiters.len(), 1);
-    last.leaves();
-
-    // It has the lock, and whoever comes is woken when that is taken away from it. It was not granted it by that, whatever
-    // it may have been told before.
-    newcomer.is_woken();
-    newcomer.holds();
-    let mut misled = asker();
-    misled.waits();
-    let forged = told.replace(last.token.secret(), misled.token.secret());
-    etcd.ctl(&["put", "--ignore-lease", &life(&misled), &forged]);
-    let revoke = Revoke { when: When::Safe, by: Owner::default() };
-    let name = newcomer.names.as_slice()[0].clone();
-    let revoked = holder.store.revoke(&name, &revoke, in_time()).expect("an answer");
-    assert!(matches!(revoked, Revoked::Holds { .. }), "{revoked:?}");
-    misled.is_woken();
-    misled.waits();
-}
-
-/// Whoever gives back soon goes by what it read with its grant, if nobody has come since and its session lasts.
-#[test]
-fn what_was_read_with_a_grant_is_gone_by_only_if_it_is_so_still() {
-    let (world, etcd) = (World::with_etcd(), Etcd::shared());
-    let asker = || Asker::new(etcd, &world.url());
-    let is_ahead = (0..20).any(|_| {
-        let mut holder = asker();
-        holder.holds();
-        holder.proxy.plan(0, Fault::Late);
-        holder.leaves();
-        // What ends the lease is the second.
-        holder.proxy.seen() == 2
-    });
-    assert!(is_ahead, "it writes without a look");
-
     let end_session = |asker: &Asker| {
-        let key = format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.secret());
+        let key = format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.hashed().secret());
         let life: serde_json::Value =
             serde_json::from_str(&etcd.ctl(&["get", "-w", "json", &key])).expect("JSON");
         let lease = life["kvs"][0]["lease"].as_u64().expect("a lease");
         etcd.ctl(&["lease", "revoke", &format!("{lease:x}")]);
     };
-    // Somebody comes meanwhile, and is granted the lock.
     let (mut holder, mut next, mut gone, mut last) = (asker(), asker(), asker(), asker());
     holder.holds();
     next.waits();
+    holder.leaves();
+    // Two come before the one that was granted the lock confirms that.
     gone.waits();
     last.waits();
-    holder.leaves();
-    assert_eq!((next.view().state, next.view().waiters.len()), (State::Held, 2));
     next.is_woken();
     next.holds();
-    // The one behind it goes without a word, and the one behind that is granted the lock.
+    assert_eq!((next.view().state, next.view().waiters.len()), (State::Held, 2));
+    // The session of the one behind it ends without a word, and the one behind that is granted the lock.
     end_session(&gone);
     next.leaves();
     last.is_woken();
     last.holds();
     // Its own session ends.
     end_session(&last);
-    let end = End { ran: Ran::Yes, job: None };
+    let end = End { ran: Ran::Yes, job: None, once_per: false };
     let left = last.store.leave(&last.names, &last.token, &end, in_time()).expect("an answer");
     assert_eq!(left, Left::NotHeld);
-    // The first who waits wants another lock, too, which comes before this one: then both are read, and gone by.
+    // The first waiter wants another lock, too, which comes before this one in order of name: both are read.
     let (mut first, mut holder, mut both) = (asker(), asker(), asker());
     let name = |key: &str| Name::new("", &Key::new(key).expect("a key")).expect("a name");
     both.names = Names::new(name("j"), [name("k")]);
@@ -425,9 +359,9 @@ fn what_was_read_with_a_grant_is_gone_by_only_if_it_is_so_still() {
     first.leaves();
     holder.is_woken();
     holder.holds();
-    holder.proxy.plan(0, Fault::Late);
     holder.leaves();
-    assert!(holder.proxy.seen() < 6, "one read, and one write: {}", holder.proxy.seen());
+    both.is_woken();
+    both.holds();
 }
 
 /// Each end of a job wakes one, and what that costs etcd does not depend on how many others wait.
@@ -450,8 +384,7 @@ fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64
     world.wait_for_log(key);
     let run = |_| world.run(key, &[&["-w"], &all[..]].concat(), "true").any_stderr().spawn();
     let crowd: Vec<_> = (0..waiters).map(run).collect();
-    // Who waits has two leases: one to wait, and one to hold with.
-    let all = format!("found {} leases", 2 * waiters + 1);
+    let all = format!("found {} leases", waiters + 1);
     wait_until("all wait", || etcd.ctl(&["lease", "list"]).starts_with(&all));
     let count = || {
         let reads_and_writes = etcd.count("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\"");
@@ -559,26 +492,285 @@ fn a_user_with_its_prefix_alone_can_do_all() {
     drop(etcd.try_ctl(&[&root[..], &["auth", "disable"]].concat()));
 }
 
+fn as_root(dlock: Dlock<'_>) -> Dlock<'_> {
+    dlock.env("DLOCK_USERNAME", "root").env("DLOCK_PASSWORD", "rootpw")
+}
+
+/// Prefixes do not isolate users on etcd: whoever may log in can keep any lease alive. But he learns no token by which a hold is
+/// given back, he can end no lease with keys of dlock's on it, and an operator gets the lock back.
+#[test]
+fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
+    let (world, etcd) = own_cluster(1, &[]);
+    for command in [
+        "user add root:rootpw",
+        "user grant-role root root",
+        "user add mallory:m4llory",
+        "role add elsewhere",
+        "role grant-permission elsewhere readwrite --prefix elsewhere/",
+        "user grant-role mallory elsewhere",
+        "auth enable",
+    ] {
+        wait_for(command, || etcd.try_ctl(&command.split(' ').collect::<Vec<_>>()).ok());
+    }
+    let job = "echo $DLOCK_TOKEN > token; echo $$ > pid; echo up >> log; exec sleep 1000";
+    let options = ["-t", "4s", "--grace", "300ms"];
+    let holder = as_root(world.run("k", &options, job)).dies_of(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = as_root(world.run("k", &["-w", "-t", "20s"], "echo next >> log")).any_stderr().spawn();
+    let as_mallory = |args: &[&str]| etcd.try_ctl(&[&["--user=mallory:m4llory"], args].concat());
+    let leases = || -> Vec<String> {
+        let list = as_mallory(&["lease", "list"]).expect("he may ask that");
+        list.lines().skip(1).map(str::to_owned).collect()
+    };
+    wait_until("the waiter has its lease", || leases().len() == 2);
+    let told: Vec<(String, String)> = leases()
+        .into_iter()
+        .filter_map(|lease| {
+            Some((lease.clone(), as_mallory(&["lease", "timetolive", "--keys", &lease]).ok()?))
+        })
+        .collect();
+    // 3.5.9 and later tell nobody who may not read the keys.
+    let token = world.read("token").trim().to_owned();
+    assert_eq!(token.len(), 32);
+    assert!(told.iter().any(|(_, told)| told.contains("dlock/hold/")), "{told:?}");
+    assert!(!told.iter().any(|(_, told)| told.contains(&token)), "the token of the hold is in {told:?}");
+    let (held, _) = told.iter().find(|(_, told)| told.contains("dlock/hold/")).expect("a hold");
+    let denied = as_mallory(&["lease", "revoke", held]).expect_err("he may not");
+    assert!(denied.contains("permission denied"), "{denied}");
+    // A dead holder's lease is kept by him; the lock is an operator's to free.
+    let mut keeper = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args([&format!("--endpoints=127.0.0.1:{}", etcd.port(0)), "--user=mallory:m4llory"])
+        .args(["lease", "keep-alive", held])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("etcdctl");
+    let mut kept = BufReader::new(keeper.stdout.take().expect("a pipe was asked for")).lines();
+    let mut is_kept = || kept.next().is_some_and(|line| line.is_ok_and(|line| line.contains("keepalived")));
+    assert!(is_kept(), "he may keep it");
+    // Neither dlock nor its guard is left to give it back.
+    holder.signal(Signal::STOP);
+    for pid in [holder.guard(), world.wait_for_pid("pid")] {
+        kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("it runs");
+    }
+    holder.signal(Signal::KILL);
+    holder.finish();
+    // It is kept every third of the lease.
+    assert!((0..6).all(|_| is_kept()), "kept for more than the lease");
+    assert_eq!(world.log(), ["up"], "prefixes do not isolate");
+    as_root(world.dlock(["release", "k", "--force", "--now", "-y"])).any_stderr().any_stdout().run();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "next"]);
+    drop(keeper.kill());
+    drop(keeper.wait());
+}
+
+/// The ids of leases follow from what can be seen, so somebody may have taken one before, for a shorter time.
+#[test]
+fn a_lease_that_somebody_else_took_is_not_relied_on() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    let mut asker = Asker::new(etcd, &world.url());
+    let hashed = asker.token.hashed();
+    let digest = sha1_smol::Sha1::from(format!("dlock hold {} 30", hashed.secret())).digest().bytes();
+    let id = u64::from_be_bytes(digest[..8].try_into().expect("eight")) >> 1;
+    let body = format!(r#"{{"ID":"{id}","TTL":"2"}}"#);
+    let mut stream = TcpStream::connect(("127.0.0.1", etcd.port(0))).expect("it is there");
+    let request = format!("POST /v3/lease/grant HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(request.as_bytes()).expect("it hears");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("it answers");
+    assert!(said.contains(&format!("\"ID\":\"{id}\"")), "{said}");
+    let ask = asker.ask();
+    let granted = wait_for("a grant", || asker.store.acquire(&asker.names, &ask, in_time()).ok());
+    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+    let lease = etcd.ctl(&["lease", "timetolive", &format!("{id:x}")]);
+    assert!(lease.contains("granted with TTL(30s)"), "{lease}");
+    asker.leaves();
+}
+
+/// Stands before a member. Each piece that a client sends is shown to `answer`, which may say what to reply in its place; nothing
+/// to hang up. What it lets through reaches the member.
+fn balancer_before(
+    member: u16,
+    answer: impl Fn(&[u8]) -> Option<&'static str> + Send + Sync + 'static,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let answer = Arc::new(answer);
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let answer = Arc::clone(&answer);
+            thread::spawn(move || balance(client, member, &*answer));
+        }
+    });
+    port
+}
+
+fn balance(
+    mut client: TcpStream,
+    member: u16,
+    answer: &(dyn Fn(&[u8]) -> Option<&'static str> + Send + Sync),
+) -> Option<()> {
+    let server = TcpStream::connect(("127.0.0.1", member)).ok()?;
+    let (mut replies, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
+    thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+    let mut buffer = [0; 65536];
+    while let Ok(count @ 1..) = client.read(&mut buffer) {
+        if let Some(reply) = answer(&buffer[..count]) {
+            client.write_all(reply.as_bytes()).ok();
+            break;
+        }
+        (&server).write_all(&buffer[..count]).ok()?;
+    }
+    drop(server.shutdown(Shutdown::Both));
+    client.shutdown(Shutdown::Both).ok()
+}
+
+/// As HAProxy, nginx and others say it: with and without a length. A balancer whose members are away is an outage.
+#[test]
+fn a_balancer_without_members_is_an_outage() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    const REPLIES: [&str; 3] = [
+        "HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/html\r\n\r\n<html>503</html>",
+        "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 3\r\nConnection: close\r\n\r\n502",
+        "HTTP/1.1 504 Gateway Time-out\r\nContent-Length: 0\r\n\r\n",
+    ];
+    for reply in REPLIES {
+        let asked = AtomicUsize::new(0);
+        let port = balancer_before(etcd.port(0), move |_| {
+            (asked.fetch_add(1, Ordering::SeqCst) < 3).then_some(reply)
+        });
+        let prefix = etcd.target(&world.url()).prefix;
+        let store = format!("etcd://127.0.0.1:{port}/{prefix}");
+        world.run("k", &["-w", "60s", "--store", &store], "echo ran >> log").any_stderr().run();
+    }
+    assert_eq!(world.log(), ["ran"; 3]);
+}
+
+/// Some hang up on whoever shows a login that has expired.
+#[test]
+fn a_gateway_that_hangs_up_on_an_old_login_is_logged_in_to_again() {
+    let (world, etcd) = own_cluster(1, &[]);
+    for command in ["user add root:rootpw", "user grant-role root root", "auth enable"] {
+        wait_for(command, || etcd.try_ctl(&command.split(' ').collect::<Vec<_>>()).ok());
+    }
+    // Those that were shown before the first hang up are old from then on.
+    let (is_over, seen) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new([BTreeSet::new(), BTreeSet::new()])));
+    let (over, logins) = (Arc::clone(&is_over), Arc::clone(&seen));
+    let port = balancer_before(etcd.port(0), move |request| {
+        let text = String::from_utf8_lossy(request);
+        let login = text.lines().find_map(|line| line.strip_prefix("Authorization: "))?.to_owned();
+        let mut logins = logins.lock().expect("nobody panics");
+        if !over.load(Ordering::SeqCst) {
+            logins[0].insert(login);
+            return None;
+        }
+        if logins[0].contains(&login) {
+            return Some("");
+        }
+        logins[1].insert(login);
+        None
+    });
+    let store = format!("etcd://127.0.0.1:{port}");
+    let holder = as_root(world.run("k", &["-t", "8s", "--store", &store], JOB)).any_stderr().spawn();
+    world.wait_for_log("up");
+    is_over.store(true, Ordering::SeqCst);
+    wait_within(OUTAGE, "it logs in again", || {
+        (!seen.lock().expect("nobody panics")[1].is_empty()).then_some(())
+    });
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+/// A cluster that is full takes no end of a run, and that is what is said.
+#[test]
+fn a_cluster_that_is_full_is_named_at_the_end_of_a_run() {
+    let (world, etcd) = own_cluster(1, &["--quota-backend-bytes=2000000"]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let big = "x".repeat(100_000);
+    wait_within(OUTAGE, "it is full", || {
+        drop(etcd.try_ctl(&["put", "big", &big]));
+        etcd.ctl(&["alarm", "list"]).contains("NOSPACE").then_some(())
+    });
+    world.write("go", "");
+    let said = holder.finish().stderr;
+    assert!(said.contains("no space left") && said.contains("NOSPACE"), "{said}");
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+/// 3.4 forgets the default of --enable-grpc-gateway where it is started with a file.
+#[test]
+fn a_member_without_a_gateway_is_told_from_others() {
+    let world = World::without_redis();
+    let free = |_| {
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
+    };
+    let [client, peer] = [0, 1].map(free);
+    world.write(
+        "etcd.yml",
+        &format!(
+            "name: m0\ndata-dir: {}\nlisten-client-urls: http://127.0.0.1:{client}\n\
+             advertise-client-urls: http://127.0.0.1:{client}\nlisten-peer-urls: http://127.0.0.1:{peer}\n\
+             initial-advertise-peer-urls: http://127.0.0.1:{peer}\ninitial-cluster: m0=http://127.0.0.1:{peer}\n\
+             enable-grpc-gateway: false\n",
+            world.path("data").display()
+        ),
+    );
+    let mut member = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--", "etcd", "--config-file"])
+        .arg(world.path("etcd.yml"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("etcd; ./test --stores installs it");
+    wait_within(OUTAGE, "it listens", || TcpStream::connect(("127.0.0.1", client)).ok());
+    let store = format!("etcd://127.0.0.1:{client}");
+    let run = world.run("k", &["-w", "--store", &store], "true").status(78).any_stderr().run();
+    let doctor = world.dlock(["doctor", "--store", &store]).status(69).any_stderr().any_stdout().run();
+    for said in [run.stderr, doctor.stdout] {
+        assert!(said.contains("--config-file") && said.contains("enable-grpc-gateway: true"), "{said}");
+    }
+    drop(member.kill());
+    drop(member.wait());
+}
+
+/// Each refusal is counted in the record of the lock, and of a crowd each is in the way of the others' count. None is kept from its
+/// answer by that.
+#[test]
+fn a_crowd_that_does_not_wait_is_told_that_it_is_busy() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    let url = world.url();
+    let mut holder = Asker::new(etcd, &url);
+    holder.holds();
+    thread::scope(|scope| {
+        for _ in 0..60 {
+            scope.spawn(|| {
+                let mut asker = Asker::new(etcd, &url);
+                asker.store = EtcdStore::etcd(etcd.target(&url));
+                for _ in 0..10 {
+                    let ask = Ask {
+                        token: Token::random().expect("a token"),
+                        patience: Patience::None,
+                        ..asker.ask()
+                    };
+                    let by = Moment::now().after(Duration::from_secs(3));
+                    let answer = asker.store.acquire(&asker.names, &ask, by);
+                    assert!(matches!(answer, Ok(Acquired::Busy(_))), "{answer:?}");
+                }
+            });
+        }
+    });
+    holder.leaves();
+}
+
 /// Over TLS, with a certificate of one's own.
 #[test]
 fn members_are_spoken_to_over_tls() {
-    let authority = Authority::new("etcd's");
-    let mut world = World::without_redis();
-    authority.write(&world.path("ca.pem"));
-    authority.issue(&["localhost", "127.0.0.1"]).write(&world.path(""), "server");
-    authority.issue(&["client"]).write(&world.path(""), "client");
-    let path = |name: &str| world.path(name).display().to_string();
-    let options = [
-        format!("--cert-file={}", path("server.pem")),
-        format!("--key-file={}", path("server.key")),
-        format!("--trusted-ca-file={}", path("ca.pem")),
-        "--client-cert-auth".into(),
-    ];
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let etcd = Etcd::start_secure(&world.path(""), &options);
-    let host = format!("127.0.0.1:{}", etcd.port(0));
-    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
-    world.use_store(format!("etcds://{host}?ca={ca}&cert={cert}&key={key}"));
+    let (world, etcd) = certified_member(|_| {});
+    let (host, ca) = (format!("127.0.0.1:{}", etcd.port(0)), world.path("ca.pem").display().to_string());
     wait_until("it serves", || {
         let run = world.run("k", &["-w", "1s"], "true").any_stderr().spawn();
         run.output().end() == crate::support::dlock::End::Status(0)
@@ -589,6 +781,63 @@ fn members_are_spoken_to_over_tls() {
     };
     refused(format!("etcds://{host}?ca={ca}"), 77);
     refused(format!("etcds://{host}"), 69);
+}
+
+/// A member with `--client-cert-auth`, whose own certificate is as `change` has it.
+fn certified_member(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (World, Etcd) {
+    let authority = Authority::new("etcd's");
+    let mut world = World::without_redis();
+    authority.write(&world.path("ca.pem"));
+    authority.issue_with(&["localhost", "127.0.0.1"], change).write(&world.path(""), "server");
+    authority.issue(&["client"]).write(&world.path(""), "client");
+    authority.issue_with(&["client"], nameless).write(&world.path(""), "nameless");
+    let path = |name: &str| world.path(name).display().to_string();
+    let options = [
+        format!("--cert-file={}", path("server.pem")),
+        format!("--key-file={}", path("server.key")),
+        format!("--trusted-ca-file={}", path("ca.pem")),
+        "--client-cert-auth".into(),
+    ];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let etcd = Etcd::start_secure(&world.path(""), &options);
+    let (host, ca) = (etcd.port(0), path("ca.pem"));
+    let (cert, key) = (path("client.pem"), path("client.key"));
+    world.use_store(format!("etcds://127.0.0.1:{host}?ca={ca}&cert={cert}&key={key}"));
+    (world, etcd)
+}
+
+/// The gateway shows the certificate of its member to that member.
+#[test]
+fn a_member_whose_certificate_is_for_servers_alone_is_said_to_be_that() {
+    let (world, _etcd) = certified_member(for_servers);
+    wait_until("what is wrong is said", || {
+        let output = world.run("k", &[], "touch ran").any_stderr().spawn().output();
+        output.end() == crate::support::dlock::End::Status(69) && output.stderr.contains("clientAuth")
+    });
+    assert!(!world.path("ran").exists());
+}
+
+/// Where there are users the gateway takes no certificate with a name.
+#[test]
+fn a_certificate_with_a_name_is_refused_by_name_where_there_are_users() {
+    let (world, etcd) = certified_member(|_| {});
+    let certificates =
+        ["ca.pem", "nameless.pem", "nameless.key"].map(|name| world.path(name).display().to_string());
+    let endpoint = format!("https://127.0.0.1:{}", etcd.port(0));
+    let ctl = |command: &str| {
+        let mut ctl = Command::new("etcdctl");
+        ctl.env("ETCDCTL_API", "3").arg(format!("--endpoints={endpoint}"));
+        ctl.args(["--cacert", &certificates[0], "--cert", &certificates[1], "--key", &certificates[2]]);
+        ctl.args(command.split(' ')).output().is_ok_and(|output| output.status.success()).then_some(())
+    };
+    for command in ["user add root:rootpw", "user grant-role root root", "auth enable"] {
+        wait_for(command, || ctl(command));
+    }
+    let said = as_root(world.run("k", &[], "touch ran")).status(77).any_stderr().run().stderr;
+    assert!(said.contains("without a CN"), "{said}");
+    assert!(!world.path("ran").exists());
+    let nameless = world.url().replace("client.", "nameless.");
+    as_root(world.run("k", &["--store", &nameless], "true")).any_stderr().run();
 }
 
 const WISHES: [Wish; 4] = [

@@ -23,7 +23,39 @@ fn pages() -> Result<BTreeMap<String, String>, Box<dyn std::error::Error>> {
         let name = format!("dlock-{}", command.get_name());
         pages.insert(format!("{name}.1"), page(command, &name)?);
     }
+    pages.insert("dlock.toml.5".into(), settings_page());
     Ok(pages)
+}
+
+/// The page of the configuration file. Its settings are those of the packaged file, with the comments there.
+fn settings_page() -> String {
+    let mut page = format!(
+        ".TH DLOCK.TOML 5 \"\" \"dlock {}\" dlock\n.SH NAME\ndlock.toml \\- settings of dlock\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    let name = "dlock.toml";
+    let file = format!("{}\n", include_str!("../packaging/dlock.toml"));
+    // The first paragraphs explain the file itself, as the section DESCRIPTION does.
+    let blocks = file.split("\n\n").skip(1).map(|block| block.lines().collect::<Vec<_>>());
+    let mut settings = String::new();
+    for block in blocks {
+        let (comment, keys): (Vec<&str>, Vec<&str>) = block.iter().partition(|line| line.starts_with("# "));
+        let comment: Vec<&str> = comment.iter().filter_map(|line| line.strip_prefix("# ")).collect();
+        let keys: Vec<&str> = keys.iter().filter_map(|line| line.strip_prefix('#')).collect();
+        settings.push_str(if keys.is_empty() { ".PP\n" } else { ".TP\n" });
+        for (number, key) in keys.iter().enumerate() {
+            settings.push_str(if number == 0 { "" } else { ".TQ\n" });
+            settings.push_str(&escaped(&[key]));
+        }
+        settings.push_str(&escaped(&comment));
+    }
+    section(&mut page, "SYNOPSIS", vec![Part::Literal(vec!["/etc/dlock.toml", "~/.config/dlock.toml"])]);
+    section(&mut page, "DESCRIPTION", parted(&further(name, "DESCRIPTION")).1);
+    page.push_str(&format!(".SH \"SETTINGS\"\n{settings}"));
+    section(&mut page, "FILES", items(&further(name, "FILES")));
+    section(&mut page, "EXAMPLES", parted(&further(name, "EXAMPLES")).0);
+    section(&mut page, "SEE ALSO", vec![Part::Prose(vec!["dlock(1), dlock-run(1), dlock-doctor(1)"])]);
+    page
 }
 
 /// Nobody has to scroll sideways: what a page does not break itself fits, and so does the help on a terminal.
@@ -164,11 +196,13 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
     }
     let after = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let (examples, status) = after.split_once("EXIT STATUS\n").unwrap_or((&after, ""));
+    let (examples, stores) = examples.split_once("STORES\n").unwrap_or((examples, ""));
     let lines = examples.lines().filter(|line| *line != "Examples:").collect::<Vec<_>>();
     let (examples, mut notes) = parted(&lines);
     let [statuses, environment, files, signals, limits] =
         ["EXIT STATUS", "ENVIRONMENT", "FILES", "SIGNALS", "NOTES"].map(|title| items(&further(name, title)));
     notes.extend(limits);
+    section(&mut page, "STORES", items(&stores.lines().collect::<Vec<_>>()));
     section(&mut page, "EXIT STATUS", [statuses, items(&status.lines().collect::<Vec<_>>())].concat());
     let elsewhere = Part::Prose(vec!["Variables and files are explained in dlock(1)."]);
     section(&mut page, "ENVIRONMENT", if environment.is_empty() { vec![elsewhere] } else { environment });
@@ -176,7 +210,8 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
     section(&mut page, "SIGNALS", signals);
     section(&mut page, "NOTES", notes);
     section(&mut page, "EXAMPLES", examples);
-    let others = if name == "dlock" { "flock(1)" } else { "dlock(1), flock(1)" };
+    let others =
+        if name == "dlock" { "dlock.toml(5), flock(1)" } else { "dlock(1), dlock.toml(5), flock(1)" };
     section(&mut page, "SEE ALSO", vec![Part::Prose(vec![others])]);
     Ok(page)
 }

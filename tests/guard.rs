@@ -118,7 +118,9 @@ fn guard_stopped(backend: Backend) {
 /// Where there is no guard to give back what was granted, dlock does it, and does not leave it to the lease.
 fn guard_killed_before_the_start(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    // On `file:` the dlock that is stopped below may have the mutex of the lock, and the holder says that it waits for it.
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &[], job).any_stderr().spawn();
     world.wait_for_log("up");
     let queued = world.run("k", &["-w", "-t", LONG], "echo ran >> log").status(70).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -394,33 +396,6 @@ fn the_group_of_dlock_killed() {
     holder.finish();
     wait_until("the job is dead", || job::survivors(&world).is_empty());
     world.wait_for_state("k", "free");
-}
-
-/// What somebody else starts for the job, and with its environment, is the job's too: it gets TERM and KILL, and dlock
-/// does not call the job ended before.
-#[test]
-fn what_carries_the_hold_is_stopped_too() {
-    let world = World::new(Backend::Redis);
-    // It ends as soon as the stray has been asked to, in the middle of the look at all there is.
-    let job = "trap 'while [ ! -s log ]; do :; done; exit' TERM
-        echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while :; do sleep 0.05; done";
-    let options = ["--max-run", "3s", "--grace", "5s"];
-    let holder = world.run("k", &options, job).status(124).any_stderr().spawn();
-    wait_until("the job runs", || !world.read("token").is_empty());
-    let stray = "trap 'echo term >> log' TERM; echo $$ > stray.tmp; mv stray.tmp stray.pid; while :; do sleep 0.05; done";
-    let mut child = world.command("sh");
-    child.args(["-c", stray]).env("DLOCK_TOKEN", world.read("token").trim());
-    let mut child = child.spawn().expect("sh");
-    let stray = world.wait_for_pid("stray.pid");
-    let mut others = world.command("sh");
-    others.args(["-c", "for one in $(seq 400); do sleep 1000 & done; exec sleep 1000"]);
-    let mut others = others.spawn().expect("sh");
-    holder.finish();
-    assert!(!proc::alive(stray));
-    assert_eq!(world.lines("term"), 1, "TERM comes before KILL, and once");
-    others.kill().expect("it runs");
-    others.wait().expect("it is our child");
-    child.wait().expect("it is our child");
 }
 
 /// However busy the machine is.

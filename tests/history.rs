@@ -8,7 +8,13 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-on_every_store!(every_kind_of_end, what_did_not_end_by_itself, nothing_has_ended, only_the_last_64_are_kept,);
+on_every_store!(
+    without_a_key_all_are_told_together,
+    every_kind_of_end,
+    what_did_not_end_by_itself,
+    nothing_has_ended,
+    only_the_last_64_are_kept,
+);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
@@ -155,10 +161,53 @@ fn a_job_that_goes_on_without_its_lock_has_lost_it() {
     assert!(metrics.contains("dlock_jobs_total{key=\"k\",result=\"failed\"} 1\n"), "{metrics}");
 }
 
+/// "It has not run for two days" is answered by one command.
+fn without_a_key_all_are_told_together(backend: Backend) {
+    let world = World::new(backend);
+    world.dlock(["history"]).stdout_like("no run in .* has ended in the last 40 days\n").run();
+    world.dlock(["history", "--json"]).stdout("[]\n").run();
+    world.run("a/first", &["--label", "1"], "exit 0").run();
+    world.run("b", &["--label", "2"], "exit 3").status(3).run();
+    world.run("a/first", &["--label", "3"], "kill $$").dies_of(15).run();
+    world.run("b", &["--label", "4"], "exit 0").run();
+    let told = |words: &[&str]| {
+        let output = world.dlock(["history", "--json"]).args(words).any_stdout().run().stdout;
+        let ends: Vec<Value> = serde_json::from_str(&output).expect("JSON");
+        let text = |end: &Value, field: &str| end[field].as_str().expect("a text").to_owned();
+        ends.iter().map(|end| text(end, "key") + " " + &text(end, "command")).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&[]), ["b 4", "a/first 3", "b 2", "a/first 1"]);
+    assert_eq!(told(&["-n", "2"]), ["b 4", "a/first 3"]);
+    assert_eq!(told(&["--failed"]), ["a/first 3", "b 2"]);
+    assert_eq!(told(&["--failed", "b"]), ["b 2"]);
+    assert_eq!(told(&["a*", "-n1"]), ["a/first 3"]);
+    assert_eq!(told(&["--since", "1h"]).len(), 4);
+    wait_until("they are long ago", || told(&["--since", "1ms"]).is_empty());
+    world
+        .dlock(["history", "--since", "1ms", "--failed"])
+        .stdout_like("no run in .* has failed in .*\n")
+        .run();
+    let table = world.dlock(["history"]).any_stdout().run().stdout;
+    assert!(table.starts_with("KEY") && table.lines().count() == 5 && table.contains("a/first  "), "{table}");
+    // With a key there is no column of keys.
+    assert!(world.dlock(["history", "b"]).any_stdout().run().stdout.starts_with("STARTED"));
+    world.run("b", &["--label", "5"], "exit 3").status(3).run();
+    let status = |words: &[&str]| world.dlock(["status"]).args(words).any_stdout().run().stdout;
+    assert!(status(&[]).starts_with("no lock is held"), "{}", status(&[]));
+    let all = status(&["--all"]);
+    let line = |key: &str| all.lines().find(|line| line.starts_with(key)).unwrap_or_default().to_owned();
+    assert!(line("b").contains("exit 3 ") && line("b").contains("; ok "), "{all}");
+    assert!(line("a/first").contains("signal 15 ") && line("a/first").contains("; ok "), "{all}");
+    assert_eq!(status(&["--all", "--json"]).matches("\"last_success\": {").count(), 2);
+}
+
 fn nothing_has_ended(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["history", "k", "--json"]).stdout("[]\n").run();
-    world.dlock(["history", "k"]).stdout_like("no run under k in .* has ended in the last 40 days\n").run();
+    world
+        .dlock(["history", "k"])
+        .stdout_like("no record of k in .*: no run in the last 40 days, or the store was restarted, .*\n")
+        .run();
 }
 
 fn only_the_last_64_are_kept(backend: Backend) {
@@ -191,6 +240,34 @@ fn a_terminal_gets_a_picture() {
     let shown = terminal.expect("READY> ");
     assert!(shown.contains("exit 3") && !shown.contains("\x1b["), "{shown:?}");
     terminal.close();
+}
+
+/// Refusals between two rows are ticks in one line; one alone is told in full, as each is in a pipe.
+#[test]
+fn refusals_are_ticks_between_the_rows() {
+    let world = World::without_redis();
+    world.run("k", &[], "exit 0").run();
+    for refusals in [3, 1] {
+        let before = world.lines("up");
+        let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+        world.wait_for_lines("up", before + 1);
+        for _ in 0..refusals {
+            world.run("k", &[], "true").status(75).any_stderr().run();
+        }
+        world.write("go", "");
+        holder.finish();
+        std::fs::remove_file(world.path("go")).expect("the file");
+    }
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("LC_ALL=C.UTF-8 TERM=xterm NO_COLOR=1 dlock history k --refused");
+    let shown = terminal.expect("READY> ");
+    let lines: Vec<&str> = shown.lines().filter(|line| line.contains("refused ")).collect();
+    let [one, three] = lines[..] else { panic!("{shown}") };
+    assert!(one.contains("busy: held by") && !one.contains('╵'), "{shown}");
+    assert!(three.contains("  ╵╵╵ refused 3 busy: ") && three.contains('@'), "{shown}");
+    terminal.close();
+    let piped = world.dlock(["history", "k", "--refused"]).any_stdout().run().stdout;
+    assert_eq!(piped.matches("busy: held by").count(), 4, "{piped}");
 }
 
 /// That nobody reads on is no error.

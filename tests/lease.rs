@@ -26,6 +26,7 @@ on_every_store!(
     a_lost_lock_stops_the_whole_job,
     a_loss_is_heard_of_at_the_next_heartbeat,
     on_lost_warn_lets_the_job_end,
+    a_store_that_forgot_is_said_to_have,
     a_forced_release_stops_the_job_and_spares_the_next_holder,
     a_forced_release_grants_only_when_the_old_job_is_dead,
     fences_grow_when_the_store_forgets,
@@ -389,6 +390,24 @@ fn forget(world: &World) {
                 removed.expect("the store's records can be removed");
             }
         }
+    }
+}
+
+fn a_store_that_forgot_is_said_to_have(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "6s"], "echo up >> log; exec sleep 1000").status(79);
+    let lost = "(?:.*\n)?dlock: k in .* is lost: the store no longer knows this lock: it was restarted, flushed or failed \
+                over; the command is being stopped\n(?:.*\n)?";
+    let holder = holder.stderr_like(lost).spawn();
+    world.wait_for_log("up");
+    forget(&world);
+    holder.finish();
+    for command in ["status", "history"] {
+        let said = world.dlock([command, "k"]).any_stdout().run().stdout;
+        assert!(
+            said.starts_with("no record of k") && said.contains("flushed or failed over since"),
+            "{said}"
+        );
     }
 }
 

@@ -275,10 +275,10 @@ fn assert_late_is_too_late(world: &World, proxy: &Proxy, fault: Fault, hit: bool
     world.run("k", &[], "true").run();
 }
 
-/// Of a lock that nobody wants there remain its fence, log and statistics, when somebody waited last, which run succeeded
+/// Of a lock that nobody wants there remain its fence, log, refusals and statistics, when somebody waited last, which run succeeded
 /// last, and tokens that are spent: each with an end of its own.
 fn assert_only_records_remain(world: &World) {
-    let remains = ["fence", "heard", "log", "stat", "done", "spent"];
+    let remains = ["fence", "heard", "log", "stat", "done", "spent", "refused"];
     wait_until("only records remain", || {
         world
             .redis()

@@ -4,8 +4,13 @@
 //! - contention: many want one lock; one runs, the others wait in order or are told who has it
 //! - lease: kept through outages, lost for good, taken away; time limits
 //! - guard: dlock, its guard or a waiter is killed or stopped; control_group: what that has to do with cgroups
+//! - hold: the same for what dlock did not start; hold_recipes: the programs of docs/hold.md
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
 //! - surroundings: what CMD inherits
+//! - refused: what did not run, and why
+//! - messages: what a program reads of each situation
+//! - quiet: what -q keeps quiet, and what it does not
+//! - strangers: processes of other users, whatever they look like, delay no KILL
 //! - signals, terminal: what is sent to dlock, without and with a terminal
 //! - waiting_line: what one who waits sees there
 //! - shared, slots, several: the modes, and several locks at once
@@ -56,6 +61,7 @@
 
 mod acl;
 mod acquire;
+mod calm;
 mod check;
 mod cluster;
 mod completions;
@@ -77,32 +83,41 @@ mod forged;
 mod fuzz;
 mod generated;
 mod guard;
+#[cfg(feature = "sql")]
+mod guests;
 mod history;
+mod hold;
+mod hold_recipes;
 mod input;
 mod inside;
 mod interop;
 mod lease;
 mod lost_replies;
+mod messages;
 mod metrics;
 mod min_hold;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod nesting;
 mod night;
+mod observability;
 mod once_per;
 mod oversell;
 mod packages;
 mod passwords;
 mod pause;
 mod pictures;
+mod quiet;
 mod quorum;
 mod readme;
 mod recipes;
+mod refused;
 mod release;
 mod renew;
 mod replace;
 mod replicas;
 mod report;
+mod rotation;
 mod schema;
 mod sentinel;
 mod server_states;
@@ -116,6 +131,7 @@ mod sql;
 mod status;
 mod status_codes;
 mod status_watch;
+mod strangers;
 mod support;
 mod surroundings;
 mod terminal;

@@ -1,11 +1,11 @@
 //! `dlock metrics`: what was counted, as promtool and a Prometheus read it.
 
+use crate::observability::of_prometheus;
 use crate::support::proc;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 on_every_store!(
@@ -163,10 +163,7 @@ fn cardinality_is_bounded(backend: Backend) {
 }
 
 fn promtool_finds_nothing_wrong(backend: Backend) {
-    let Some(promtool) = promtool() else {
-        eprintln!("skipped: promtool could not be installed here");
-        return;
-    };
+    let Some(promtool) = of_prometheus("promtool") else { return };
     let world = World::new(backend);
     let holder = world.run("quote\"back\\slash ünï", &["-t", "1m"], HOLD).spawn();
     world.wait_for_log("up");
@@ -187,40 +184,4 @@ fn promtool_finds_nothing_wrong(backend: Backend) {
     );
     world.write("go", "");
     holder.finish();
-}
-
-/// The alerts of docs/recipes.md: rules that Prometheus takes, about metrics that there are.
-#[test]
-fn the_recipes_alerts_are_rules() {
-    let Some(promtool) = promtool() else {
-        eprintln!("skipped: promtool could not be installed here");
-        return;
-    };
-    let world = World::without_redis();
-    let recipes = include_str!("../docs/recipes.md");
-    let at = recipes.find("groups:\n").expect("alerts");
-    let (rules, _) = recipes[at..].split_once("```").expect("the block ends");
-    world.write("rules.yml", rules);
-    let output = Command::new(promtool).args(["check", "rules"]).arg(world.path("rules.yml")).output();
-    let output = output.expect("promtool runs");
-    assert!(output.status.success(), "{output:?}");
-    world.run("nightly-report", &[], "exit 0").run();
-    let known = metrics(&world, &[]);
-    let names = rules.split(|c: char| !c.is_ascii_lowercase() && c != '_');
-    let names: Vec<_> = names.filter(|word| word.starts_with("dlock_")).collect();
-    assert!(names.len() > 3, "{names:?}");
-    for name in names {
-        assert!(known.contains(&format!("\n{name}{{")), "{name}");
-    }
-}
-
-/// `./test` fetches it, and leaves a note where it could not.
-fn promtool() -> Option<PathBuf> {
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).chain([place.to_owned()]);
-    let found = directories.map(|directory| directory.join("promtool")).find(|file| file.exists());
-    let noted = place.join("promtool.not-to-be-had").exists();
-    assert!(found.is_some() || noted, "promtool is missing: ./test fetches it");
-    found
 }

@@ -206,8 +206,9 @@ fn a_heartbeat_touches_one_row() {
     server.begin_log();
     let said = wait_for("a heartbeat", || {
         let log = server.log();
-        log.lines()
-            .find_map(|line| Some(line[line.find("\tUPDATE dlock_locks SET said")?..].trim().to_owned()))
+        log.lines().find_map(|line| {
+            Some(line[line.find("\tUPDATE dlock_locks FORCE INDEX (PRIMARY) SET said")?..].trim().to_owned())
+        })
     });
     let touched = "SELECT SUM(variable_value) FROM information_schema.session_status \
          WHERE variable_name LIKE 'Handler_read%' OR variable_name = 'Handler_update'";
@@ -303,8 +304,9 @@ fn who_gets_in() {
     world.write("right", "sesame\n");
     world.write("wrong", "sesam\n");
     let at = |user: &str| world.url().replace("app@", &format!("{user}@"));
+    let socket = |user: &str| format!("mysql+unix://{user}@{}?db=ops", server.socket().display());
     let run = |file: Option<&str>| {
-        let run = world.run("k", &["--store", &at("native")], "true").any_stderr();
+        let run = world.run("k", &["--store", &socket("native")], "true").any_stderr();
         match file {
             Some(file) => run.env("DLOCK_PASSWORD_FILE", world.path(file)),
             None => run.env("MYSQL_PWD", "sesame"),
@@ -315,14 +317,17 @@ fn who_gets_in() {
     assert!(said.contains("refused the user name or the password") && !said.contains("sesam"), "{said}");
     let said = run(None).status(77).run().stderr;
     assert!(said.contains("wants a password"), "{said}");
+    // Where anybody may have the port, no proof of it is given.
+    let open = world.run("k", &["--store", &at("native")], "true").env("DLOCK_PASSWORD", "sesame");
+    let said = open.status(77).any_stderr().run().stderr;
+    assert!(said.contains("no TLS") && said.contains("mysql+unix") && said.contains("sslmode"), "{said}");
     // A proof that dlock does not know.
     if server.try_ask("ops", "INSTALL SONAME 'auth_ed25519'").is_ok() {
         server.ask("ops", "CREATE USER ed@'%' IDENTIFIED VIA ed25519 USING PASSWORD('sesame')");
-        let ed = world.run("k", &["--store", &at("ed")], "true").env("DLOCK_PASSWORD", "sesame");
+        let ed = world.run("k", &["--store", &socket("ed")], "true").env("DLOCK_PASSWORD", "sesame");
         assert!(ed.status(77).any_stderr().run().stderr.contains("cannot give"), "ed25519");
     }
     // Who it is may be the kernel's to say.
-    let socket = |user: &str| format!("mysql+unix://{user}@{}?db=ops", server.socket().display());
     world.run("k", &["--store", &socket("app")], "true").any_stderr().run();
     if geteuid().is_root() {
         server.ask("ops", "ALTER USER root@localhost IDENTIFIED VIA unix_socket");
@@ -382,11 +387,13 @@ fn a_forged_server_learns_nothing() {
         b"ijklmnopqrst\0mysql_native_password\0",
     ]
     .concat();
-    let switch = b"\xfemysql_clear_password\0".to_vec();
     let (fine, file) = (b"\0\0\0\x02\0\0\0".to_vec(), b"\xfb/etc/hostname".to_vec());
-    for (answers, status, what) in [
-        (vec![switch], 77, "wants the password itself"),
-        (vec![fine, file], 69, "does not speak the protocol"),
+    // A server that may want a proof of a password is told nothing at all.
+    let sha2 = [&greeting[..greeting.len() - 22], b"caching_sha2_password\0"].concat();
+    for (greeting, password, answers, status, what) in [
+        (&greeting, "sesame", vec![], 77, "wants a proof of the password"),
+        (&sha2, "sesame", vec![], 77, "wants a proof of the password"),
+        (&greeting, "", vec![fine, file], 69, "does not speak the protocol"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -411,12 +418,14 @@ fn a_forged_server_learns_nothing() {
             heard
         });
         let url = format!("mysql://app@127.0.0.1:{port}/ops");
-        let run = world.run("k", &["--store", &url], "echo ran >> log").env("DLOCK_PASSWORD", "sesame");
+        let run = world.run("k", &["--store", &url], "echo ran >> log");
+        let run = if password.is_empty() { run } else { run.env("DLOCK_PASSWORD", password) };
         let said = run.status(status).any_stderr().run().stderr;
         assert!(said.contains(what), "{said}");
         let heard = String::from_utf8_lossy(&server.join().unwrap()).into_owned();
         let name = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
-        assert!(heard.contains("app") && !heard.contains("sesame"), "{heard}");
+        assert_eq!(heard.is_empty(), !password.is_empty(), "{heard}");
+        assert!(!heard.contains("sesame"), "{heard}");
         assert!(name.trim().is_empty() || !heard.contains(name.trim()), "{heard}");
     }
     assert!(world.log().is_empty());

@@ -123,19 +123,22 @@ fn plan(number: u64) -> (Arrangement, Profile) {
     all.retain(|one| format!("{one:?}").to_lowercase().contains(store));
     let count = u64::try_from(all.len()).expect("a few");
     let arrangement = all[usize::try_from(number % count).expect("a few")];
+    use Profile::{Calm, Cut, Forgetful, Jumpy, Safe, SlowLine, Unguarded};
     let mut profiles = match arrangement {
         Arrangement::Single => {
-            vec![Profile::Safe, Profile::Forgetful, Profile::Calm, Profile::Jumpy, Profile::Unguarded]
+            vec![Safe, Forgetful, Cut, SlowLine, Calm, Jumpy, Unguarded]
         }
         Arrangement::Quorum(_) => {
-            vec![Profile::Safe, Profile::Calm, Profile::Unguarded, Profile::Forgetful]
+            vec![Safe, Calm, Cut, Unguarded, Forgetful]
         }
-        Arrangement::Sentinel | Arrangement::Failover => vec![Profile::Forgetful, Profile::Calm],
-        Arrangement::Cluster => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Forgetful],
+        Arrangement::Sentinel | Arrangement::Failover => vec![Forgetful, Calm],
+        Arrangement::Cluster => vec![Safe, Unguarded, Calm, Cut, Forgetful],
         #[cfg(any(feature = "mysql", feature = "postgres"))]
-        Arrangement::Database(_) => vec![Profile::Safe, Profile::Unguarded, Profile::Calm, Profile::Jumpy],
+        Arrangement::Database(_) => vec![Safe, Cut, SlowLine, Unguarded, Calm, Jumpy],
+        Arrangement::File => vec![Safe, Unguarded, Calm],
         // They forget nothing.
-        _ => vec![Profile::Safe, Profile::Unguarded, Profile::Calm],
+        #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+        _ => vec![Safe, Cut, SlowLine, Unguarded, Calm],
     };
     profiles.retain(|one| format!("{one:?}").to_lowercase().contains(profile));
     assert!(!profiles.is_empty(), "{arrangement:?} has no such profile: {profile}");

@@ -21,6 +21,8 @@ on_every_store!(
     what_is_done_is_done_while_somebody_holds_the_lock,
     several_keys_are_done_when_all_are,
     a_run_inside_the_hold_is_not_counted,
+    a_run_without_it_does_not_count,
+    the_last_success_is_known_whoever_had_it,
     what_is_forgotten_is_due_for_who_waits,
     in_each_tick_one_succeeds,
     #[ignore = "long; ./test --soak"]
@@ -70,14 +72,14 @@ fn what_is_no_success_stops_nobody() {
     world.run("k", &["--once-per", "1h"], "echo ran >> log").stderr_like(said).run();
     world.dlock(["status", "k"]).any_stdout().run();
     world.dlock(["forget", "k"]).run();
-    world.dlock(["forget", "k"]).stderr_like("dlock: k in .* was due already: .*\n").run();
+    world.dlock(["forget", "k"]).stderr_like("dlock: k in .*: nothing to forget, .*\n").run();
 }
 
-/// A plain run counts, too.
 fn done_once(world: &World) {
     let once = |job: &str| world.run("k", &["--once-per", "1h", "--report", "report"], job);
     world.dlock(["forget", "k"]).any_stderr().run();
-    world.run("k", &[], "echo ran >> log").run();
+    world.run("k", &[], "echo test >> log").run();
+    once("echo ran >> log").run();
     once("echo again >> log").stderr_like(DONE).run();
     let report: Value = serde_json::from_str(&world.read("report")).expect("a report");
     assert_eq!(
@@ -86,18 +88,21 @@ fn done_once(world: &World) {
     );
     world.run("k", &["-q", "--once-per", "1h"], "echo again >> log").run();
     world.run("k", &["-q", "--once-per", "1h", "-w"], "echo again >> log").run();
-    assert_eq!(world.log(), ["ran"]);
+    // A test by hand does not prolong what is done either.
+    world.run("k", &[], "echo test >> log").run();
+    assert_eq!(world.log(), ["test", "ran", "test"]);
+    world.dlock(["run", "-q", "-k", "k", "--once-per", "1h", "--", "false"]).run();
     let success = &world.status("k")["last_success"];
-    assert!(success["command"].as_str().is_some_and(|command| command.contains("ran")), "{success}");
+    assert!(success["command"].as_str().is_some_and(|command| command.contains("test")), "{success}");
     let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
-    assert!(metrics.contains("dlock_done_total{key=\"k\"} 3\n"), "{metrics}");
+    assert!(metrics.contains("dlock_done_total{key=\"k\"} 4\n"), "{metrics}");
     // It is longer ago than that.
     wait_until("a run is due again", || {
         world.run("k", &["-q", "--once-per", "10ms"], "echo due >> log").run();
         world.lines("due") > 0
     });
     world.dlock(["forget", "-v", "k"]).stderr_like("dlock: k in .* is due again: .*\n").run();
-    world.dlock(["forget", "-v", "k"]).stderr_like("dlock: k in .* was due already: .*\n").run();
+    world.dlock(["forget", "-v", "k"]).stderr_like("dlock: k in .*: nothing to forget, .*\n").run();
     once("echo forgotten >> log").run();
     assert_eq!(world.lines("forgotten"), 1);
 }
@@ -179,7 +184,7 @@ fn what_is_done_is_done_while_somebody_holds_the_lock(backend: Backend) {
 fn several_keys_are_done_when_all_are(backend: Backend) {
     let world = World::new(backend);
     let both = || world.run("k", &["-q", "-k", "l", "--once-per", "1h"], "echo both >> log");
-    world.run("k", &[], "true").run();
+    world.run("k", &["--once-per", "1h"], "true").run();
     both().run();
     assert_eq!(world.lines("both"), 1);
     both().run();
@@ -191,11 +196,35 @@ fn several_keys_are_done_when_all_are(backend: Backend) {
 
 fn a_run_inside_the_hold_is_not_counted(backend: Backend) {
     let world = World::new(backend);
-    world.run("k", &[], "true").run();
+    world.run("k", &["--once-per", "1h"], "true").run();
     let inside = "dlock run -k k --once-per 1h -- sh -c 'echo inside >> log'";
     let inside = inside.replace("dlock", crate::support::dlock::BINARY);
     world.run("k", &[], &inside).run();
     assert_eq!(world.lines("inside"), 1);
+}
+
+/// Harm: a test by hand must not cancel the night.
+fn a_run_without_it_does_not_count(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &[], "echo test >> log").run();
+    world.run("k", &["--once-per", "20h"], "echo night >> log").run();
+    world.run("k", &[], "echo test >> log").run();
+    world.run("k", &["--once-per", "20h", "-q"], "echo again >> log").run();
+    assert_eq!(world.log(), ["test", "night", "test"]);
+}
+
+fn the_last_success_is_known_whoever_had_it(backend: Backend) {
+    let world = World::new(backend);
+    let last = || world.status("k")["last_success"].clone();
+    assert!(last().is_null());
+    world.run("k", &["--once-per", "1h", "--label", "night"], "true").run();
+    assert_eq!(last()["command"], "night");
+    world.run("k", &["--label", "test"], "true").run();
+    world.run("k", &[], "exit 3").status(3).run();
+    assert_eq!(last()["command"], "test");
+    world.dlock(["forget", "k"]).run();
+    assert_eq!(last()["command"], "test", "it did succeed");
+    assert!(world.dlock(["status", "k"]).any_stdout().run().stdout.contains("succeeded  began "));
 }
 
 fn what_is_forgotten_is_due_for_who_waits(backend: Backend) {

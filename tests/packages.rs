@@ -106,7 +106,7 @@ fn a_package_is_installed_used_upgraded_and_purged() {
     assert!(words.contains("NAME dlock-run - Take the lock"), "{page}");
     let wide = page.lines().filter(|line| line.chars().count() > 80).collect::<Vec<_>>();
     assert!(wide.is_empty(), "{wide:#?}");
-    machine.run("man dlock >/dev/null && man dlock-status >/dev/null");
+    machine.run("man dlock >/dev/null && man dlock-status >/dev/null && man dlock.toml >/dev/null");
     let named = machine.run(
         "zcat /usr/share/man/man1/dlock*.1.gz | sed 's/\\\\//g' | grep -o 'docs/[a-z.]*[a-z]' | sort -u",
     );

@@ -53,17 +53,7 @@ impl Door {
     fn postgres() -> Self {
         let mut world = World::without_redis();
         let server = Postgres::start(&world.path(""), &[]);
-        server.ask(
-            "postgres",
-            &format!("CREATE ROLE guest LOGIN PASSWORD '{SECRET}'; GRANT CREATE ON SCHEMA public TO guest"),
-        );
-        let rules = "host all app all trust\nhost all guest all scram-sha-256\n";
-        std::fs::write(server.data().join("pg_hba.conf"), rules).expect("a file");
-        server.ask("postgres", "SELECT pg_reload_conf()");
-        wait_until("the rules are in force", || {
-            server.ask("postgres", "SELECT count(*) FROM pg_hba_file_rules") == "2"
-        });
-        world.use_store(server.url("postgres").replace("app@", "guest@"));
+        world.use_store(server.admit_guest(SECRET));
         Self { _server: Some(server), world }
     }
 }

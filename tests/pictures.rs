@@ -3,14 +3,18 @@
 //! anew.
 
 use crate::support::dlock::Running;
+use crate::support::masters::steered_clock;
 use crate::support::pty::Terminal;
+use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use regex_lite::Regex;
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid};
 use serde_json::Value;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 104;
@@ -97,8 +101,8 @@ fn the_busy_line_and_the_waiting_line_are_fresh() {
     let line = Regex::new("^dlock: waiting [0-9]+s ").expect("a pattern");
     wait_until("the line", || terminal.rows().last().is_some_and(|row| line.is_match(row)));
     fresh("waiting", &world, &terminal);
-    let readme =
-        include_str!("../README.md").split("```text\n").nth(1).and_then(|text| text.split("```").next());
+    let page =
+        include_str!("../docs/use.md").split("```text\n").nth(1).and_then(|text| text.split("```").next());
     let shown = terminal.rows().join("");
     let shown = shown
         .split_once("-- report")
@@ -106,7 +110,7 @@ fn the_busy_line_and_the_waiting_line_are_fresh() {
         .expect("the busy line")
         .0;
     let shown = shown.replace(&world.url(), "redis://redis.internal:6379");
-    assert_eq!(lasting(readme.expect("the busy line")), lasting(&shown));
+    assert_eq!(lasting(page.expect("the busy line")), lasting(&shown));
     terminal.press("\x03");
     terminal.expect("READY> ");
     world.write("go", "");
@@ -127,13 +131,19 @@ fn the_status_is_fresh() {
     wait_until("they have waited a while", || {
         world.status("nightly-report")["waiters"].as_array().is_some_and(|all| all.iter().all(waits))
     });
+    let words = machine("web-4");
+    let on_web_4: Vec<&str> = words.iter().map(String::as_str).collect();
+    let reader = || world.run("search-index", &["-s", "--label", "search"], JOB).under(&on_web_4).spawn();
+    let readers = [reader(), reader()];
+    world.wait_for_lines("up", 3);
+    world.run("hourly-sync", &["--min-hold", "10m"], "true").under(&on_web_4).run();
     let mut terminal = terminal(&world);
     enter(&mut terminal, "dlock status");
     enter(&mut terminal, "dlock status nightly-report");
     fresh("status", &world, &terminal);
     world.write("go", "");
     holder.finish();
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    waiters.into_iter().chain(readers).for_each(|job| drop(job.finish()));
 }
 
 #[test]
@@ -154,6 +164,60 @@ fn the_history_is_fresh() {
     let mut terminal = terminal(&world);
     enter(&mut terminal, "dlock history nightly-report");
     fresh("history", &world, &terminal);
+}
+
+/// Six nights on a server whose clock the test sets: when a night begins, and while its job runs. The lease is longer than a
+/// night, so that no renewal meets the change.
+#[test]
+fn the_nights_are_fresh() {
+    const MINUTE: i64 = 60_000_000;
+    let mut world = World::without_redis();
+    let clock = world.path("clock");
+    // The server maps the file, so it must not become shorter.
+    let ahead = |by: i64| {
+        let file = fs::File::options().write(true).create(true).truncate(false).open(&clock);
+        file.expect("a clock").write_all(&by.to_ne_bytes()).expect("a time");
+    };
+    ahead(0);
+    let environment = vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", clock.clone().into())];
+    let server = Redis::start_within(&world.path(""), &[], environment);
+    world.use_store(server.url());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_micros();
+    let first = 3 * 60 * MINUTE - i64::try_from(now).expect("a time") % (24 * 60 * MINUTE);
+    for (night, name, minutes, end) in [
+        (0, "web-2", 19, "exit 0"),
+        (1, "web-2", 2, "exit 3"),
+        (1, "web-1", 24, "exit 0"),
+        (2, "web-1", 20, "exit 0"),
+        (3, "web-1", 9, "crash"),
+        (3, "web-2", 23, "exit 0"),
+        (4, "web-2", 21, "exit 0"),
+        (5, "web-1", 22, "exit 0"),
+    ] {
+        let begin = first + night * 24 * 60 * MINUTE + if minutes > 22 { 10 * MINUTE } else { 0 };
+        ahead(begin);
+        let script = format!("while [ ! -e go ]; do sleep 0.02; done; {end}");
+        let call = run_on(&world, name, &["-t", "20h", "--label", "report"], &script).any_stderr();
+        let call = match end {
+            "exit 3" => call.status(3),
+            "crash" => call.dies_of(Signal::KILL.as_raw()),
+            _ => call,
+        };
+        let job = call.spawn();
+        world.wait_for_state("nightly-report", "held");
+        ahead(begin + minutes * MINUTE);
+        if end == "crash" {
+            job.signal(Signal::KILL);
+        } else {
+            world.write("go", "");
+        }
+        job.finish();
+        world.wait_for_state("nightly-report", "free");
+        drop(fs::remove_file(world.path("go")));
+    }
+    let mut terminal = terminal(&world);
+    enter(&mut terminal, "dlock history nightly-report");
+    fresh("nights", &world, &terminal);
 }
 
 #[test]
@@ -186,7 +250,7 @@ fn difference(name: &str, world: &World, terminal: &Terminal) -> Option<(String,
     if lines.last().is_some_and(|line| text(line) == "READY>") {
         lines.pop();
     }
-    let address = world.redis().url().replace("redis://", "");
+    let address = world.url().replace("redis://", "");
     for line in &mut lines {
         replace(line, "READY> ", "$ ");
         replace(line, &format!("redis://{address}"), "redis://redis.internal");

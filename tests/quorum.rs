@@ -513,7 +513,7 @@ fn ask(ttl: Duration) -> Ask {
 }
 
 const LONG: Duration = Duration::from_secs(300);
-const NOT_RUN: End = End { ran: Ran::No, job: None };
+const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false };
 
 /// Whatever the masters do, and however long an answer may take, an operation is over when it was told to be.
 #[test]
@@ -697,7 +697,7 @@ fn a_request_reaches_the_holder() {
     assert_eq!(store.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
     assert_eq!(store.prove(&names, &Token::random().unwrap(), by()), Ok(None));
     assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Asked));
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)) };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
     let view = store.inspect(name, by()).unwrap();
@@ -852,7 +852,7 @@ fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     // The first two have been up for one hour and two, as they tell it, and the last one for three.
     let longest = Duration::from_secs(9000);
     let mut store = store_within(&masters.ports(), longest, Duration::from_secs(5));
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)) };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false };
     // The second time, too.
     for _ in 0..2 {
         let left = store.leave(&names, &ask.token, &end, by());
@@ -886,7 +886,7 @@ fn times_are_told_by_one_clock() {
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;
     assert!(near(view.holders[0].since), "{view:?}");
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)) };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;
@@ -1227,7 +1227,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
     }
     until = until.min(Moment::now());
     if visit.farewell == Farewell::GivesBack {
-        let _ = store.leave(&names, &ask.token, &End { ran: Ran::Yes, job: None }, by(200));
+        let _ = store.leave(&names, &ask.token, &End { ran: Ran::Yes, job: None, once_per: false }, by(200));
     }
     (from <= until).then_some(Stay { fence, from, until })
 }

@@ -1,14 +1,18 @@
 //! Do the recipes work as they are written? Those that need a cron daemon, systemd's own checks or root run on machines
 //! to throw away, by `./test --packages`; what CI runners do to a step is done here. The shop's scripts are `oversell`'s,
-//! the script that takes a lock itself is `acquire`'s, the alerts are `metrics`'.
+//! the script that takes a lock itself is `acquire`'s, the alerts and the dashboard are `observability`'s.
 
 use crate::support::dlock::BINARY;
 use crate::support::machine::Machine;
+use crate::support::masters::steered_clock;
 use crate::support::proc;
+use crate::support::redis::Redis;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use regex_lite::Regex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use serde_json::Value;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -200,7 +204,7 @@ fn lists_of_words_are_understood() {
         };
         let words = list.trim_end_matches(']').split(", ").map(|word| word.trim_matches('"'));
         let arguments = words.skip(1).take_while(|word| *word != "--");
-        // The second is busy, by the --min-hold of the first, and -E makes that 0.
+        // The second finds it done.
         world.dlock(arguments).args(["--", "true"]).any_stderr().run();
         lists += 1;
     }
@@ -240,6 +244,8 @@ fn the_tables_of_other_tools_are_right() {
         let [_, theirs, ours, _] = &cells[..] else { panic!("{row}") };
         for example in ours {
             let example = match example.as_str() {
+                // It runs nothing.
+                line if line.starts_with("dlock status ") => continue,
                 line if line.starts_with("dlock ") => line.to_owned(),
                 options if options.starts_with("-k ") => format!("dlock run {options} -- CMD"),
                 options if options.starts_with('-') && options.contains(' ') => {
@@ -303,6 +309,8 @@ fn play(world: &World, example: &str) -> (Vec<String>, Vec<String>, Option<i32>)
             programs.push(bare.to_owned());
         }
     }
+    // There is no journal here.
+    world.script("bin/systemd-cat", "#!/bin/sh\nshift 2\nexec \"$@\"\n");
     programs.sort_unstable();
     programs.dedup();
     world.write("log", "");
@@ -392,6 +400,65 @@ fn crontab_command(key: &str) -> &'static str {
     let mut lines = blocks("crontab").into_iter().flat_map(str::lines);
     let line = lines.find(|line| line.contains(&format!("-k {key} "))).expect("a line");
     line.splitn(6, char::is_whitespace).nth(5).expect("a command").trim()
+}
+
+/// The value of an option of a recipe, in hours.
+fn hours(command: &str, option: &str) -> Option<i64> {
+    let mut words = command.split_whitespace();
+    words.find(|word| *word == option)?;
+    words.next()?.strip_suffix('h')?.parse().ok()
+}
+
+/// A machine that comes hours late finds the report of every recipe done. The next night runs it, also when the run before
+/// was granted the lock at the last moment that its `-w` allows, and that day had 23 hours.
+#[test]
+fn a_late_second_machine_does_not_run_it_again_and_the_next_night_does() {
+    let unit = blocks("ini").into_iter().find(|unit| unit.contains("-k nightly-report ")).expect("a unit");
+    let unit = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    let image = blocks("dockerfile").into_iter().next().expect("an image");
+    let words = |start: &str| image.lines().find_map(|line| line.strip_prefix(start)).map(list);
+    let [entry, arguments] = ["ENTRYPOINT ", "CMD "].map(|start| words(start).expect("words"));
+    let recipes = [
+        crontab_command("nightly-report").to_owned(),
+        crontab_command("spread-report").replace("-i 0-59", "-i 0-0"),
+        unit.to_owned(),
+        format!("{entry} {arguments}"),
+        cron_job(),
+    ];
+    for recipe in recipes {
+        let mut world = World::without_redis();
+        let clock = world.path("clock");
+        let step = |hour: i64| {
+            let file = std::fs::File::options().write(true).create(true).truncate(false).open(&clock);
+            file.expect("a clock").write_all(&(hour * 3_600_000_000).to_ne_bytes()).expect("a step");
+        };
+        step(0);
+        let environment =
+            vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", clock.clone().into())];
+        let server = Redis::start_within(&world.path(""), &[], environment);
+        world.use_store(server.url());
+        world.script("report", "#!/bin/sh\necho report >> log\n");
+        let night = || status_of(on_a_machine(&world, &recipe));
+        assert_eq!(night(), Some(0), "{recipe}");
+        step(2);
+        assert_eq!((night(), world.log().len()), (Some(0), 1), "two hours later: {recipe}");
+        step(23 - hours(&recipe, "-w").unwrap_or(0));
+        assert_eq!((night(), world.log().len()), (Some(0), 2), "the next night: {recipe}");
+    }
+}
+
+/// A list of words as they stand in a manifest, as a command line.
+fn list(text: &str) -> String {
+    let words = text.trim().trim_start_matches('[').trim_end_matches(']').split(", ");
+    words.map(|word| word.trim_matches('"')).collect::<Vec<_>>().join(" ")
+}
+
+/// What the container of the CronJob runs.
+fn cron_job() -> String {
+    let manifest =
+        blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("a manifest");
+    let words = |name: &str| manifest.lines().find_map(|line| line.trim().strip_prefix(name)).map(list);
+    ["command:", "args:"].map(|name| words(name).expect("words")).join(" ")
 }
 
 #[track_caller]
@@ -507,14 +574,7 @@ fn a_leader_that_is_killed_has_a_successor() {
 #[test]
 fn a_cron_job_in_two_clusters_runs_in_one() {
     let world = World::with_redis(&[]);
-    let manifest =
-        blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("a manifest");
-    let words = |name: &str| {
-        let line = manifest.lines().find_map(|line| line.trim().strip_prefix(name)).expect("words");
-        let list = line.trim().trim_start_matches('[').trim_end_matches(']');
-        list.split(", ").map(|word| word.trim_matches('"')).collect::<Vec<_>>().join(" ")
-    };
-    let command = format!("{} {}", words("command:"), words("args:"));
+    let command = cron_job();
     world.script("report", "#!/bin/sh\necho report >> log\n");
     let clusters: Vec<Child> =
         (0..2).map(|_| on_a_machine(&world, &command).spawn().expect("a shell")).collect();
@@ -522,4 +582,117 @@ fn a_cron_job_in_two_clusters_runs_in_one() {
         assert_eq!(cluster.wait().expect("a child").code(), Some(0));
     }
     assert_eq!(world.log(), ["report"]);
+}
+
+/// The programs of the page in other languages: they write under the lock, say what the lock says, keep nothing, and change
+/// nothing when a newer holder has written or an operator took the lock away.
+#[test]
+fn programs_in_other_languages_hold_a_lock() {
+    for (language, interpreter, name) in
+        [("python", "/usr/bin/python3", "import.py"), ("javascript", "node", "import.js")]
+    {
+        let program = blocks(language).into_iter().find(|block| block.contains(name)).expect("a program");
+        let world = World::with_redis(&[]);
+        world.write(name, program);
+        let run = || on_a_machine(&world, &format!("exec {interpreter} {name} 2> messages")).status();
+        let run = || run().expect("a shell").code();
+        let sql = |words: &str| {
+            let output = world.command("sqlite3").args(["import.db", words]).output().expect("sqlite3");
+            String::from_utf8(output.stdout).expect("text").trim().to_owned()
+        };
+        sql("CREATE TABLE total (rows, fence); INSERT INTO total VALUES (0, 0)");
+        world.script("fetch", "#!/bin/sh\ndlock status import --json | grep -q '\"held\"' && echo 7\n");
+        assert_eq!(run(), Some(0), "{name}: {}", world.read("messages"));
+        assert_eq!(sql("SELECT rows, fence FROM total"), format!("7|{}", world.fence("import")), "{name}");
+        assert_eq!(world.state("import"), "free", "{name}");
+
+        let holder = world.run("import", &[], "touch up; until test -e go; do sleep 0.02; done").spawn();
+        wait_until("it is held", || world.path("up").exists());
+        assert_eq!(run(), Some(75), "{name}");
+        assert!(world.read("messages").contains("dlock: import in "), "{}", world.read("messages"));
+        world.write("go", "");
+        holder.finish();
+
+        world.script("fetch", "#!/bin/sh\ndlock release import --force --now -y 2> /dev/null; echo 8\n");
+        assert_eq!(run(), Some(79), "{name}");
+
+        world.script("fetch", "#!/bin/sh\necho 9\n");
+        sql("UPDATE total SET fence = 1e18");
+        assert_eq!(run(), Some(1), "{name}");
+        assert!(world.read("messages").contains("a newer holder has written"), "{}", world.read("messages"));
+        assert_eq!((sql("SELECT rows FROM total"), world.state("import")), ("7".into(), "free".into()));
+    }
+}
+
+/// redis-py's lock under the name on the page and dlock's exclude each other.
+#[test]
+fn the_lock_of_redis_py_and_dlocks_exclude_each_other() {
+    let program = blocks("python").into_iter().find(|block| block.contains(".lock(")).expect("a program");
+    let world = World::with_redis(&[]);
+    let load = "import os, time\ndef load():\n    open('log', 'a').write('theirs\\n')\n    \
+                while not os.path.exists('go'):\n        time.sleep(0.02)\n    open('log', 'a').write('end\\n')\n";
+    world
+        .write("load.py", &format!("{load}{}", program.replace("redis://redis.internal:6379", &world.url())));
+    let start =
+        || on_a_machine(&world, "exec /usr/bin/python3 load.py 2> messages").spawn().expect("a shell");
+    let mut theirs = start();
+    world.wait_for_log("theirs");
+    let busy = world.run("import", &[], "echo ours >> log").status(75).any_stderr().run().stderr;
+    assert!(busy.contains("import"), "{busy}");
+    assert_eq!(world.status("import")["holders"][0]["foreign"], true);
+    let waiter = world.run("import", &["-w"], "echo ours >> log; until test -e on; do sleep 0.02; done");
+    let waiter = waiter.any_stderr().spawn();
+    world.wait_for_waiters("import", 1);
+    world.write("go", "");
+    assert!(theirs.wait().expect("a child").success(), "{}", world.read("messages"));
+    world.wait_for_log("ours");
+    // It asks, as it does ten times a second, and is not granted it.
+    let mut theirs = start();
+    let asked = || world.redis().ask::<String>(&["INFO", "commandstats"]).matches("cmdstat_set:").count();
+    wait_until("redis-py has asked", || asked() > 0);
+    assert_eq!(world.log(), ["theirs", "end", "ours"]);
+    world.write("on", "");
+    waiter.finish();
+    assert!(theirs.wait().expect("a child").success(), "{}", world.read("messages"));
+    assert_eq!(world.log(), ["theirs", "end", "ours", "theirs", "end"]);
+}
+
+/// Events in the journal, in a syslog and in a chat.
+#[test]
+fn what_happens_is_told_elsewhere() {
+    let world = World::with_redis(&[]);
+    world.script("logger", "#!/bin/sh\nwhile read -r line; do echo \"$* $line\" >> syslog; done\n");
+    world.script("curl", "#!/bin/sh\nfor last; do :; done\necho \"$last $9\" >> chat\n");
+    let scripts = blocks("sh").into_iter().filter(|block| block.starts_with("#!/bin/sh\n"));
+    let scripts: Vec<&str> = scripts.filter(|block| block.contains("dlock watch")).collect();
+    let [syslog, chat] = scripts[..] else { panic!("two scripts: {scripts:#?}") };
+    world.script("to-syslog", syslog);
+    world.script("tell-chat", chat);
+    let unit = blocks("ini").into_iter().find(|unit| unit.contains("dlock watch")).expect("a unit");
+    let unit = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    let unit = format!("exec {unit} > journal");
+    let commands = ["exec ./to-syslog", "exec ./tell-chat https://chat/1", unit.as_str()];
+    let watching = commands.map(|command| on_a_machine(&world, command).spawn().expect("a shell"));
+    wait_until("all have told of a failure", || {
+        world.run("ok", &[], "true").run();
+        world.run("report", &["--label", "a \"report\""], "exit 3").status(3).run();
+        ["syslog", "journal", "chat"].iter().all(|file| world.read(file).contains("report"))
+    });
+    let line = |file: &str, part: &str| {
+        let text = world.read(file);
+        text.lines().find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}: {text}")).to_owned()
+    };
+    assert!(line("syslog", "exit 3").starts_with("-t dlock "));
+    let event: Value = serde_json::from_str(&line("journal", "\"released\"")).expect("JSON");
+    assert!(event["key"].is_string(), "{event}");
+    let told = line("chat", "report");
+    let message = told.strip_prefix("https://chat/1 ").unwrap_or_else(|| panic!("{told}"));
+    let message: Value = serde_json::from_str(message).expect("JSON");
+    let text = message["text"].as_str().expect("a text");
+    assert!(text.starts_with("report: released, ") && text.ends_with(", a \"report\""), "{text}");
+    assert!(!world.read("chat").contains("\"ok: "), "{}", world.read("chat"));
+    for mut watch in watching {
+        watch.kill().expect("it runs");
+        drop(watch.wait());
+    }
 }

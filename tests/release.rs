@@ -8,12 +8,14 @@ use rustix::process::Signal;
 
 on_every_store!(
     a_free_lock_is_released_already,
+    a_pattern_is_refused,
     a_token_gives_back_its_own_hold_only,
     what_a_script_acquired_is_given_back,
     a_script_that_lost_its_lock_asks_nobody_else,
     what_the_run_around_holds_ends_with_its_job,
     without_a_terminal_nobody_is_asked_by_accident,
     a_holder_that_is_asked_stops_its_job_and_gives_back,
+    who_ended_it_is_named_and_why,
     a_person_says_yes_or_no,
     the_next_holder_is_not_asked,
     a_bound_runs_out_and_the_holder_stays_asked,
@@ -45,8 +47,22 @@ fn a_free_lock_is_released_already(backend: Backend) {
         world.dlock(["release", "k"]).args(options).stderr_like(like).run();
         world.dlock(["release", "k", "-q"]).args(options).run();
         let release = world.dlock(["release", "k", "--log-format", "json"]).args(options);
-        release.stderr_like("\\{.*is free; nothing to release\",\"key\":\"k\"\\}\n").run();
+        release.stderr_like("\\{.*is free; nothing to release\",.*\"key\":\"k\".*\\}\n").run();
     }
+}
+
+fn a_pattern_is_refused(backend: Backend) {
+    let world = World::new(backend);
+    let said =
+        "dlock: deploy\\* is a pattern, and release takes one key: 'dlock status 'deploy\\*'' shows .*\n";
+    for options in [&[][..], &["-y"], &["--force", "-y"]] {
+        world.dlock(["release", "deploy*"]).args(options).stderr_like(said).status(64).run();
+    }
+    let holder =
+        world.run("a*", &["-t", "6s"], "echo up >> log; exec sleep 1000").any_stderr().status(79).spawn();
+    world.wait_for_log("up");
+    world.dlock(["release", "-y", r"a\*"]).any_stderr().run();
+    holder.finish();
 }
 
 fn a_token_gives_back_its_own_hold_only(backend: Backend) {
@@ -109,7 +125,7 @@ fn without_a_terminal_nobody_is_asked_by_accident(backend: Backend) {
     let holder = world.run("k", &["--reason", "month's end"], HOLD).spawn();
     world.wait_for_log("up");
     let release = world.dlock(["release", "k"]).stdin("y\n").status(64).any_stderr().run();
-    for part in [&format!("pid {}", holder.pid()), "month's end", "no terminal", "-y"] {
+    for part in [&format!("pid {}", holder.pid()), "month's end", "No terminal", "-y"] {
         assert!(release.stderr.contains(part), "{part}: {}", release.stderr);
     }
     assert_eq!(world.state("k"), "held");
@@ -136,6 +152,48 @@ fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
     assert!(world.read("report").contains("\"asked\""), "{}", world.read("report"));
 }
 
+/// The job's own message, its report, `history` (on a terminal too) and `status` say who it was, and why.
+fn who_ended_it_is_named_and_why(backend: Backend) {
+    let world = World::new(backend);
+    let who = |pid: i32| format!("@.* \\(pid {pid}\\) \\(deploy at noon\\)");
+    let cases = [
+        (&["-y"][..], "asked for k in .* back"),
+        (&["--force"], "took k in .* away"),
+        (&["--force", "--now", "-y"], "took k in .* away"),
+    ];
+    for (options, what) in cases {
+        let holder = endless(&world, "k", &["-t", "4s", "--report", "report"]);
+        let release = world.dlock(["release", "k", "--reason", "deploy at noon"]).args(options);
+        let release = release.any_stderr().spawn();
+        let said = format!("dlock: .+{} {what}; the command is being stopped\n", who(release.pid()));
+        let pid = release.pid();
+        release.finish();
+        let output = holder.finish();
+        let said = regex_lite::Regex::new(&said).expect("an expression");
+        assert!(said.is_match(&output.stderr), "{said} in {}", output.stderr);
+        let report: serde_json::Value = serde_json::from_str(&world.read("report")).expect("a report");
+        let log = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
+        let log: serde_json::Value = serde_json::from_str(&log).expect("JSON");
+        for by in [&report["forced_by"], &log[0]["forced_by"]] {
+            assert_eq!(
+                (&by["pid"], &by["reason"]),
+                (&pid.into(), &"deploy at noon".into()),
+                "{report} {log}"
+            );
+        }
+        world.wait_for_state("k", "free");
+    }
+    let status = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    assert!(status.contains("  ended by ") && status.contains("(deploy at noon)"), "{status}");
+    for (columns, said) in [(160, "ENDED BY"), (80, "    ended by ")] {
+        let mut terminal = Terminal::with_size(&world, "xterm", 24, columns);
+        terminal.type_line("NO_COLOR=1 dlock history k");
+        terminal.expect(said);
+        terminal.expect("(deploy at noon)");
+        terminal.close();
+    }
+}
+
 fn a_person_says_yes_or_no(backend: Backend) {
     let world = World::new(backend);
     let holder = endless(&world, "k", &["-t", "6s"]);
@@ -145,7 +203,7 @@ fn a_person_says_yes_or_no(backend: Backend) {
         let shown = terminal.expect("stopped and given back? [y/N] ");
         assert!(shown.contains(&format!("pid {}", holder.pid())) && shown.contains("sleep 1000"), "{shown}");
         terminal.press(answer);
-        terminal.expect("nobody was asked");
+        terminal.expect("nothing was done");
         terminal.expect(&format!("STATUS {status}"));
         assert_eq!(world.state("k"), "held");
     }
@@ -312,7 +370,7 @@ fn force_asks_the_person_at_the_terminal(backend: Backend) {
         let shown = terminal.expect(question);
         assert!(shown.contains(&format!("pid {}", holder.pid())) && shown.contains("sleep 1000"), "{shown}");
         terminal.press("n\n");
-        terminal.expect("nothing is taken away");
+        terminal.expect("nothing was done");
         terminal.expect("STATUS 75");
         assert_eq!(world.state("k"), "held");
     }
@@ -340,7 +398,7 @@ fn both_jobs_may_run_only_after_a_yes(backend: Backend) {
     let holder = endless(&world, "k", &["-t", "6s"]);
     let release =
         world.dlock(["release", "k", "--force", "--now"]).stdin("y\n").status(64).any_stderr().run();
-    for part in [&format!("pid {}", holder.pid()), "no terminal", "-y"] {
+    for part in [&format!("pid {}", holder.pid()), "No terminal", "-y"] {
         assert!(release.stderr.contains(part), "{part}: {}", release.stderr);
     }
     assert_eq!(world.state("k"), "held");

@@ -96,6 +96,6 @@ fn a_script_hears_that_it_is_asked(backend: Backend) {
     let ask = world.dlock(["release", "k", "-y", "--timeout", "0"]).status(75).any_stderr().run();
     assert!(ask.stderr.contains("is a script") && ask.stderr.contains("--force"), "{}", ask.stderr);
     let renew = world.dlock(["renew", "k", "-q"]).env("DLOCK_HELD", world.read("held"));
-    renew.stderr_like("dlock: an operator asks for k in .* back.*\n").run();
+    renew.stderr_like("dlock: .+@.+ \\(pid \\d+\\) asks for k in .* back.*\n").run();
     assert_eq!(world.state("k"), "held");
 }

@@ -32,7 +32,7 @@ const JOB: &str = "trap 'sleep 0.2; echo ended >> log; exit' TERM
 
 const SENT_HOME: &str = "(?:dlock: (?:waiting|got) .*\n)*dlock: superseded by .*@.* \\(pid \\d+\\), which wants to run .* \
     under k in .* \\(--replace\\); the command did not run\n";
-const STOPPED: &str = "(?:Terminated\n)?dlock: a newer run \\(--replace\\) asked for k in .* back; the command is being stopped\n(?:Terminated\n)?";
+const STOPPED: &str = "(?:Terminated\n)?dlock: a newer run \\(--replace\\) of .+@.+ \\(pid \\d+\\).* asked for k in .* back; the command is being stopped\n(?:Terminated\n)?";
 
 fn holder(world: &World, options: &[&str]) -> Running {
     let holder = world.run("k", options, JOB).any_stderr().spawn();

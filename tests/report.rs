@@ -19,13 +19,14 @@ on_every_store!(
     a_report_that_cannot_be_written_changes_nothing,
 );
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 16] = [
     "outcome",
     "status",
     "started",
     "exit_status",
     "signal",
     "lost",
+    "forced_by",
     "key",
     "keys",
     "store",

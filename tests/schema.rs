@@ -15,13 +15,13 @@ fn document() -> Value {
 }
 
 /// The definitions, strict about fields.
-struct Definitions {
+pub struct Definitions {
     schemas: Schemas,
     compiler: Compiler,
 }
 
 impl Definitions {
-    fn read() -> Self {
+    pub fn read() -> Self {
         let mut compiler = Compiler::new();
         compiler.enable_format_assertions();
         let mut strict = document();
@@ -40,7 +40,7 @@ impl Definitions {
     }
 
     #[track_caller]
-    fn check(&mut self, name: &str, text: &str) -> Value {
+    pub fn check(&mut self, name: &str, text: &str) -> Value {
         let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
         let index = self.of(name);
         if let Err(error) = self.schemas.validate(&value, index) {

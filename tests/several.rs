@@ -164,7 +164,7 @@ fn a_lock_of_several_that_is_lost_is_all_lost(backend: Backend) {
 /// What is left of them is not idle until its lease ends.
 fn what_is_left_after_one_was_lost_is_given_back(backend: Backend) {
     let world = World::new(backend);
-    let lost = "dlock: the hold of a and b in .* is lost: .*; the command is being stopped\n";
+    let lost = "dlock: .* took the hold of a and b in .* away; the command is being stopped\n";
     let run = on(&world, &["a", "b"], &["-t", "8s"], &hold("up")).status(79).stderr_like(lost).spawn();
     world.wait_for_log("up");
     world.dlock(["release", "b", "--force", "--now", "-y"]).any_stderr().run();

@@ -6,6 +6,7 @@ use crate::support::pty::Terminal;
 use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 on_every_store!(
@@ -18,6 +19,7 @@ on_every_store!(
     one_key_is_a_record,
     what_is_not_there_is_said_with_the_place,
     a_pattern_means_what_looks_like_it,
+    a_hold_that_is_not_renewed_is_stale,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -41,6 +43,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
             "waiters",
             "last_run",
             "last_success",
+            "last_refusal",
             "paused",
         ],
     );
@@ -60,7 +63,10 @@ fn a_held_lock_with_waiters(backend: Backend) {
         "fence",
         "acquired_at",
         "held_ms",
+        "ttl_ms",
         "lease_ms",
+        "renewed_at",
+        "stale",
         "foreign",
         "asked_by",
         "superseded",
@@ -74,6 +80,8 @@ fn a_held_lock_with_waiters(backend: Backend) {
     assert!(shown["command"].as_str().is_some_and(|text| text.starts_with("sh -c")), "{shown}");
     assert!(shown["lease_ms"].as_u64().is_some_and(|left| left > 1_000 && left <= 60_000), "{shown}");
     assert!(shown["held_ms"].is_u64());
+    assert_eq!((&shown["ttl_ms"], &shown["stale"]), (&60_000.into(), &false.into()));
+    assert!(shown["renewed_at"].as_str() >= shown["acquired_at"].as_str(), "{shown}");
     let at = shown["acquired_at"].as_str().expect("a time");
     assert!(at.ends_with('Z') && at.contains('T'), "RFC 3339 in UTC: {at}");
     let waiting = &status["waiters"][0];
@@ -89,6 +97,33 @@ fn a_held_lock_with_waiters(backend: Backend) {
     waiter.finish();
     let last = world.status("k")["last_run"].clone();
     assert_ne!(last, Value::Null, "there was one");
+}
+
+/// A script's hold is renewed by nobody but the script, and never stale.
+fn a_hold_that_is_not_renewed_is_stale(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "16s"], HOLD).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.dlock(["acquire", "-q", "-k", "script", "-t", "10m"]).any_stdout().run();
+    let hold = |key| world.status(key)["holders"][0].clone();
+    let granted = hold("k")["renewed_at"].clone();
+    let renewed_later = || hold("k")["renewed_at"].as_str() > granted.as_str();
+    wait_until("it is renewed", renewed_later);
+    assert_eq!(hold("k")["stale"], false);
+    holder.signal(Signal::STOP);
+    wait_until("it is stale", || hold("k")["stale"] == true);
+    let record = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    assert!(record.contains("left of 16s, renewed") && record.contains("stale"), "{record}");
+    let table = world.dlock(["status"]).any_stdout().run().stdout;
+    assert_eq!(table.matches("stale").count(), 1, "{table}");
+    let script = hold("script");
+    assert_eq!(
+        (&script["ttl_ms"], &script["renewed_at"], &script["stale"]),
+        (&Value::Null, &Value::Null, &false.into())
+    );
+    holder.signal(Signal::CONT);
+    world.write("go", "");
+    holder.finish();
 }
 
 fn every_lock_under_the_prefix(backend: Backend) {
@@ -135,7 +170,7 @@ fn a_revoked_lock(backend: Backend) {
     assert_eq!(world.state("k"), "revoked");
     world.run("k", &[], "true").status(75).any_stderr().run();
     wait_until("its dlock hears of it", || !holder.messages().is_empty());
-    crate::support::proc::signal(world.wait_for_pid("job.pid"), rustix::process::Signal::KILL);
+    crate::support::proc::signal(world.wait_for_pid("job.pid"), Signal::KILL);
     holder.finish();
     assert_eq!(world.state("k"), "free");
 }
@@ -195,14 +230,20 @@ fn what_is_not_there_is_said_with_the_place(backend: Backend) {
     let url = world.shown();
     let said = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
     let place = format!("under the prefix dlock: in {url}");
-    assert_eq!(said(&["status", "never"]), format!("never was never used, {place}\n"));
-    assert_eq!(said(&["status"]), format!("no lock is held, cooling or waited for, {place}\n"));
+    assert_eq!(
+        said(&["status", "never"]),
+        format!(
+            "no record of never, {}: never used there, or the store was restarted, flushed or failed over since\n",
+            place.trim_end()
+        )
+    );
+    assert_eq!(said(&["status"]), format!("no lock is held, cooling, paused or waited for, {place}\n"));
     let elsewhere = said(&["status", "--prefix", "other:"]);
     assert!(elsewhere.contains("under the prefix other:"), "{elsewhere}");
     let bare = said(&["status", "k", "--prefix", ""]);
     assert!(bare.contains("without a prefix"), "{bare}");
     let none = said(&["status", "deploy-*"]);
-    assert_eq!(none, format!("no lock like deploy-* is held, cooling or waited for, {place}\n"));
+    assert_eq!(none, format!("no key that matches deploy-* is known, {place}\n"));
     let table = said(&["status", "never", "again"]);
     assert_eq!(table.matches("never used").count(), 2, "{table}");
     assert_eq!(said(&["status", "--json"]), "[]\n");
@@ -220,12 +261,16 @@ fn a_pattern_means_what_looks_like_it(backend: Backend) {
         let keys = json.as_array().expect("an array").iter().map(|one| one["key"].to_string());
         keys.collect::<Vec<_>>().join(" ").replace('"', "")
     };
-    assert_eq!(shown(&["status", "deploy-*"]), "deploy-db deploy-web");
+    assert_eq!(shown(&["status", "deploy-*"]), "deploy-db deploy-idle deploy-web");
     assert_eq!(shown(&["status", "report", "deploy-??"]), "report deploy-db");
-    assert_eq!(shown(&["status", "report", "*"]), "report deploy-db deploy-web");
+    assert_eq!(shown(&["status", "report", "*"]), "report deploy-db deploy-idle deploy-web");
+    assert_eq!(shown(&["status"]), "deploy-db deploy-web report");
+    assert_eq!(shown(&["status", r"deploy-\*"]), "deploy-*");
     assert_eq!(shown(&["status", "x*"]), "");
     let metrics = world.dlock(["metrics", "deploy-*"]).any_stdout().run().stdout;
     assert!(metrics.contains("\"deploy-idle\"") && !metrics.contains("\"report\""), "{metrics}");
+    let none = "dlock: .* knows no key that matches x\\*\n";
+    world.dlock(["metrics", "x*"]).any_stdout().stderr_like(none).run();
     let watch = world.dlock(["watch", "-v", "deploy-*"]).any_stdout().any_stderr().spawn();
     wait_until("it watches", || watch.messages().contains("watching from now on"));
     world.write("go", "");
@@ -233,7 +278,7 @@ fn a_pattern_means_what_looks_like_it(backend: Backend) {
     let told = |key: &str| watch.printed().contains(&format!("released {key}"));
     wait_until("both are told of", || told("deploy-db") && told("deploy-web"));
     assert!(!told("report"), "{}", watch.printed());
-    watch.signal(rustix::process::Signal::TERM);
+    watch.signal(Signal::TERM);
     watch.finish();
 }
 
@@ -370,8 +415,8 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
     let before = looks();
     let listed = dlock(&["status", "--json"]).any_stdout().run().stdout;
     assert!(listed.contains("busy") && listed.contains("kept") && !listed.contains("idle"), "{listed}");
-    // One of them may be the holder's, one is for the patterns, and two may be of scripts that the server did not know.
-    assert!(looks() - before <= 6, "{} looks at {store} {prefix:?}", looks() - before);
+    // One of them may be the holder's, and two may be of scripts that the server did not know.
+    assert!(looks() - before <= 5, "{} looks at {store} {prefix:?}", looks() - before);
     world.write("go", "");
     holder.finish();
     for name in ["go", "up"] {

@@ -3,6 +3,7 @@
 use crate::support::dlock::BINARY;
 use crate::support::world::World;
 use rustix::process::geteuid;
+use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::chown;
 
 /// The settings of another user are not this one's, wherever they lie.
@@ -21,6 +22,54 @@ fn a_config_of_somebody_else_is_skipped() {
     let said = run().run().stderr;
     assert!(said.contains("dlock.toml belongs to somebody else and is skipped"), "{said}");
     assert_eq!(world.read("prefix"), "dlock:\n");
+}
+
+/// A hosts file says that localhost is an address that is not this machine's alone, and somebody listens there.
+#[test]
+fn a_localhost_that_is_another_machine_is_told_nothing() {
+    let namespace = ["unshare", "--mount", "sh", "-c", "mount --bind hosts /etc/hosts && exec \"$@\"", "sh"];
+    let world = World::without_redis();
+    world.write("hosts", "");
+    let may = world.command(namespace[0]).args(&namespace[1..]).arg("true").output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user may not mount anything");
+        return;
+    }
+    // No packet is sent by this; it tells which address one of this machine's would come from.
+    let other = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("203.0.113.9:9")?;
+        Ok(socket.local_addr()?.ip())
+    });
+    let Some(other) = other.ok().filter(|other| !other.is_loopback()) else {
+        eprintln!("skipped: this machine has no address but its loopback");
+        return;
+    };
+    world.write("hosts", &format!("{other} localhost\n"));
+    let listener = TcpListener::bind((other, 0)).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let stores = [
+        format!("redis://u:hush@localhost:{port}"),
+        format!("redis+cluster://u:hush@localhost:{port}"),
+        #[cfg(feature = "postgres")]
+        format!("postgres://u:hush@localhost:{port}/d"),
+        #[cfg(feature = "postgres")]
+        format!("postgres://u:hush@localhost:{port}/d?sslmode=disable"),
+        #[cfg(feature = "mysql")]
+        format!("mysql://u:hush@localhost:{port}/d"),
+        #[cfg(feature = "etcd")]
+        format!("etcd://u:hush@localhost:{port}"),
+        #[cfg(feature = "zookeeper")]
+        format!("zookeeper://u:hush@localhost:{port}"),
+    ];
+    listener.set_nonblocking(true).expect("a socket");
+    for store in stores {
+        let run = world.run("k", &["-w", "--store", &store], "echo ran >> log").under(&namespace);
+        let said = run.status(69).any_stderr().run().stderr;
+        let why = format!("the name localhost leads to {other}, which is another machine");
+        assert!(said.contains(&why) && !said.contains("hush"), "{store}: {said}");
+        assert!(listener.accept().is_err(), "{store}: somebody connected");
+    }
+    assert!(!world.path("log").exists());
 }
 
 /// Needs strace(1), and leave to trace. The job outlasts some renewals, and the run waits for another one before.

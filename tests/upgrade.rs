@@ -36,7 +36,8 @@ fn shown(world: &World, command: &str, lock: &str) -> Value {
 fn without_times(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            let passing = "lease_ms held_ms waiting_ms waiters acquired_at ended_at since until fence";
+            let passing =
+                "lease_ms renewed_at held_ms waiting_ms waiters acquired_at ended_at since until fence";
             fields.retain(|name, _| !passing.split(' ').any(|passing| passing == name));
             fields.values_mut().for_each(without_times);
         }

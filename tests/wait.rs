@@ -14,6 +14,7 @@ on_every_store!(
     what_cools_is_not_free,
     a_bound_runs_out,
     several_one_after_the_other,
+    a_pattern_means_every_key_that_is_known,
     nobody_waits_for_the_own_end,
     a_signal_ends_it,
     a_store_that_cannot_be_reached_is_an_error,
@@ -106,6 +107,26 @@ fn several_one_after_the_other(backend: Backend) {
     world.write("end-b", "");
     second.finish();
     looker.finish();
+}
+
+fn a_pattern_means_every_key_that_is_known(backend: Backend) {
+    let world = World::new(backend);
+    world.run("deploy-idle", &[], "true").run();
+    let holders = ["deploy-production", "deploy-test"].map(|key| hold(&world, key));
+    let looker = looks_on(&world, &["deploy*", "-v"]);
+    wait_until("it says which", || {
+        looker.messages().contains("waiting for deploy-idle, deploy-production, deploy-test in ")
+    });
+    let busy = "dlock: waiting for deploy-.*\ndlock: deploy-production in .* has been held for .*\n";
+    world.dlock(["wait", "-w", "0", "deploy*"]).stderr_like(busy).status(75).run();
+    for (key, holder) in ["deploy-test", "deploy-production"].into_iter().zip(holders.into_iter().rev()) {
+        assert!(!looker.messages().contains("deploy-production in "), "{}", looker.messages());
+        world.write(&format!("end-{key}"), "");
+        holder.finish();
+    }
+    looker.finish();
+    let none = "dlock: .* knows no key that matches x\\*: nothing to wait for\n";
+    world.dlock(["wait", "x*"]).stderr_like(none).run();
 }
 
 fn nobody_waits_for_the_own_end(backend: Backend) {

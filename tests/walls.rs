@@ -76,6 +76,20 @@ fn lints_are_not_silenced() {
     }
 }
 
+/// What these files say is the kernel's. Others (environ, cmdline, maps) show the memory of a process: its owner decides how
+/// much there is to read, and whether the read returns.
+#[test]
+fn who_stops_a_job_reads_nothing_that_a_process_says_of_itself() {
+    let of_the_kernel = ["stat", "comm", "task", "cgroup"];
+    let file = Regex::new(r"/proc/\{\w+\}/(\w+)").expect("a pattern");
+    let read: BTreeSet<String> = sources()
+        .into_iter()
+        .filter(|(path, _)| part(path) == "job")
+        .flat_map(|(_, text)| file.captures_iter(&text).map(|found| found[1].to_owned()).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(read, of_the_kernel.map(str::to_owned).into());
+}
+
 /// The law is pure: what time it is, it is told.
 #[test]
 fn the_law_reads_no_clock_and_does_no_io() {

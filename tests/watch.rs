@@ -16,6 +16,7 @@ on_every_store!(
     lines_for_people,
     signals_end_it,
     an_ignored_signal_does_not_end_it,
+    other_signals_act_as_they_did,
     nobody_reads_on,
     many_runs_are_told_once,
     a_short_run_of_several_is_told_of_each,
@@ -228,19 +229,38 @@ fn signals_end_it(backend: Backend) {
     }
 }
 
-/// It ends when its reader does, also when nothing happens any more.
 /// What its caller had it ignore, such as ^C in a script's background, does not end it.
 fn an_ignored_signal_does_not_end_it(backend: Backend) {
     let world = World::new(backend);
-    let call = world.dlock(["watch", "--json", "-v"]).after_shell("trap '' INT").any_stdout().any_stderr();
-    let watch = call.spawn();
-    wait_until("it watches", || watch.messages().contains("watching from now on"));
-    watch.signal(Signal::INT);
-    world.run("k", &[], "true").run();
-    wait_for_events(&watch, 1);
-    end(watch);
+    for (ignored, signal) in [("trap '' INT", Signal::INT), ("trap '' HUP", Signal::HUP)] {
+        let call = world.dlock(["watch", "--json", "-v"]).after_shell(ignored).any_stdout().any_stderr();
+        let watch = call.spawn();
+        wait_until("it watches", || watch.messages().contains("watching from now on"));
+        watch.signal(signal);
+        world.run("k", &[], "true").run();
+        wait_for_events(&watch, 1);
+        end(watch);
+    }
 }
 
+/// HUP and QUIT kill it, as they would any program; what its caller had it block ends it.
+fn other_signals_act_as_they_did(backend: Backend) {
+    let world = World::new(backend);
+    for signal in [Signal::HUP, Signal::QUIT] {
+        let call = world.dlock(["watch", "-v"]).after_shell("ulimit -c 0").any_stderr();
+        let watch = call.dies_of(signal.as_raw()).spawn();
+        wait_until("it watches", || watch.messages().contains("watching from now on"));
+        watch.signal(signal);
+        watch.finish();
+    }
+    let call = world.dlock(["watch", "-v"]).under(&["env", "--block-signal=TERM"]).any_stderr();
+    let watch = call.spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    watch.signal(Signal::TERM);
+    watch.finish();
+}
+
+/// It ends when its reader does, also when nothing happens any more.
 fn nobody_reads_on(backend: Backend) {
     let world = World::new(backend);
     let mut shell = world.command("bash");

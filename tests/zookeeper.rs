@@ -10,7 +10,6 @@ use crate::support::members::{
 };
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
-use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{OUTAGE, wait_until, wait_within};
 use crate::support::world::World;
@@ -23,7 +22,7 @@ use dlock::store::net::Address;
 use dlock::store::zookeeper::{Target, ZooKeeperStore};
 use rustix::process::Signal;
 use std::process::Command;
-use std::thread::{self, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// A job that goes on until `go` is there.
@@ -262,7 +261,7 @@ impl Person {
     }
 
     fn leaves(&mut self) -> Left {
-        let end = End { ran: Ran::No, job: None };
+        let end = End { ran: Ran::No, job: None, once_per: false };
         self.store.leave(&names(), &self.token, &end, in_time()).expect("it is given back")
     }
 }
@@ -603,85 +602,6 @@ fn a_leader_that_is_cut_off_keeps_no_session() {
 fn a_follower_that_is_cut_off_keeps_no_session() {
     let (world, ensemble) = ensemble();
     a_follower_is_cut_off(&world, &ensemble);
-}
-
-/// Who gives a lock back soon goes by what it asked behind its grant, and writes at once; the next one is woken by that write.
-/// Whoever comes meanwhile, and what is said meanwhile, is heard of before that.
-#[test]
-fn a_lock_is_given_back_by_what_was_asked_with_its_grant() {
-    let (world, server) = own_server(&[]);
-    world.run("k", &[], "true").run();
-    let job = "rm -f go; echo up >> log; while [ ! -e go ]; do sleep 0.01; done";
-    let mut runs = 0;
-    let mut holder = || {
-        let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
-        runs += 1;
-        wait_until("it runs", || world.log().len() == runs);
-        holder
-    };
-    let figures = || (server.requests(), server.writes());
-    // With the end of its session, and what its guard asks.
-    wait_until("it is given back without another question", || {
-        let (run, before) = (holder(), figures());
-        world.write("go", "");
-        run.finish();
-        let now = figures();
-        (now.0 - before.0, now.1 - before.1) == (4, 2)
-    });
-    // Three of each: it is given back, and a session ends. And two that are granted it confirm that.
-    wait_until("each is given back, and the next one woken, by one write", || {
-        let run = holder();
-        let waiters: Vec<_> = (1..=2)
-            .map(|count| {
-                let waiter = world.run("k", &["-t", "1m", "-w"], "true").any_stderr().spawn();
-                world.wait_for_waiters("k", count);
-                waiter
-            })
-            .collect();
-        let before = server.writes();
-        world.write("go", "");
-        run.finish();
-        finish_all(waiters);
-        server.writes() - before == 8
-    });
-    let run = holder();
-    world.dlock(["pause", "k", "--reason", "the disk is changed"]).any_stderr().run();
-    world.write("go", "");
-    run.finish();
-    world.run("k", &[], "echo ran >> log").status(75).any_stderr().run();
-    assert_eq!(world.lines("ran"), 0, "what was said meanwhile stands");
-}
-
-/// What was asked behind a write that came too late is not taken for what was asked behind the one that did not.
-#[test]
-fn who_lost_a_race_for_a_lock_gives_it_back_at_once() {
-    let (world, server) = own_server(&[]);
-    let proxy = Proxy::before(server.port());
-    let others = || {
-        let mut other = person_at(&world, server.port());
-        assert!(matches!(other.asks(), Acquired::Granted(_)));
-        other.leaves();
-    };
-    let requests = |meanwhile: &dyn Fn()| {
-        let mut one = person_at(&world, proxy.port());
-        let count_anew = || proxy.plan(usize::MAX, Fault::Swallowed);
-        count_anew();
-        proxy.delay_requests(Duration::from_millis(300));
-        thread::scope(|scope| {
-            let asking = scope.spawn(|| assert!(matches!(one.asks(), Acquired::Granted(_))));
-            wait_until("it has read the lock", || proxy.seen() == 3);
-            meanwhile();
-            asking.join().expect("it is granted");
-        });
-        count_anew();
-        one.leaves();
-        wait_until("its session is over", || !server.sessions().contains("/dlock/lives/"));
-        proxy.seen()
-    };
-    others();
-    // It is written, and a session ends. On a busy machine what was asked may have become old.
-    wait_until("nothing is asked again", || requests(&|| ()) == 2);
-    wait_until("nor by who lost a race", || requests(&others) == 2);
 }
 
 /// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another

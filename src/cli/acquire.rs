@@ -1,7 +1,7 @@
 //! What can be said to `dlock acquire`?
 
 use super::duration;
-use super::options::{Common, exit_status, note, slots, ttl};
+use super::options::{Common, How, exit_status, note, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::time::Duration;
@@ -55,21 +55,8 @@ pub struct Acquire {
     #[arg(short, long, required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
     pub key: Vec<Key>,
 
-    /// Share the lock with others that share it
-    #[arg(short, long, conflicts_with_all = ["exclusive", "slots"])]
-    pub shared: bool,
-
-    /// One holder at a time [default]
-    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots")]
-    pub exclusive: bool,
-
-    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
-    #[arg(short = 'n', long, value_name = "N", value_parser = slots)]
-    pub slots: Option<u32>,
-
-    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
-    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
-    pub wait: Option<Option<Duration>>,
+    #[command(flatten)]
+    pub how: How,
 
     /// The length of the lease, 500ms to 24h [default: 30s]
     ///

@@ -49,8 +49,6 @@ pub struct CommandLine {
     pub variables: Vec<(String, OsString)>,
     /// Whether one of these cannot be known before the shell has expanded it.
     pub expands: bool,
-    /// Whether patterns by which keys are paused go where keys do.
-    pub ends_pauses: bool,
     /// What stands in the place of a key so far, if one goes there.
     pub key: Option<Partial>,
 }
@@ -87,7 +85,6 @@ impl CommandLine {
         let Some((command, arguments)) = rest.split_first() else { return this };
         let cli = Cli::command();
         let Some(command) = cli.find_subcommand(&command.text) else { return this };
-        this.ends_pauses = command.get_name() == "resume";
         this.walk(command, &[options, arguments].concat(), &last);
         this
     }
@@ -143,6 +140,7 @@ impl CommandLine {
             Some("config") => &mut self.common.config,
             Some("username") => &mut self.common.username,
             Some("password-file") => &mut self.common.password_file,
+            Some("password-command") => &mut self.common.password_command,
             _ => return,
         };
         *place = Some(value.into());

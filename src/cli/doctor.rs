@@ -9,19 +9,20 @@ Examples:
   # Is this store fit to hold locks, with the settings that are in force?
   dlock doctor
 
-  # In a deployment: fail also on what is only doubtful, for leases of 10 s:
+  # In a deployment: fail also on warnings, for leases of 10 s:
   dlock doctor --strict --ttl 10s
 
-Each line begins with ok, warn or bad, and says what to do. To try the rights,
-dlock writes two keys of its own and removes them again. Run it as an
-administrator's user (--username) to see more: a user who has only the rights
-that locks need may not ask for CONFIG.
+The first line is the verdict: ok, or how many warnings and faults there are.
+Then come the settings and each server, a line for each check: ok, warn or bad,
+and what to do. To test the rights, dlock writes two keys of its own and removes
+them again. A user with only the rights that locks need may not read the
+server's configuration; as an administrator (--username) dlock sees more.
 
 EXIT STATUS
-    0  nothing is bad, and with --strict nothing doubtful either
-    1  with --strict: something is doubtful
+    0  no fault, and with --strict no warning either
+    1  with --strict: there is a warning
    64  the command line makes no sense
-   69  something is bad, or the store cannot be reached
+   69  there is a fault, or the store cannot be reached
    74  output could not be written
    78  a configuration file, variable or URL is invalid";
 

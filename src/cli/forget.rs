@@ -12,9 +12,12 @@ Examples:
 
 A run that is under way goes on, and if it succeeds that is remembered.
 
+A KEY with * or ? means the keys that the store knows at that moment: those in
+use, and those with a history. \\* and \\? stand for the characters themselves.
+
 EXIT STATUS
     0  the next 'dlock run --once-per' runs its command
-   64  the command line makes no sense
+   64  the command line makes no sense, or no key matches a pattern
    69  the store cannot be reached, or refused
    74  output could not be written
    77  authentication or permission refused by the store
@@ -24,7 +27,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct Forget {
-    /// The locks
+    /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

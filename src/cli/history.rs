@@ -1,20 +1,28 @@
 //! What can be said to `dlock history`? The struct that clap fills, and its help.
 
-use super::key::OneKey;
+use super::duration;
+use super::key::Named;
 use super::options::Common;
-use clap::Args;
+use crate::lock::Key;
+use clap::{Args, ValueHint};
+use std::time::Duration;
 
 const AFTER: &str = "\
 Examples:
   # How the last runs of a job went, and when:
   dlock history nightly-report
 
-  # The runs that failed, for a script:
-  dlock history import --json |
-    jq '.[] | select(.outcome != \"released\" or .exit_status != 0)'
+  # What failed in the last two days, of all locks:
+  dlock history --failed --since 48h
 
-On a terminal each run is a row with a bar on a time axis that all rows share:
-a thin line while it waited, a thick one while it held the lock, green where
+  # The last run of each kind of deployment, for a script:
+  dlock history 'deploy-*' --json |
+    jq -r 'unique_by(.key)[] | \"\\(.key) \\(.outcome)\"'
+
+On a terminal each run is a row with a bar. Where the runs overlap or follow
+each other closely, all bars are on one time axis: a thin line while the run
+waited, a thick one while it held the lock. Else a bar shows how long the run
+held the lock, on the scale above the bars. Green where
 the job ended with 0, red with another status or a signal or by --max-run,
 magenta where dlock crashed, the lease expired or the lock was lost, yellow
 where an operator or a newer run (--replace) asked for the end, or an operator
@@ -33,8 +41,32 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER)]
 pub struct History {
+    /// The locks [default: all]; in a pattern * stands for any text, ? for one character
+    ///
+    /// The ends of several locks are shown together, the newest first, with their keys.
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub keys: Vec<Key>,
+
     #[command(flatten)]
-    pub key: OneKey,
+    pub named: Named,
+
+    /// Show the last N only
+    #[arg(short = 'n', long, value_name = "N")]
+    pub lines: Option<usize>,
+
+    /// Show only what did not succeed: another status than 0, a signal, or an end that something else made
+    #[arg(long)]
+    pub failed: bool,
+
+    /// Show also who did not get the lock, and why: busy, done, paused, replaced, or tired of waiting
+    ///
+    /// On a terminal several between two runs are one line, with a tick for each. Into a pipe each is a line.
+    #[arg(long)]
+    pub refused: bool,
+
+    /// Show only what ended within the last DUR
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub since: Option<Duration>,
 
     /// Print a JSON array, one object a run, the newest first
     ///

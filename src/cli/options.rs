@@ -7,20 +7,33 @@ use clap::{ArgAction, Args, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::time::Duration;
 
+/// How `acquire` and `hold` ask for the lock.
+#[derive(Debug, Args)]
+pub struct How {
+    /// Share the lock with others that share it
+    #[arg(short, long, conflicts_with_all = ["exclusive", "slots"])]
+    pub shared: bool,
+
+    /// One holder at a time [default]
+    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots")]
+    pub exclusive: bool,
+
+    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
+    #[arg(short = 'n', long, value_name = "N", value_parser = slots)]
+    pub slots: Option<u32>,
+
+    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
+    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
+    pub wait: Option<Option<Duration>>,
+}
+
 /// The options every command takes. A flag wins over its variable, a variable over a configuration file.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Options every command takes")]
 pub struct Common {
     /// Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]
     ///
-    /// redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], redis+sentinel://HOST,HOST/MASTER,
-    /// redis+cluster://HOST,HOST, redis+quorum://HOST,HOST,HOST for a majority of independent masters,
-    /// postgres://USER@HOST[:PORT]/DATABASE or postgres+unix://USER@/SOCKET?db=DATABASE for a database, mysql:// and
-    /// mysql+unix:// alike, etcd://HOST,HOST[/PREFIX] for a cluster of etcd, zookeeper://HOST,HOST[/CHROOT] for an ensemble
-    /// of ZooKeeper, or file:/DIR for locks between the processes of this machine only. rediss://, etcds:// and
-    /// zookeepers:// are TLS, and so are postgres:// and mysql:// to another machine: ?ca=FILE trusts FILE in place of the
-    /// system's authorities, &cert=FILE&key=FILE shows a certificate. Do not write a password here: every user of this
-    /// machine can see it.
+    /// 'dlock --help' lists the URLs. Do not write a password here: every user of this machine can see it.
     #[arg(long, value_name = "URL", action = ArgAction::Append, value_hint = ValueHint::Url)]
     pub store: Vec<OsString>,
 
@@ -40,8 +53,17 @@ pub struct Common {
     pub username: Option<OsString>,
 
     /// Read the store's password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)
+    ///
+    /// A regular file is read again before each connection, so the password may be changed while a lock is held.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub password_file: Option<OsString>,
+
+    /// Run COMMAND by /bin/sh for the store's password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)
+    ///
+    /// It is run again before each connection, for tokens that expire (RDS, ElastiCache, Vault). It has --connect-timeout to
+    /// end; then it is killed. What it prints on stderr is dropped.
+    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
+    pub password_command: Option<OsString>,
 
     /// How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]
     #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
@@ -51,7 +73,7 @@ pub struct Common {
     #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
     pub op_timeout: Option<Duration>,
 
-    /// Do not say that the lock is busy or waited for; errors, and that the lock was lost, are still said
+    /// Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 

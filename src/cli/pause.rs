@@ -12,24 +12,23 @@ Examples:
   # A deploy freeze of two hours:
   dlock pause deploy --for 2h --reason 'release 4.2 is being tested'
 
-  # Of every deploy, and those that run are to end:
+  # Of every deploy there is, and those that run are to end:
   dlock pause 'deploy-*' --for 2h --reason 'incident 311' --stop
 
 A pause always has an end, so one that is forgotten does not stop the nightly
 job for good. A second pause of a lock takes the place of the first. A job that
 runs under the lock may still run 'dlock run' of the same key inside.
 
-A KEY with * or ? means every lock whose key looks like that, also one that is
-used for the first time later. Of several patterns that a key looks like the
-one that ends last counts. Up to 64 may be in force under one prefix; 'dlock
-status' shows them.
+A KEY with * or ? means the keys that the store knows at that moment: those in
+use, and those with a history. \\* and \\? stand for the characters themselves.
+A key that is used for the first time later is not paused: name it. A pattern
+shortens no pause that ends later.
 
 EXIT STATUS
     0  nobody is granted the locks from now on
-   64  the command line makes no sense
+   64  the command line makes no sense, or no key matches a pattern
    69  the store cannot be reached, or refused
    74  output could not be written
-   75  64 patterns are in force already: this one is not
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid";
 
@@ -38,16 +37,14 @@ Examples:
   dlock resume deploy
   dlock resume 'deploy-*'
 
-A KEY with * or ? ends the pause of that pattern, and of every lock whose key
-looks like it. A lock that another pattern pauses as well stays paused: resume
-that pattern.
+A KEY with * or ? means the keys that the store knows at that moment: those in
+use, and those with a history. \\* and \\? stand for the characters themselves.
 
 EXIT STATUS
     0  the locks are not paused, whether they were or not
-   64  the command line makes no sense
+   64  the command line makes no sense, or no key matches a pattern
    69  the store cannot be reached, or refused
    74  output could not be written
-   75  a lock stays paused, by a pattern that was not named
    77  authentication or permission refused by the store
    78  a configuration file, variable or URL is invalid";
 
@@ -55,7 +52,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(after_long_help = PAUSE_AFTER)]
 pub struct Pause {
-    /// The locks; with * or ?, every one that looks like that, now or later
+    /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
@@ -66,7 +63,7 @@ pub struct Pause {
     #[arg(long = "for", value_name = "DUR", default_value = "1h", value_parser = lasts)]
     pub lasts: Duration,
 
-    /// Why; whoever is refused is told
+    /// Why; shown by status, and to a run that is refused
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: String,
 
@@ -82,7 +79,7 @@ pub struct Pause {
 #[derive(Debug, Args)]
 #[command(after_long_help = RESUME_AFTER)]
 pub struct Resume {
-    /// The locks; with * or ?, that pattern and every lock that looks like it
+    /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

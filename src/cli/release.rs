@@ -15,7 +15,7 @@ Examples:
 
   # Somebody else's: shows who has it, and asks you; -y does not ask:
   dlock release nightly-report
-  dlock release nightly-report -y --timeout 1m
+  dlock release nightly-report -y --timeout 1m --reason 'deploy at noon'
 
   # A lock whose token was kept in a file:
   dlock release nightly-report --token-file token
@@ -29,8 +29,9 @@ Examples:
 
 EXIT STATUS
     0  the hold has ended, or is taken away; or nobody held the lock
-   64  the command line makes no sense, or nobody is there to answer (-y), or
-       a 'dlock run' around this process holds the lock, and gives it back
+   64  the command line makes no sense, KEY is a pattern (\\* stands for the
+       character itself), nobody is there to answer (-y), or a 'dlock run'
+       around this process holds the lock, and gives it back
    69  the store cannot be reached, or refused
    75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
@@ -40,8 +41,8 @@ EXIT STATUS
 /// `dlock release`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR]\n       \
-        dlock release KEY --token-file FILE\n       dlock release KEY --force [--now]",
+    override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR] [--reason TEXT]\n       \
+        dlock release KEY --token-file FILE\n       dlock release KEY --force [--now] [--reason TEXT]",
     allow_negative_numbers = true,
     after_long_help = RELEASE_AFTER
 )]
@@ -76,6 +77,10 @@ pub struct Release {
     /// How long to wait for the job to end; the holder stays asked [default: for ever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
     pub timeout: Option<Duration>,
+
+    /// Why; the message of the job that is stopped, its --report and 'dlock history' say so
+    #[arg(long, value_name = "TEXT", conflicts_with = "token_file")]
+    pub reason: Option<String>,
 
     #[command(flatten)]
     pub common: Common,

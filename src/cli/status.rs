@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const STATUS_AFTER: &str = "\
 Examples:
-  # Every lock that is held, cooling or waited for:
+  # Every lock that is held, cooling, paused or waited for:
   dlock status
 
   # All about one lock, with those who wait for it:
@@ -18,16 +18,22 @@ Examples:
   # Those whose keys look like this (the quotes keep the shell off):
   dlock status 'deploy-*'
 
+  # Every lock of the last 40 days, with its last run and last success:
+  dlock status --all
+
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
   # The same table, redrawn every five seconds:
   dlock status --watch 5s
 
-A lock is held, free, cooling (given back, and kept for the rest of --min-hold)
+A lock is held, free, cooling (given back, and kept for the rest of --min-hold),
 revoked (taken away by an operator while the old job may still run) or paused
-(free, and granted to nobody). A pattern that 'dlock pause' was given is shown
-like a lock.
+(free, but granted to nobody until the pause ends or dlock resume ends it; who
+paused it, why and until when is shown).
+
+A KEY with * or ? means the keys that the store knows at that moment: those in
+use, and those with a history. \\* and \\? stand for the characters themselves.
 
 EXIT STATUS
     0  the store answered, whatever it said
@@ -43,13 +49,17 @@ EXIT STATUS
 pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character
     ///
-    /// One KEY is shown as a record, several as a table. Of the locks that a pattern finds, and without KEY, those are
-    /// shown that are held, cooling, paused or waited for.
+    /// One KEY is shown as a record, several as a table. Without KEY, those are shown that are held, cooling, paused or
+    /// waited for; a pattern also shows those that are free and have a history.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
     #[command(flatten)]
     pub named: Named,
+
+    /// Show every lock that the store knows, also those that are free, with the last run and the last success
+    #[arg(short, long, conflicts_with = "watch")]
+    pub all: bool,
 
     /// Print a JSON array, one object a lock
     ///

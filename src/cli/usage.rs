@@ -3,15 +3,17 @@
 
 use super::acquire::Acquire;
 use super::complete::Question;
-use super::{Cli, Command, Release, Run, leading};
+use super::hold::Hold;
+use super::{Cli, Command, LogFormat, Release, Run, leading};
 use crate::shell::word;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory as _, Parser, ValueEnum as _};
 use std::ffi::OsString;
 use std::time::Duration;
 
 /// What a command line asks for.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one, once")]
 pub enum Parsed {
     /// To run a command.
     Command(Command),
@@ -22,7 +24,7 @@ pub enum Parsed {
 }
 
 /// The commands, for messages.
-const COMMANDS: &str = "run, status, history, watch, metrics, acquire, renew, check, wait, release, pause, resume, forget, doctor, completions";
+const COMMANDS: &str = "run, hold, status, history, watch, metrics, acquire, renew, check, wait, release, pause, resume, forget, doctor, completions";
 
 /// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
@@ -47,6 +49,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             match &mut parsed {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
+                Command::Hold(hold) => check_hold(hold)?,
                 Command::Acquire(acquire) => check_acquire(acquire)?,
                 Command::Renew(renew) => {
                     renew.named.join_one(&mut renew.key)?;
@@ -63,7 +66,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                 Command::Status(status) => status.named.join(&mut status.keys),
                 Command::Watch(watch) => watch.named.join(&mut watch.keys),
                 Command::Metrics(metrics) => metrics.named.join(&mut metrics.keys),
-                Command::History(_) | Command::Doctor(_) | Command::Completions(_) => {}
+                Command::History(history) => history.named.join(&mut history.keys),
+                Command::Doctor(_) | Command::Completions(_) => {}
             }
             Ok(Parsed::Command(parsed))
         }
@@ -85,6 +89,7 @@ fn sensible(command: &str, arguments: &[OsString]) -> Option<Command> {
     }
     match command {
         "run" => alone(arguments).map(Box::new).map(Command::Run),
+        "hold" => alone(arguments).map(Box::new).map(Command::Hold),
         "acquire" => alone(arguments).map(Box::new).map(Command::Acquire),
         "renew" => alone(arguments).map(Command::Renew),
         "check" => alone(arguments).map(Command::Check),
@@ -95,15 +100,31 @@ fn sensible(command: &str, arguments: &[OsString]) -> Option<Command> {
     }
 }
 
-/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `acquire --export`,
+/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `--export`,
 /// and what may have been meant for it.
 pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let words = leading::moved(arguments.into_iter().take_while(|word| word != "--").collect());
     let words = words.get(1..).unwrap_or_default();
     let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
-    let is_other = first != "acquire" && COMMANDS.split(", ").any(|known| known == first);
+    let is_other = !["acquire", "hold"].contains(&first) && COMMANDS.split(", ").any(|known| known == first);
     !is_other
         && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
+}
+
+/// The format of messages that a command line asks for, also one that makes no sense otherwise.
+pub fn log_format(arguments: impl IntoIterator<Item = OsString>) -> Option<LogFormat> {
+    let mut words = arguments.into_iter().take_while(|word| word != "--");
+    let mut format = None;
+    while let Some(word) = words.next() {
+        let word = word.to_string_lossy();
+        let value = match word.strip_prefix("--log-format") {
+            Some("") => words.next().map(|value| value.to_string_lossy().into_owned()),
+            Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+            None => None,
+        };
+        format = value.and_then(|value| LogFormat::from_str(&value, false).ok()).or(format);
+    }
+    format
 }
 
 /// What clap cannot express about `run`.
@@ -155,8 +176,16 @@ fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) ->
 
 /// What clap cannot express about `acquire`.
 fn check_acquire(acquire: &Acquire) -> Result<(), String> {
-    check_min_hold(acquire.wait, acquire.min_hold)?;
+    check_min_hold(acquire.how.wait, acquire.min_hold)?;
     if acquire.busy_exit_code == Some(0) {
+        return Err("-E 0 would have the script go on without the lock; give another number".into());
+    }
+    Ok(())
+}
+
+/// What clap cannot express about `hold`.
+fn check_hold(hold: &Hold) -> Result<(), String> {
+    if hold.background && hold.busy_exit_code == Some(0) {
         return Err("-E 0 would have the script go on without the lock; give another number".into());
     }
     Ok(())
@@ -197,8 +226,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let near = text(ContextKind::SuggestedSubcommand).map(|near| format!(" (did you mean {near}?)"));
-            format!("no command '{}'{}; there are {COMMANDS}", short(&word), near.unwrap_or_default())
+            format!("no command '{}'{}; there are {COMMANDS}", short(&word), meant(command_near(&word)))
         }
         ErrorKind::UnknownArgument if command == "run" && argument == "--timeout" => {
             "run has no --timeout: waiting is -w, a limit for CMD is --max-run".into()
@@ -211,9 +239,8 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
             ),
         },
         ErrorKind::UnknownArgument => {
-            let near = text(ContextKind::SuggestedArg).map(|near| format!(" (did you mean {near}?)"));
             let what = if argument.starts_with('-') { "no option" } else { "one operand too many:" };
-            format!("{what} '{}'{}; see '{help}'", short(&argument), near.unwrap_or_default())
+            format!("{what} '{}'{}; see '{help}'", short(&argument), meant(option_near(command, &argument)))
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value; see '{help}'"),
         ErrorKind::InvalidValue => {
@@ -241,6 +268,59 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
             let line = all.lines().next().unwrap_or_default();
             format!("{}; see '{help}'", line.strip_prefix("error: ").unwrap_or(line))
         }
+    }
+}
+
+fn meant(near: Option<String>) -> String {
+    near.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default()
+}
+
+/// The command that was probably meant: a habit from other tools, or a typing error.
+fn command_near(word: &str) -> Option<String> {
+    let habit = match word {
+        "list" | "ls" | "ps" => "status",
+        "unlock" => "release",
+        "log" => "history",
+        "lock" => "run",
+        _ => nearest(word, COMMANDS.split(", "))?,
+    };
+    Some(habit.into())
+}
+
+/// The option of this command that was probably meant.
+fn option_near(command: &str, argument: &str) -> Option<String> {
+    let all = Cli::command();
+    let known = all.find_subcommand(command)?.get_arguments().filter(|option| !option.is_hide_set());
+    nearest(argument.strip_prefix("--")?, known.filter_map(clap::Arg::get_long))
+        .map(|near| format!("--{near}"))
+}
+
+/// Whether any command has this option.
+pub fn is_option(name: &str) -> bool {
+    Cli::command()
+        .get_subcommands()
+        .any(|command| command.get_arguments().any(|option| option.get_long() == Some(name)))
+}
+
+/// The known word that was probably meant. That is the only one that starts with `word` (a whole part up to a hyphen counts
+/// first), or else the closest one, if at most one letter in four differs. A looser rule would suggest words that look alike
+/// and mean something else.
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    fn only<'a>(mut found: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+        found.next().filter(|_| found.next().is_none())
+    }
+    let known: Vec<&str> = known.collect();
+    let begin =
+        |end: &str| only(known.iter().copied().filter(|name| name.starts_with(&format!("{word}{end}"))));
+    let letters = word.chars().count();
+    let slips = |name: &str| strsim::damerau_levenshtein(name, word);
+    let slipped = || known.iter().copied().min_by_key(|name| slips(name));
+    match letters {
+        0 | 1 => None,
+        2 => begin("-").or_else(|| begin("")),
+        _ => begin("-")
+            .or_else(|| begin(""))
+            .or_else(|| slipped().filter(|name| slips(name) <= (letters / 4).max(1))),
     }
 }
 
@@ -274,7 +354,6 @@ mod tests {
     use super::super::key::each_once;
     use super::*;
     use crate::lock::Key;
-    use clap::CommandFactory;
 
     fn refused(line: &[&str]) -> String {
         let arguments = std::iter::once("dlock").chain(line.iter().copied()).map(OsString::from);
@@ -418,6 +497,46 @@ mod tests {
         assert!(said.contains("which command"), "{said}");
         let said = refused(&["wait", "a", "-w", "b"]);
         assert!(!said.contains("command"), "{said}");
+    }
+
+    #[test]
+    fn what_was_meant_is_named_and_nothing_else() {
+        for (typed, meant) in [
+            ("list", "status"),
+            ("ls", "status"),
+            ("ps", "status"),
+            ("unlock", "release"),
+            ("log", "history"),
+            ("lock", "run"),
+            ("statsu", "status"),
+            ("stat", "status"),
+            ("relase", "release"),
+            ("hist", "history"),
+        ] {
+            let said = refused(&[typed]);
+            assert!(said.contains(&format!("(did you mean {meant}?)")), "{said}");
+        }
+        for (typed, meant) in [
+            ("--wiat", "--wait"),
+            ("--on", "--on-lost"),
+            ("--stroe", "--store"),
+            ("--busy", "--busy-exit-code"),
+        ] {
+            let said = refused(&["run", "-k", "a", typed, "--", "true"]);
+            assert!(said.contains(&format!("(did you mean {meant}?)")), "{said}");
+        }
+        for line in [
+            &["foo"][..],
+            &["block"],
+            &["r"],
+            &["run", "-k", "a", "--min-run", "1", "--", "true"],
+            &["run", "-k", "a", "--re", "--", "true"],
+            &["status", "--on"],
+            &["status", "--conf-file", "x"],
+        ] {
+            let said = refused(line);
+            assert!(!said.contains("did you mean"), "{line:?}: {said}");
+        }
     }
 
     #[test]

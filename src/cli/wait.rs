@@ -17,6 +17,10 @@ is kept by --min-hold after its run has ended is not free yet. Several locks are
 waited for one after the other. To wait for a lock and then take it, use
 'dlock run -w', which also keeps a place in the queue.
 
+A KEY with * or ? means the keys that the store knows at that moment: those in
+use, and those with a history. \\* and \\? stand for the characters themselves.
+Where there is none, dlock says that there is nothing to wait for, and exits 0.
+
 EXIT STATUS
     0  each lock was seen free
    64  the command line makes no sense, or this process holds the lock itself
@@ -30,7 +34,7 @@ EXIT STATUS
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true, after_long_help = AFTER)]
 pub struct Wait {
-    /// The locks
+    /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 

@@ -13,14 +13,14 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::job;
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, Blocker, End, Grant, Ran, Terms};
+use crate::law::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::lease::{Progress, Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::live::Line;
 use crate::output::time::{local, span};
-use crate::output::{self, Kind};
+use crate::output::{self, Event, Kind, What};
 use crate::shell::word;
 use crate::store::{self, Store};
 use std::ops::ControlFlow;
@@ -32,12 +32,14 @@ use std::time::Duration;
 const LEAVING: Duration = Duration::from_millis(60);
 /// How long one that fails takes at most to give back what it may have got.
 const CLEARING: Duration = Duration::from_millis(250);
+/// How long it takes at most to note that the lock was not had.
+const NOTING: Duration = Duration::from_millis(250);
 
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
     let keys = each_once(&flags.key);
     let names = context.names(&keys)?;
-    let mode = match (flags.shared, flags.slots) {
+    let mode = match (flags.how.shared, flags.how.slots) {
         (true, _) => Mode::Shared,
         (false, Some(slots)) => Mode::Slots(slots),
         (false, None) => Mode::Exclusive,
@@ -109,7 +111,7 @@ struct Asking {
 impl Asking {
     fn ask(&self, mut store: Box<dyn Store>, tell: &mut dyn FnMut(Learned)) -> Result<Learned, Error> {
         let Self { context, request, .. } = self;
-        let store = &mut *store;
+        let (store, began) = (&mut *store, Moment::now());
         if request.until != Until::No {
             let trouble = |error: &store::Error| tell(Learned::Trouble(error.clone().into()));
             riding_out(request.until, trouble, || self.refuse_to_wait_for_oneself(store))?;
@@ -131,7 +133,15 @@ impl Asking {
             Some(report) => report,
             None => return Err(Error::Internal("asking for the lock ended without an answer".into())),
         };
-        if !matches!(last, Report::Busy(_)) {
+        if let Report::Busy(blocker) = &last {
+            let waited = Some(Moment::now().since(began)).filter(|_| request.until != Until::No);
+            if let Some(name) = request.names.as_slice().get(blocker.at) {
+                let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
+                // Nothing depends on it.
+                let _unnoted =
+                    store.refuse(name, &refusal, Moment::now().after(NOTING.min(request.op_timeout)));
+            }
+        } else {
             // A request may have arrived although no answer came.
             clear_up(store, request, CLEARING);
         }
@@ -153,7 +163,9 @@ impl Asking {
                 if !joins {
                     let instead = match held.by {
                         By::Run => "it ends with this job, which runs under it already".into(),
-                        By::Acquire => format!("'dlock release {}' gives it back", word(key.as_str())),
+                        By::Acquire | By::Hold => {
+                            format!("'dlock release {}' gives it back", word(key.as_str()))
+                        }
                     };
                     return Err(Error::Usage(format!(
                         "this process itself holds {key} in {} ({}), and would wait for its own end; {instead}",
@@ -169,7 +181,7 @@ impl Asking {
 /// Gives back what the token may have, and its place in the queue. What does not succeed ends by itself: an unconfirmed
 /// grant and a place in the queue within seconds, a hold with its lease.
 fn clear_up(store: &mut dyn Store, request: &Request, within: Duration) {
-    let (by, end) = (Moment::now().after(within), End { ran: Ran::No, job: None });
+    let (by, end) = (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false });
     let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, by);
 }
 
@@ -194,7 +206,7 @@ impl Acquiring<'_> {
                 }
                 ControlFlow::Continue(Learned::Report(report)) => self.hear(report),
                 ControlFlow::Continue(Learned::Trouble(error)) => {
-                    self.line.announce(&format!("{error}; still waiting, trying again"));
+                    self.line.announce(What::Trouble, &format!("{error}; still waiting, trying again"));
                 }
                 ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
                 ControlFlow::Continue(Learned::Missed(report)) => return self.missed(report),
@@ -245,10 +257,11 @@ impl Acquiring<'_> {
             }
             Report::Trouble { error, .. } => {
                 let (origin, keys) = (self.context.settings.store.origin(), listed(&self.asked.keys));
-                self.line.announce(&format!("{error} ({origin}); still waiting for {keys}, trying again"));
+                let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
+                self.line.announce(What::Trouble, &text);
             }
             Report::Recovered => {
-                self.line.speak(Kind::Note, &format!("{} answers again", self.asked.store));
+                self.line.say(Kind::Note, What::Recovered, &format!("{} answers again", self.asked.store));
             }
             _ => {}
         }
@@ -304,7 +317,11 @@ impl Acquiring<'_> {
             _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         };
-        self.line.speak(Kind::Note, &busy::busy(&self.asked, blocker, tried, ""));
+        let status = self.flags.busy_exit_code.unwrap_or(Exit::BUSY);
+        let key = self.asked.key_of(blocker.at).as_str();
+        let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
+        let event = event.by(blocker.paused.as_ref().map(|pause| &pause.by)).ends(Exit::Busy(status));
+        self.line.say(Kind::Note, event, &busy::busy(&self.asked, blocker, tried, ""));
     }
 
     fn acquired(&self, until: Moment) {
@@ -325,6 +342,7 @@ impl Acquiring<'_> {
         };
         self.context.printer.say(
             kind,
+            What::Granted,
             &format!(
                 "{} is acquired{after} until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
                  {key}{file}' gives it back{each}",
@@ -336,5 +354,5 @@ impl Acquiring<'_> {
 }
 
 fn wanted(flags: &cli::acquire::Acquire) -> Wait {
-    flags.wait.map_or(Wait::No, Wait::given)
+    flags.how.wait.map_or(Wait::No, Wait::given)
 }

@@ -6,14 +6,15 @@ use super::context::Context;
 use super::held::Holds;
 use crate::cli;
 use crate::exit::Exit;
-use crate::output::Kind;
 use crate::output::time::span;
+use crate::output::{Kind, Printer, What};
 
-pub fn check(context: &Context, flags: &cli::check::Check) -> anyhow::Result<Exit> {
+pub fn check(context: &Context, flags: &cli::check::Check, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
     let claim = Claim::meant(context, &flags.common, key, file, Holds::current)?;
+    *printer = claim.context.printer.clone();
     let proof = claim.verify()?.ok_or_else(|| claim.is_over())?;
     let text = format!("{} is held, for {} more", claim.place(), span(proof.lease));
-    context.printer.say(Kind::Detail, &text);
+    printer.say(Kind::Detail, What::Held, &text);
     Ok(Exit::Ok)
 }

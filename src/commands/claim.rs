@@ -2,7 +2,7 @@
 //! DLOCK_HELD tells of. Both are claims until the store bears them out.
 
 use super::context::Context;
-use super::held::{By, Held, Holds, Scope};
+use super::held::{By, Held, Holds, Keeper, Scope};
 use super::token_file;
 use crate::cli::Common;
 use crate::error::Error;
@@ -23,6 +23,8 @@ pub struct Claim {
     pub by: By,
     /// The lease that it was acquired for, where that is known.
     pub ttl: Option<Ttl>,
+    /// The `dlock hold` that keeps it.
+    pub keeper: Option<Keeper>,
 }
 
 impl Claim {
@@ -50,12 +52,20 @@ impl Claim {
     /// The hold whose token is in a file.
     pub fn of_token(context: &Context, key: &Key, file: &Path) -> Result<Self, Error> {
         let (names, token) = (context.name(key)?.into(), token_file::read(file)?);
-        Ok(Self { context: context.clone(), names, token, keys: key.to_string(), by: By::Acquire, ttl: None })
+        Ok(Self {
+            context: context.clone(),
+            names,
+            token,
+            keys: key.to_string(),
+            by: By::Acquire,
+            ttl: None,
+            keeper: None,
+        })
     }
 
     /// One that DLOCK_HELD tells of, where `context` is.
     pub fn of_held(context: Context, held: &Held) -> Result<Self, Error> {
-        let Held { token, by, ttl, .. } = held.clone();
+        let Held { token, by, ttl, keeper, .. } = held.clone();
         Ok(Self {
             context,
             names: held.names().map_err(Error::Usage)?,
@@ -63,6 +73,7 @@ impl Claim {
             keys: listed(&held.keys),
             by,
             ttl,
+            keeper,
         })
     }
 

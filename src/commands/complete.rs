@@ -62,12 +62,6 @@ fn keys_of(line: &CommandLine, by: Moment) -> Option<Vec<String>> {
     let mut store = context.open().ok()?;
     let names = store.find(&context.settings.prefix, Which::Recent).ok()?.names;
     let mut keys: Vec<String> = names.iter().map(|name| name.key().to_owned()).collect();
-    if line.ends_pauses {
-        let patterns = store.patterns(&context.settings.prefix, None, by).ok()?.pauses;
-        keys.extend(
-            patterns.into_iter().filter_map(|pause| pause.pattern).map(|pattern| pattern.to_string()),
-        );
-    }
     // What would be escaped on the screen could not be typed back from it.
     keys.retain(|key| escaped(key) == *key);
     Some(keys)

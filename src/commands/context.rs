@@ -11,7 +11,7 @@ use crate::law::Proof;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
 use crate::lock::{Key, Name, Names, Token};
 use crate::output::busy::listed;
-use crate::output::{Kind, Printer};
+use crate::output::{Kind, Printer, What};
 use crate::store::{self, Store};
 
 /// The settings of a command, and who prints.
@@ -25,19 +25,19 @@ impl Context {
     /// Resolves the settings, and says what is to be said about them. `key` is what the command is about.
     pub fn new(common: &Common, key: Option<&Key>) -> Result<Self, Error> {
         let settings = Settings::resolve(common, &Environment::of_process())?;
-        let printer = Printer::new(&settings);
+        let printer = Printer::new(&settings).about(key);
         for warning in &settings.warnings {
-            printer.say(Kind::Warning, warning);
+            printer.say(Kind::Warning, What::Setting, warning);
         }
         for remark in &settings.remarks {
-            printer.say(Kind::Detail, remark);
+            printer.say(Kind::Detail, What::Setting, remark);
         }
-        Ok(Self { settings, printer: printer.about(key) })
+        Ok(Self { settings, printer })
     }
 
     /// The same command in another place.
     pub fn at(&self, settings: Settings) -> Self {
-        Self { settings, printer: self.printer.clone() }
+        Self { printer: self.printer.clone().at(&settings), settings }
     }
 
     /// Says that nobody named the store in which something is about to be locked, and how to.
@@ -48,7 +48,7 @@ impl Context {
                 "nothing names a store, so it is {store}, which on another machine is another server; name one by \
                  --store, DLOCK_STORE or store = \"URL\" in /etc/dlock.toml, even if it is this one"
             );
-            self.printer.say(Kind::Warning, &text);
+            self.printer.say(Kind::Warning, What::Setting, &text);
             store.default_is_said = true;
         }
     }

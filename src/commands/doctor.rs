@@ -4,6 +4,7 @@
 use super::context::Context;
 use super::stores::Made;
 use crate::cli::doctor::Doctor;
+use crate::config::url::{Host, Location};
 use crate::config::{Sensitivity, Settings, Source};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -33,6 +34,8 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
         max_lease: settings.max_lease(),
         files: files(settings),
         exposed: settings.exposed.clone(),
+        password_from: settings.password_from.clone(),
+        clear: clear(settings),
     };
     let findings = judge(&survey(context)?, &by);
     let report = if flags.json {
@@ -75,6 +78,22 @@ fn survey(context: &Context) -> Result<Survey, Error> {
             Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
         }
     })
+}
+
+/// What goes to other machines in clear.
+fn clear(settings: &Settings) -> Option<judge::Clear> {
+    let store = &settings.store;
+    let hosts: Vec<String> = store.place.in_clear().into_iter().map(Host::to_string).collect();
+    let mut logins = store.credentials.iter().chain(&store.sentinel_credentials);
+    let has_password = logins.any(|login| login.password.is_some());
+    let tls = match store.place {
+        Location::Database { .. } => judge::Tls::SslMode,
+        Location::Etcd { .. } => judge::Tls::Scheme("etcds"),
+        Location::ZooKeeper { .. } => judge::Tls::Scheme("zookeepers"),
+        _ => judge::Tls::Scheme("rediss"),
+    };
+    let is_secret = has_password || tls == judge::Tls::SslMode;
+    (is_secret && !hosts.is_empty()).then(|| judge::Clear { hosts: hosts.join(", "), tls })
 }
 
 /// The files that the settings lead to, with their permission bits. One that is gone by now does not count.

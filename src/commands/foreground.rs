@@ -2,9 +2,8 @@
 //! sends what it learns. The main thread takes that, the signals and the time, and decides: so a signal is heeded at once,
 //! whatever the store does. What a signal means, the command says.
 //!
-//! The crate ctrlc was tried and is not used, also where a signal only has to end the command: its handler does not say
-//! which signal came, so dlock could not die of the same; it takes HUP with TERM, and signals that dlock's caller had it
-//! ignore; and it is one more thread and two more crates, beside what has to be here for `acquire` anyway.
+//! `run` and the commands here read signals from a signalfd: they must know which signal came, to pass it on or to die of
+//! the same. The handler of the crate ctrlc does not say which, so only `watch` uses it, which just has to end.
 
 use crate::clock::{Moment, Timer};
 use crate::error::Error;

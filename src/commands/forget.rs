@@ -2,26 +2,38 @@
 //! else about the lock changes.
 
 use super::context::Context;
+use super::wanted::{Meant, Wanted};
 use crate::cli;
 use crate::exit::Exit;
-use crate::output::Kind;
+use crate::output::{Event, Kind, What};
 
 /// `dlock forget`.
 pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<Exit> {
-    let names = flags.keys.iter().map(|key| context.name(key)).collect::<Result<Vec<_>, _>>()?;
-    let mut store = context.open()?;
-    for name in names {
-        let was = store.forget(&name, context.deadline()).map_err(|error| context.with_origin(error))?;
-        let (key, store) = (name.key(), &context.settings.store);
-        let (kind, text) = if was {
-            let text =
-                format!("{key} in {store} is due again: the next run with --once-per runs its command");
-            (Kind::Done, text)
-        } else {
-            // Perhaps it is called otherwise.
-            (Kind::Note, format!("{key} in {store} was due already: no run is remembered that succeeded"))
+    let (wanted, mut store) = (Wanted::of(context, &flags.keys)?, context.open()?);
+    let (place, mut forgotten) = (&context.settings.store, 0);
+    wanted.change(context, &mut *store, |store, name, meant| {
+        let was = store.forget(name, context.deadline())?;
+        forgotten += usize::from(was);
+        let key = name.key();
+        let text = match was {
+            true => format!("{key} in {place} is due again: the next run with --once-per runs its command"),
+            false => format!("{key} in {place}: nothing to forget, no successful run on record"),
         };
-        context.printer.say(kind, &text);
+        let kind = match (was, meant) {
+            (true, Meant::ByPattern) => Kind::Note,
+            (true, Meant::ByName) => Kind::Done,
+            // Perhaps it is called otherwise.
+            (false, Meant::ByName) => Kind::Note,
+            (false, Meant::ByPattern) => Kind::Detail,
+        };
+        let what = if was { What::Forgotten } else { What::Unchanged };
+        context.printer.say(kind, Event::from(what).about(key), &text);
+        Ok(())
+    })?;
+    if forgotten == 0 && !wanted.patterns.is_empty() {
+        let patterns = wanted.patterns().join(" or ");
+        let text = format!("no lock that matches {patterns} in {place} has a successful run on record");
+        context.printer.say(Kind::Note, What::Unchanged, &text);
     }
     Ok(Exit::Ok)
 }

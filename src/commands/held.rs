@@ -5,12 +5,15 @@
 use crate::cli::Common;
 use crate::config::Settings;
 use crate::config::reach::{Access, PasswordAt};
+use crate::config::url::Secret;
 use crate::error::Error;
+use crate::job::Pin;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use crate::output::busy::listed;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,6 +36,37 @@ pub struct Held {
     pub by: By,
     /// The lease that whoever renews it asked for, where that is not a dlock which knows.
     pub ttl: Option<Ttl>,
+    /// The `dlock hold` that keeps it.
+    pub keeper: Option<Keeper>,
+}
+
+/// A process of this machine. A number may be given away; with the time of the start it never is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keeper {
+    pub pid: i32,
+    /// In the kernel's ticks since boot.
+    pub started: u64,
+}
+
+impl Keeper {
+    /// This process.
+    pub fn own() -> Option<Self> {
+        let pid = rustix::process::getpid().as_raw_pid();
+        Some(Self { pid, started: Pin::new(pid).ok()?.started()? })
+    }
+
+    /// The process, if it is still there, and is a dlock of this user: the variable may be anybody's, and the process is
+    /// sent a signal.
+    pub fn find(self) -> Option<Pin> {
+        let pin = Pin::new(self.pid).ok()?;
+        let file = |path: String| std::fs::metadata(path).ok();
+        let [theirs, own] = [self.pid.to_string(), "self".into()].map(|process| {
+            let program = file(format!("/proc/{process}/exe"))?;
+            Some((file(format!("/proc/{process}"))?.uid(), program.dev(), program.ino()))
+        });
+        // Looked at last: the number was this process' until then.
+        (theirs.is_some() && theirs == own && pin.started() == Some(self.started)).then_some(pin)
+    }
 }
 
 /// An entry of the list, as it is written.
@@ -46,6 +80,8 @@ struct Entry {
     username: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     password_file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    password_command: Option<String>,
     /// Whether it wants a password that is in no file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     password: bool,
@@ -57,6 +93,8 @@ struct Entry {
     by: By,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ttl_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keeper: Option<Keeper>,
 }
 
 impl Held {
@@ -71,6 +109,7 @@ impl Held {
             fence,
             by,
             ttl: None,
+            keeper: None,
         }
     }
 
@@ -94,17 +133,31 @@ impl Held {
 
     /// Reads an entry; nothing if any part of it is not what dlock writes.
     fn read(entry: Value) -> Option<Self> {
-        let Entry { store, url, username, password_file, password, prefix, keys, token, fence, by, ttl_ms } =
-            serde_json::from_value(entry).ok()?;
-        let password = match (password_file, password) {
-            (Some(file), _) => PasswordAt::File(file),
-            (None, true) => PasswordAt::Elsewhere,
-            (None, false) => PasswordAt::Nowhere,
+        let Entry {
+            store,
+            url,
+            username,
+            password_file,
+            password_command,
+            password,
+            prefix,
+            keys,
+            token,
+            fence,
+            by,
+            ttl_ms,
+            keeper,
+        } = serde_json::from_value(entry).ok()?;
+        let password = match (password_file, password_command, password) {
+            (Some(file), _, _) => PasswordAt::File(file),
+            (None, Some(text), _) => PasswordAt::Command(Secret::new(text)),
+            (None, None, true) => PasswordAt::Elsewhere,
+            (None, None, false) => PasswordAt::Nowhere,
         };
         let access = Access { url: url.unwrap_or_else(|| store.clone()), username, password };
         let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
         let ttl = ttl_ms.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok());
-        let held = Self { store, access, prefix, keys, token, fence, by, ttl };
+        let held = Self { store, access, prefix, keys, token, fence, by, ttl, keeper };
         held.names().ok().map(|_| held)
     }
 
@@ -116,7 +169,11 @@ impl Held {
             username: username.clone(),
             password_file: match password {
                 PasswordAt::File(path) => Some(path.clone()),
-                PasswordAt::Nowhere | PasswordAt::Elsewhere => None,
+                PasswordAt::Nowhere | PasswordAt::Command(_) | PasswordAt::Elsewhere => None,
+            },
+            password_command: match password {
+                PasswordAt::Command(text) => Some(text.expose().into()),
+                PasswordAt::Nowhere | PasswordAt::File(_) | PasswordAt::Elsewhere => None,
             },
             password: *password == PasswordAt::Elsewhere,
             prefix: self.prefix.clone(),
@@ -125,6 +182,7 @@ impl Held {
             fence: self.fence,
             by: self.by,
             ttl_ms: self.ttl.map(|ttl| crate::law::millis(ttl.get())),
+            keeper: self.keeper,
         }
     }
 }
@@ -218,7 +276,7 @@ impl Holds {
         let others: Vec<String> =
             self.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
         let next = if others.is_empty() {
-            "'dlock run' and 'dlock acquire --export' set DLOCK_HELD".into()
+            "'dlock run', 'dlock hold --export' and 'dlock acquire --export' set DLOCK_HELD".into()
         } else if scope.is_open() || self.here(settings).next().is_some() {
             format!("it holds {}", others.join(", "))
         } else {

@@ -1,27 +1,103 @@
-//! How did the last runs under a lock go? Asks the store and prints; changes nothing. The store keeps 64 ends for 40
-//! days, those of holders that were never heard of again included.
+//! How did the last runs under some locks go? Asks the store and prints; changes nothing. The store keeps 64 ends of each
+//! lock for 40 days, those of holders that were never heard of again included.
 
 use super::context::Context;
+use super::wanted::Wanted;
 use crate::cli::history::History;
 use crate::exit::Exit;
+use crate::law::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::output::columns::Width;
-use crate::output::history::{Style, picture, table};
-use crate::output::{self, json};
+use crate::output::history::{Style, Told, between, picture, refused, table, ticks};
+use crate::output::{self, Kind, What, describe, json};
+use crate::store::{View, Which};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
-    let name = context.name(&flags.key.0)?;
-    let view = context.open()?.inspect(&name, context.deadline());
-    let view = view.map_err(|error| context.with_origin(error))?;
-    let settings = &context.settings;
-    let style = Style::of_stdout(settings.color);
+    let wanted = Wanted::of(context, &flags.keys)?;
+    let (mut views, mut lacks) = (Vec::new(), false);
+    let damaged = |damaged: super::wanted::Damaged| {
+        context.printer.say(Kind::Error, What::Unreadable, &damaged.line);
+        lacks |= damaged.is_asked_for;
+    };
+    let mut store = context.open()?;
+    wanted
+        .look(&mut *store, Which::Known, LOG_KEPT, "shown", |view, _| views.push(view), damaged)
+        .map_err(|error| context.with_origin(error))?;
+    let mut refusals = Vec::new();
+    for view in views.iter().filter(|_| flags.refused) {
+        let of_one =
+            store.refusals(&view.name, context.deadline()).map_err(|error| context.with_origin(error))?;
+        refusals.push(of_one);
+    }
+    let all = chosen(&views, refusals, flags);
+    let ends = all.iter().filter_map(|(key, told)| match told {
+        Told::End(end) => Some((key.clone(), end.clone())),
+        Told::Refusal(_) => None,
+    });
+    let (keys, log): (Vec<String>, Vec<LoggedEnd>) = ends.unzip();
+    let shown = if wanted.single().is_some() { None } else { Some(&*keys) };
+    let key_of = |key: &str| shown.map(|_| key.to_owned());
+    let now = views.iter().map(|view| view.now).max().unwrap_or_default();
+    let style = Style::of_stdout(context.settings.color);
+    // The log does not say why a lock is not granted now.
+    let paused = || views.iter().filter_map(describe::pause).collect::<String>();
     let text = match Width::of_stdout() {
-        _ if flags.json => json::history(&view.log)?,
-        _ if view.log.is_empty() => {
-            format!("no run under {} in {} has ended in the last 40 days\n", name.key(), settings.store)
+        _ if flags.json => json::history(&all)?,
+        _ if all.is_empty() => paused() + &nothing(context, flags, &wanted, &views),
+        Width::Columns(columns) => {
+            let lines = picture(shown, &log, now, columns, style);
+            paused()
+                + &between(lines, &all, |key, refusals| {
+                    ticks(key_of(key).as_deref(), refusals, now, columns, style)
+                })
         }
-        Width::Columns(columns) => picture(&view.log, view.now, columns, style),
-        Width::Endless => table(&view.log, style),
+        Width::Endless => {
+            let lines = table(shown, &log, style);
+            between(lines, &all, |key, refusals| {
+                let key = key_of(key);
+                let each = refusals.iter().map(|one| refused(key.as_deref(), one, None));
+                each.collect::<Vec<_>>().join("\n")
+            })
+        }
     };
     output::print(&text)?;
-    Ok(Exit::Ok)
+    Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
+}
+
+/// The ends that are asked for, and the refusals, the newest first, each with its key.
+fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, Told)> {
+    let since = flags.since.map(millis);
+    let mut refusals = refusals.into_iter();
+    let of_one = |view: &View| {
+        let (key, now) = (view.name.key().to_owned(), view.now);
+        let ends = view.log.iter().filter(|end| !flags.failed || end.is_failure());
+        let ends = ends.map(|end| Told::End(end.clone()));
+        let refused = refusals.next().unwrap_or_default().into_iter().map(Told::Refusal);
+        let is_recent = |told: &Told| since.is_none_or(|since| now.saturating_sub(told.at()) <= since);
+        let told: Vec<Told> = ends.chain(refused).filter(is_recent).collect();
+        told.into_iter().map(move |told| (key.clone(), told))
+    };
+    let mut all: Vec<(String, Told)> = views.iter().flat_map(of_one).collect();
+    // The log of one lock is in order already, also where a clock was set back.
+    if views.len() > 1 || flags.refused {
+        all.sort_by_key(|(_, told)| std::cmp::Reverse(told.at()));
+    }
+    all.truncate(flags.lines.unwrap_or(usize::MAX));
+    all
+}
+
+/// What there is to say where no end is to be shown.
+fn nothing(context: &Context, flags: &History, wanted: &Wanted, views: &[View]) -> String {
+    let store = &context.settings.store;
+    let what = if flags.failed { "failed" } else { "ended" };
+    let within = flags.since.map_or_else(|| "40 days".into(), output::time::span);
+    match (wanted.single(), views) {
+        (Some(name), [view]) if !view.is_used() => format!(
+            "no record of {} in {store}: no run in the last 40 days, or the store was restarted, flushed or failed over since\n",
+            name.key()
+        ),
+        (Some(name), _) => {
+            format!("no run under {} in {store} has {what} in the last {within}\n", name.key())
+        }
+        (None, _) => format!("no run in {store} has {what} in the last {within}\n"),
+    }
 }

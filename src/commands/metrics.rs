@@ -5,21 +5,23 @@ use super::wanted::{Damaged, Wanted};
 use crate::cli::{self, key::each_once};
 use crate::exit::Exit;
 use crate::output::metrics::{Exposition, Sample};
-use crate::output::{self, Kind};
+use crate::output::{self, Kind, What};
 use crate::store::{View, Which};
 
 pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Result<Exit> {
     // The same series twice is an error of the format.
     let wanted = Wanted::of(context, &each_once(&flags.keys))?;
     let (mut page, mut exit) = (Exposition::new(flags.max_keys), Exit::Ok);
+    let mut names = Vec::new();
     let seen = |view: View, is_named| {
+        names.push(view.name.clone());
         // What only somebody who watched has left behind is no lock.
         if is_named || view.is_used() {
             page.add(Sample::of(view));
         }
     };
     let lacks = |damaged: Damaged| {
-        context.printer.say(Kind::Error, &damaged.line);
+        context.printer.say(Kind::Error, What::Unreadable, &damaged.line);
         if damaged.is_asked_for {
             exit = Exit::Unavailable;
         }
@@ -27,8 +29,10 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     let mut store = context.open()?;
     // The ends are in the totals.
     let looked = wanted.look(&mut *store, Which::Known, 0, "counted", seen, lacks);
-    let patterns = looked.and_then(|()| wanted.paused(&mut *store));
-    page.patterns = patterns.map_err(|error| context.with_origin(error))?.len() as u64;
+    looked.map_err(|error| context.with_origin(error))?;
+    if let Some(none) = wanted.unmatched(&names, &context.settings.store) {
+        context.printer.say(Kind::Note, What::Matched, &none);
+    }
     output::print(&page.text())?;
     Ok(exit)
 }

@@ -1,9 +1,12 @@
 //! Who am I, as the store shows it to others? Host, process, user and what is run.
 
 use crate::lock::{By, Owner, shorten};
-use rustix::process::{getpid, getppid, getuid};
+use rustix::process::{geteuid, getpid, getppid, getuid};
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::MetadataExt as _;
 
 /// How much of a command line is stored, in bytes.
 const COMMAND_MAX: usize = 200;
@@ -17,6 +20,7 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
         command,
         reason,
         by: By::Run,
+        ttl: None,
     }
     .shortened()
 }
@@ -31,8 +35,23 @@ pub fn parent(label: Option<String>, reason: Option<String>) -> Owner {
     Owner { pid: parent.unwrap_or(own.pid), by: By::Acquire, ..own }
 }
 
+/// The owner of a hold for a process that dlock did not start. Without `pid` that is the parent process.
+pub fn held_for(pid: Option<i32>, label: Option<String>, reason: Option<String>) -> Owner {
+    let pid = pid.map(i32::cast_unsigned);
+    let Some(pid) = pid else { return Owner { by: By::Hold, ..parent(label, reason) } };
+    // The arguments of another user's process may lie in a file system that never answers.
+    let is_own = std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|at| at.uid() == geteuid().as_raw());
+    let name =
+        || std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().into());
+    let command = label.or_else(|| if is_own { command_line_of(pid) } else { name() }).unwrap_or_default();
+    Owner { pid, by: By::Hold, ..owner(command, reason) }
+}
+
 fn command_line_of(pid: u32) -> Option<String> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    // A process may claim gigabytes of arguments, and only the first bytes are kept.
+    let mut bytes = Vec::new();
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(2 * COMMAND_MAX as u64).read_to_end(&mut bytes).ok()?;
     let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|byte| *byte == 0);
     let words: Vec<OsString> = words.map(|word| OsString::from_vec(word.to_vec())).collect();
     Some(command_line(&words))

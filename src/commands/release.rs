@@ -4,32 +4,47 @@
 
 use super::claim::Claim;
 use super::context::Context;
-use super::held::{By, Holds, Scope};
+use super::held::{By, Holds, Keeper, Scope};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::{End, Left, Ran};
-use crate::lock::Key;
-use crate::output::Kind;
+use crate::lock::{Key, Pattern};
 use crate::output::time::span;
+use crate::output::{Kind, Printer, What};
 use crate::shell::word;
 
 mod ask;
 mod force;
 
-pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> {
-    let key = &flags.key.0;
+pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -> anyhow::Result<Exit> {
+    let given = &flags.key.0;
+    let (holds, scope) = (Holds::of_process(), Scope::new(&context.settings, &flags.common));
+    // A script gives back its own lock by its name as it is, also where that has a star in it.
+    let is_own = flags.token_file.is_some() || holds.meant(scope, given).is_some();
+    if !is_own && Pattern::of(given).is_some() {
+        return Err(Error::Usage(format!(
+            "{given} is a pattern, and release takes one key: 'dlock status {}' shows which there are; \\* and \\? stand for the \
+             characters themselves",
+            word(given.as_str())
+        ))
+        .into());
+    }
+    let key = &if is_own { given.clone() } else { given.unescaped() };
     if let Some(file) = &flags.token_file {
         return give_back(&Claim::of_token(context, key, file)?);
     }
-    let holds = Holds::of_process();
-    let scope = Scope::new(&context.settings, &flags.common);
     match holds.meant(scope, key) {
         Some(held) if flags.force => {
             let context = context.at(scope.settings(held)?);
+            *printer = context.printer.clone();
             force::force(&context, &context.name(key)?, flags)
         }
-        Some(held) => own(&Claim::of_held(context.at(scope.settings(held)?), held)?, key),
+        Some(held) => {
+            let claim = Claim::of_held(context.at(scope.settings(held)?), held)?;
+            *printer = claim.context.printer.clone();
+            own(&claim, key)
+        }
         None if flags.force => force::force(context, &context.name(key)?, flags),
         None => ask::ask(context, &context.name(key)?, flags),
     }
@@ -37,8 +52,10 @@ pub fn release(context: &Context, flags: &cli::Release) -> anyhow::Result<Exit> 
 
 /// A hold that this process has, by what DLOCK_HELD says.
 fn own(claim: &Claim, key: &Key) -> anyhow::Result<Exit> {
-    if claim.by == By::Acquire {
-        return give_back(claim);
+    match claim.by {
+        By::Acquire => return give_back(claim),
+        By::Hold => return end_hold(claim),
+        By::Run => {}
     }
     let shown = claim.place();
     Err(match claim.verify()? {
@@ -54,9 +71,23 @@ fn own(claim: &Claim, key: &Key) -> anyhow::Result<Exit> {
     .into())
 }
 
+/// The `dlock hold` that keeps it is told, if it runs here: one that only heard of it from the store would take it for a loss
+/// while the store is away.
+fn end_hold(claim: &Claim) -> anyhow::Result<Exit> {
+    if claim.verify()?.is_some()
+        && let Some(keeper) = claim.keeper.and_then(Keeper::find)
+        && keeper.end(claim.context.deadline())
+        && claim.verify()?.is_none()
+    {
+        claim.context.printer.say(Kind::Done, What::Released, &format!("{} is given back", claim.place()));
+        return Ok(Exit::Ok);
+    }
+    give_back(claim)
+}
+
 fn give_back(claim: &Claim) -> anyhow::Result<Exit> {
     let Claim { context, names, token, .. } = claim;
-    let (shown, end) = (claim.place(), End { ran: Ran::Yes, job: None });
+    let (shown, end) = (claim.place(), End { ran: Ran::Yes, job: None, once_per: false });
     let left = context.open()?.leave(names, token, &end, context.deadline());
     let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
     let line = match left.map_err(|error| context.unsure(error, &unknown))? {
@@ -73,6 +104,6 @@ fn give_back(claim: &Claim) -> anyhow::Result<Exit> {
             .into());
         }
     };
-    context.printer.say(Kind::Done, &line);
+    context.printer.say(Kind::Done, What::Released, &line);
     Ok(Exit::Ok)
 }

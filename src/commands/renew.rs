@@ -3,29 +3,33 @@
 
 use super::claim::Claim;
 use super::context::Context;
+use super::fate::{Fate, person};
 use super::held::By;
 use crate::cli;
 use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::law::Renewal;
-use crate::lock::Ttl;
-use crate::output::Kind;
+use crate::lock::{Owner, Ttl};
 use crate::output::time::{local, millis, now, span};
+use crate::output::{Event, Kind, Printer, What};
+use crate::store::{Store, View};
 
-pub fn renew(context: &Context, flags: &cli::renew::Renew) -> anyhow::Result<Exit> {
+pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
     let claim = Claim::meant(context, &flags.common, key, file, |holds, scope| {
         holds.acquired(scope).or_else(|| holds.current(scope))
     })?;
+    *printer = claim.context.printer.clone();
     match claim.by {
-        By::Run => {
+        By::Run | By::Hold => {
             let proof = claim.verify()?.ok_or_else(|| claim.is_over())?;
             let (place, lease) = (claim.place(), span(proof.lease));
+            let keeper = if claim.by == By::Hold { "hold" } else { "run" };
             let text = format!(
-                "{place} is renewed by the 'dlock run' that holds it; its lease is good for {lease} more"
+                "{place} is renewed by the 'dlock {keeper}' that holds it; its lease is good for {lease} more"
             );
-            context.printer.say(Kind::Detail, &text);
+            printer.say(Kind::Detail, What::Renewed, &text);
         }
         By::Acquire => renew_once(&claim, flags.ttl)?,
     }
@@ -48,14 +52,17 @@ fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
             acquired.max(proof.map(|proof| proof.lease).unwrap_or_default())
         }
     };
-    let asks_back = |who: &str| {
+    let asks_back = |event: Event<'_>, who: String| {
         let text = format!("{who} asks for {place} back: it is renewed, and should be given back soon");
-        printer.say(Kind::Warning, &text);
+        printer.say(Kind::Warning, event, &text);
     };
     match store.renew(names, token, ttl, context.deadline()).map_err(unsure)? {
         Renewal::Renewed => {}
-        Renewal::Superseded => asks_back("a newer run (--replace)"),
-        Renewal::Asked => asks_back("an operator"),
+        Renewal::Superseded => asks_back(What::Superseded.into(), "a newer run (--replace)".into()),
+        Renewal::Asked => {
+            let by = asker(&mut *store, claim);
+            asks_back(Event::from(What::Asked).by(by.as_ref()), person(by.as_ref()));
+        }
         Renewal::Revoked => {
             return Err(Error::NotHeld(format!(
                 "an operator took {place} away; 'dlock release' says when it is not used any more"
@@ -65,6 +72,14 @@ fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
     }
     let now = now();
     let until = local(now.saturating_add(millis(ttl)), now);
-    printer.say(Kind::Detail, &format!("{place} is renewed until {until}, for {}", span(ttl)));
+    printer.say(Kind::Detail, What::Renewed, &format!("{place} is renewed until {until}, for {}", span(ttl)));
     Ok(())
+}
+
+/// Who asked for the hold back, if the store says so.
+fn asker(store: &mut dyn Store, Claim { context, names, token, .. }: &Claim) -> Option<Owner> {
+    let proof = store.prove(names, token, context.deadline()).ok()??;
+    let views: Vec<View> =
+        names.iter().map_while(|name| store.inspect(name, context.deadline()).ok()).collect();
+    Fate::of(&views, proof.fence).by().cloned()
 }

@@ -6,6 +6,7 @@
 
 use super::context::Context;
 use super::env::{environment, environment_inside};
+use super::fate::Fate;
 use super::held::{By, Held, Holds};
 use super::owner::{command_line, owner};
 use super::stores::HoldOn;
@@ -14,15 +15,17 @@ use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::{Ended, Exit};
-use crate::job::{self, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
+use crate::job::{self, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached};
 use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, Left, Ran, Terms};
+use crate::law::{Ask, End, Left, Ran, Refusal, Terms};
 use crate::lease::{self, Asker, Lease, Report, Request, Until};
-use crate::lock::{Key, Token};
+use crate::lock::{Key, Owner, Token, Wait};
 use crate::output::Printer;
+use crate::output::hold::HoldEvent;
 use enclosing::Enclosing;
 use ending::ran;
-use messages::{Messages, Right};
+pub use hold::{Holding, Voice};
+use messages::{Messages, Right, Subject};
 use report::RunReport;
 use report_file::ReportFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,10 +36,11 @@ use std::time::Duration;
 
 mod enclosing;
 mod ending;
+mod hold;
 mod messages;
 mod orphaned;
 mod relay;
-mod report;
+pub mod report;
 mod report_file;
 mod verify;
 
@@ -44,28 +48,65 @@ mod verify;
 const LEAVING: Duration = Duration::from_millis(60);
 
 /// `dlock run`.
-pub fn run(flags: &cli::Run) -> anyhow::Result<Exit> {
+pub fn run(flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
     let mut report = RunReport::default();
-    let mut printer = Printer::early(Some(&flags.common));
     let result =
         Context::new(&flags.common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
-            printer = context.printer.clone();
+            *printer = context.printer.clone();
             context.say_default();
             report.store = Some(context.settings.store.to_string());
-            guarded(&context, &context.settings.run(flags)?, &mut report)
+            guarded(&context, &context.settings.run(flags)?, &mut report, Work::Command)
         });
     if let Some(file) = file {
-        file.write(&report, flags, &result, &printer);
+        file.write(&report, flags, &result, printer);
     }
     result
 }
 
+/// What is done under the lock.
+pub enum Work {
+    Command,
+    /// The lock is held for something that dlock did not start.
+    Hold(Holding),
+}
+
+impl Work {
+    fn owner(&self, run: &Run) -> Owner {
+        let owner = match self {
+            Self::Command => {
+                owner(run.label.clone().unwrap_or_else(|| command_line(&run.argv)), run.reason.clone())
+            }
+            Self::Hold(hold) => hold.owner(run),
+        };
+        Owner { ttl: Some(run.ttl.get()), ..owner }
+    }
+
+    fn subject(&self) -> Subject {
+        match self {
+            Self::Command => Subject::COMMAND,
+            Self::Hold(hold) => hold.subject(),
+        }
+    }
+
+    /// What the guard is to watch in place of CMD.
+    fn bond(&mut self) -> Option<Bond> {
+        match self {
+            Self::Command => None,
+            Self::Hold(hold) => hold.bond(),
+        }
+    }
+}
+
 /// A run whose settings are known.
-fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Result<Exit> {
+pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: Work) -> anyhow::Result<Exit> {
     let holds = Holds::of_process();
-    let (rest, enclosing) =
-        enclosing::find_enclosing(context, run, Until::from_now(run.wait), &holds).map_err(unstarted)?;
+    let unstarted = |error| unstarted(error, work.subject().unrun);
+    let (rest, enclosing) = match &work {
+        Work::Command => enclosing::find_enclosing(context, run, Until::from_now(run.wait), &holds),
+        Work::Hold(_) => hold::keys(context, run, &holds).map(|keys| (keys, None)),
+    }
+    .map_err(unstarted)?;
     report.nested = enclosing.is_some();
     let min_hold = match enclosing {
         Some(enclosing) if rest.is_empty() => return run_inside(context, run, &enclosing, report),
@@ -80,20 +121,19 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
     let until = Until::from_now(run.wait);
-    let label = run.label.clone().unwrap_or_else(|| command_line(&run.argv));
     let ask = Ask {
         token: token.clone(),
         mode: run.mode,
         ttl: run.ttl.get(),
         min_hold,
-        owner: owner(label, run.reason.clone()),
+        owner: work.owner(run),
         patience: until.patience(),
         terms: Terms { once_per: run.once_per, replaces: run.replaces, stays: run.stays },
         waited: Duration::ZERO,
     };
-    let messages = Messages::new(context, &rest, run.mode, Right::Own);
+    let messages = Messages::new(context, &rest, run.mode, Right::Own, work.subject());
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
-    let plan = Plan { spare: schedule.spare(), ..plan(run, job::group(), token.secret().into(), keep) };
+    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, job::group(), keep) };
     let group = plan.group;
     let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
     let guard =
@@ -115,7 +155,7 @@ fn guarded(context: &Context, run: &Run, report: &mut RunReport) -> anyhow::Resu
     let own = Own { keys: rest, holds, token, schedule, lease };
     let runs = Runs::Command;
     let asked_by = Asker::Operator;
-    Session { context, run, inherited, group, runs, guard, messages, limits, report, asked_by }.go(&own)
+    Session { context, run, work, inherited, group, runs, guard, messages, limits, report, asked_by }.go(&own)
 }
 
 /// Runs the command under a hold of the job around. Whoever has that hold renews it, gives it back, and stops us with all
@@ -127,9 +167,8 @@ fn run_inside(
     report: &mut RunReport,
 ) -> anyhow::Result<Exit> {
     let inherited = prepare()?;
-    let messages = Messages::new(context, &run.keys, run.mode, Right::OfEnclosing);
-    // Without a mark: what carries the token of that hold is the whole job around.
-    let plan = plan(run, job::group(), String::new(), Vec::new());
+    let messages = Messages::new(context, &run.keys, run.mode, Right::OfEnclosing, Subject::COMMAND);
+    let plan = plan(run, job::group(), Vec::new());
     let group = plan.group;
     let orphaned = |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),
@@ -142,8 +181,9 @@ fn run_inside(
     let limits = guard.limits();
     let runs = Runs::Command;
     let asked_by = Asker::Operator;
+    let work = Work::Command;
     let mut session =
-        Session { context, run, inherited, group, runs, guard, messages, limits, report, asked_by };
+        Session { context, run, work, inherited, group, runs, guard, messages, limits, report, asked_by };
     session.report.asked = Some(Moment::now());
     session.report.granted = Some((Moment::now(), enclosing.proof.fence));
     session.report.slot = enclosing.proof.slot;
@@ -162,9 +202,10 @@ fn hold_on(run: &Run) -> HoldOn {
 }
 
 /// What the guard is to do.
-fn plan(run: &Run, group: Group, mark: String, keep: Vec<RawFd>) -> Plan {
+fn plan(run: &Run, group: Group, keep: Vec<RawFd>) -> Plan {
     Plan {
         argv: run.argv.clone(),
+        bond: None,
         group,
         grace: run.grace,
         max_run: run.max_run,
@@ -174,7 +215,6 @@ fn plan(run: &Run, group: Group, mark: String, keep: Vec<RawFd>) -> Plan {
             KeepFor::Command => Leftovers::Leave,
             KeepFor::Tree => Leftovers::Await,
         },
-        mark,
         keep,
     }
 }
@@ -187,6 +227,7 @@ fn prepare() -> anyhow::Result<Inherited> {
 struct Session<'a> {
     context: &'a Context,
     run: &'a Run,
+    work: Work,
     inherited: Inherited,
     group: Group,
     runs: Runs,
@@ -245,6 +286,10 @@ impl Session<'_> {
                 self.guard.done();
                 Ok(Exit::Busy(self.run.busy))
             }
+            Obtained::Unwanted => {
+                let _ = self.guard.finish(LEAVING);
+                Ok(Exit::Busy(self.run.busy))
+            }
             Obtained::Done => {
                 self.guard.done();
                 Ok(Exit::Ok)
@@ -263,7 +308,7 @@ impl Session<'_> {
     fn obtain(&mut self, own: &Own) -> anyhow::Result<Obtained> {
         loop {
             // The line on a terminal moves on although nothing is heard.
-            let until = self.messages.next();
+            let Some(until) = self.next_look() else { return Ok(Obtained::Unwanted) };
             match self.news(Some(&own.lease), until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
@@ -280,7 +325,10 @@ impl Session<'_> {
                     return Err(Error::Internal(self.messages.guard_died_before_start()).into());
                 }
                 News::Job(_) => {}
-                News::Lease(Report::Waiting(waiting)) => self.messages.waiting(waiting),
+                News::Lease(Report::Waiting(waiting)) => {
+                    self.tell_of_waiting(&waiting);
+                    self.messages.waiting(waiting);
+                }
                 News::Lease(report) => {
                     if let Some(obtained) = self.hear(own, report)? {
                         return Ok(obtained);
@@ -297,7 +345,7 @@ impl Session<'_> {
         let (store, names) = (self.context.open_for_hold(hold_on(self.run)), self.context.names(&own.keys));
         let (Ok(mut store), Ok(names)) = (store, names) else { return };
         let by = self.context.deadline();
-        let end = End { ran: Ran::No, job: None };
+        let end = End { ran: Ran::No, job: None, once_per: false };
         // If it fails the lock is free when its lease ends, and a place in the queue is passed over.
         let _ = lease::give_back(&mut *store, &names, &own.token, &end, by);
     }
@@ -318,7 +366,11 @@ impl Session<'_> {
                 let settings = &self.context.settings;
                 let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
                 let env = environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone());
-                if let Err(error) = self.guard.start(&env, limits) {
+                let started = match &self.work {
+                    Work::Command => self.guard.start(&env, limits),
+                    Work::Hold(_) => self.begin_hold(own, &grant, limits),
+                };
+                if let Err(error) = started {
                     self.leave(own);
                     return Err(internal("cannot start the command", &error));
                 }
@@ -326,17 +378,22 @@ impl Session<'_> {
                 return Ok(Some(Obtained::Lock));
             }
             Report::Busy(blocker) => {
-                self.messages.busy(&blocker, self.run.wait);
+                self.messages.busy(&blocker, self.run.wait, self.run.busy);
+                let waited = Some(self.waited()).filter(|_| self.run.wait != Wait::No);
+                own.lease.note(blocker.at, &Refusal::busy(own.lease.asker(), &blocker, waited));
                 return Ok(Some(Obtained::Busy));
             }
             Report::Done(done) => {
                 self.report.is_done = true;
                 self.messages.done(&done);
+                own.lease.note(done.at, &Refusal::done(own.lease.asker(), &done, self.waited()));
                 return Ok(Some(Obtained::Done));
             }
             Report::Superseded(superseded) => {
                 self.report.is_superseded = true;
-                self.messages.superseded(&superseded);
+                self.messages.superseded(&superseded, self.run.busy);
+                let refusal = Refusal::superseded(own.lease.asker(), &superseded, self.waited());
+                own.lease.note(superseded.at, &refusal);
                 return Ok(Some(Obtained::Busy));
             }
             Report::Failed(error) => {
@@ -356,50 +413,69 @@ impl Session<'_> {
         Ok(None)
     }
 
+    /// How long it has asked for the lock.
+    fn waited(&self) -> Duration {
+        self.report.asked.map(|asked| Moment::now().since(asked)).unwrap_or_default()
+    }
+
     /// Relays and watches until the job is over.
     fn supervise(&mut self, lease: Option<&Lease>) -> anyhow::Result<Over> {
         loop {
             match self.news(lease, None).map_err(|error| internal_while_running(&error))? {
                 News::Nothing => {}
+                News::Signal(received) if self.is_hold() => self.end_hold_on(received),
                 News::Signal(received) => {
                     self.relay(received);
                     self.stop_without_command(received);
                 }
+                News::Lease(Report::Lost { how: lease::Loss::NotHeld, .. }) if self.was_released(lease) => {
+                    self.guard.relay(job::OVER, Reached::Nobody);
+                }
                 News::Lease(Report::Lost { how, kill_by }) => {
+                    self.tell_of_loss(how, kill_by);
                     self.report.lost = Some(how);
-                    self.messages.lost(how, self.run.on_lost);
                     if how != lease::Loss::Deadline {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
+                        // After that: the job is being stopped, whatever the store does now.
+                        self.report.fate = self.fate(lease);
                     }
+                    self.messages.lost(how, &self.report.fate, self.run.on_lost);
                 }
                 News::Lease(Report::Asked(asker)) => {
                     self.asked_by = asker;
+                    // A hold tells who asks before the watcher is stopped, which closes stdout. A job is stopped first.
+                    let is_hold = self.is_hold();
+                    if is_hold {
+                        self.report.fate = self.fate(lease);
+                        self.tell_of_request(asker);
+                    }
                     self.guard.stop();
+                    if !is_hold {
+                        self.report.fate = self.fate(lease);
+                    }
                 }
                 News::Lease(Report::Trouble { error, until }) => {
+                    self.tell_of_trouble(&error, until);
                     self.messages.trouble(&error, until.left(), self.run.on_lost);
                 }
                 News::Lease(Report::Recovered) => {
                     // The lock key was there all the time, or the renewal would have failed.
                     self.report.lost = None;
+                    self.tell(&HoldEvent::Recovered);
                     self.messages.recovered();
                 }
                 News::Lease(_) => {}
                 News::Job(Event::NotStarted(why)) => {
-                    self.messages.not_started(&self.run.argv, why);
-                    self.report.started = false;
-                    let exit = match why {
-                        job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
-                        job::NotStarted::Errno(_) => Exit::CannotExecute,
-                        job::NotStarted::TooLate => Exit::Unavailable,
-                    };
-                    return Ok(Over { exit, end: End { ran: Ran::No, job: None } });
+                    return Ok(self.not_started(why));
                 }
-                News::Job(Event::Stopped { signal }) if self.guard.is_cmd_stopped() => self.stop_too(signal),
+                News::Job(Event::Stopped { signal }) if !self.is_hold() && self.guard.is_cmd_stopped() => {
+                    self.stop_too(signal);
+                }
                 News::Job(Event::Stopped { .. }) => {}
                 News::Job(Event::Continued) => {}
                 News::Job(Event::Stopping { reason }) => {
-                    self.messages.stopping(reason, self.asked_by, self.run)
+                    self.tell_of_stop(reason);
+                    self.messages.stopping(reason, self.asked_by, &self.report.fate, self.run);
                 }
                 News::Job(Event::Refused(process)) => self.messages.refused(&process),
                 News::Job(Event::CommandEnded { status }) => {
@@ -411,6 +487,25 @@ impl Session<'_> {
                 News::Job(Event::Died) => {}
             }
         }
+    }
+
+    /// Who asked for the end, or why the lock is lost, as far as the store says.
+    fn fate(&self, lease: Option<&Lease>) -> Fate {
+        let fence = self.report.granted.map(|(_, fence)| fence);
+        let told = lease.zip(fence).map(|(lease, fence)| Fate::of(&lease.views(), fence));
+        told.unwrap_or(Fate::Unknown)
+    }
+
+    /// CMD could not be executed, or must not be any more.
+    fn not_started(&mut self, why: job::NotStarted) -> Over {
+        let exit = match why {
+            job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
+            job::NotStarted::Errno(_) => Exit::CannotExecute,
+            job::NotStarted::TooLate => Exit::Unavailable,
+        };
+        self.messages.not_started(&self.run.argv, why, exit);
+        self.report.started = false;
+        Over { exit, end: End { ran: Ran::No, job: None, once_per: false } }
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
@@ -435,7 +530,14 @@ impl Session<'_> {
             None => own,
         };
         self.report.job = status;
-        Over { exit, end: End { ran: ran(reason, self.report.lost), job: status } }
+        Over {
+            exit,
+            end: End {
+                ran: ran(reason, self.report.lost),
+                job: status,
+                once_per: self.run.once_per.is_some(),
+            },
+        }
     }
 
     /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
@@ -450,10 +552,12 @@ impl Session<'_> {
                 if left == Left::NotHeld && over.end.ran != Ran::No && over.exit != Exit::Lost {
                     // Lost after the last renewal: CMD may have run without it.
                     self.report.lost = Some(lease::Loss::NotHeld);
-                    self.messages.lost_unnoticed(over.exit);
+                    self.report.fate = self.fate(Some(&own.lease));
+                    self.messages.lost_unnoticed(&self.report.fate, over.exit);
                     over.exit = Exit::Lost;
                 }
                 self.messages.left(left);
+                self.tell_of_release();
                 self.guard.done();
             }
             // The guard tries once more, by itself.
@@ -461,6 +565,9 @@ impl Session<'_> {
                 self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran);
                 let _ = self.guard.finish(Duration::ZERO);
             }
+        }
+        if over.exit == Exit::Lost {
+            self.messages.ends_lost();
         }
         over.exit
     }
@@ -509,6 +616,8 @@ impl Session<'_> {
 enum Obtained {
     Lock,
     Busy,
+    /// What it was to be held for is over.
+    Unwanted,
     /// Somebody else did what it was wanted for.
     Done,
     TakenAway,
@@ -516,9 +625,9 @@ enum Obtained {
 }
 
 /// An error of the store before the run began.
-fn unstarted(error: Error) -> Error {
+fn unstarted(error: Error, unrun: &str) -> Error {
     match error {
-        Error::Store(error) => Error::Store(error.map(|text| format!("{text}; the command did not run"))),
+        Error::Store(error) => Error::Store(error.map(|text| format!("{text}; {unrun}"))),
         other => other,
     }
 }

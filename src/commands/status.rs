@@ -6,10 +6,10 @@ use crate::cli;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::{LOG_KEPT, State};
+use crate::law::{LOG_KEPT, Refusal, State};
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
-use crate::output::{self, Kind, json, table};
+use crate::output::{self, Kind, What, json, table};
 use crate::store::{self, Store, View, Which};
 use std::time::Duration;
 
@@ -26,24 +26,45 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
         return watch::watch(context, store, wanted, every.unwrap_or(Duration::from_secs(1)));
     }
     let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
-    let seen = look(&wanted, &mut *store, ends).map_err(|error| context.with_origin(error))?;
+    let which = if flags.all { Which::Known } else { Which::Live };
+    let seen = look(&wanted, &mut *store, which, ends).map_err(|error| context.with_origin(error))?;
     for damaged in &seen.damaged {
-        printer.say(Kind::Error, &damaged.line);
+        printer.say(Kind::Error, What::Unreadable, &damaged.line);
     }
-    output::print(&text(settings, flags, &wanted, &seen)?)?;
+    // Each of the locks named is worth a question of its own.
+    let refused: Vec<Option<Refusal>> = seen
+        .views
+        .iter()
+        .map(|view| {
+            let is_named = wanted.named.contains(&view.name);
+            let refusals = is_named.then(|| store.refusals(&view.name, context.deadline()));
+            refusals?.ok()?.into_iter().next()
+        })
+        .collect();
+    output::print(&text(settings, flags, &wanted, &seen, &refused)?)?;
     let lacks = seen.damaged.iter().any(|damaged| damaged.is_asked_for);
     Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
 
-fn text(settings: &Settings, flags: &cli::Status, wanted: &Wanted, seen: &Overview) -> Result<String, Error> {
+fn text(
+    settings: &Settings,
+    flags: &cli::Status,
+    wanted: &Wanted,
+    seen: &Overview,
+    refused: &[Option<Refusal>],
+) -> Result<String, Error> {
     if flags.json {
-        return json::status(&seen.views);
+        return json::status(&seen.views, refused);
     }
     let (width, colours) = (Width::of_stdout(), output::coloured(settings.color));
     Ok(match (wanted.single(), seen.views.as_slice()) {
-        (Some(_), [view]) => record::record(view, &place(settings), width, colours),
+        (Some(_), [view]) => {
+            let refused = refused.first().and_then(Option::as_ref);
+            record::record(view, refused, &place(settings), width, colours)
+        }
         (_, []) if !seen.damaged.is_empty() => String::new(),
         (_, []) => place(settings).empty(&wanted.patterns()),
+        (_, views) if flags.all => table::all(views, width, colours),
         (_, views) => table::status(views, width, colours),
     })
 }
@@ -58,17 +79,17 @@ struct Overview {
     damaged: Vec<Damaged>,
 }
 
-/// Those named, and of the others all that are not simply free; of each so many of its last ends.
-fn look(wanted: &Wanted, store: &mut dyn Store, ends: usize) -> Result<Overview, store::Error> {
+/// Those named, those that match a pattern, and without either all that are not simply free; of each so many of its last
+/// ends.
+fn look(wanted: &Wanted, store: &mut dyn Store, which: Which, ends: usize) -> Result<Overview, store::Error> {
+    let which = if wanted.patterns.is_empty() { which } else { Which::Known };
     let (mut views, mut damaged) = (Vec::new(), Vec::new());
     let seen = |view: View, is_named| {
-        if is_named || view.state != State::Free || !view.waiters.is_empty() {
+        let is_matched = which == Which::Known && view.is_used();
+        if is_named || is_matched || view.state != State::Free || !view.waiters.is_empty() {
             views.push(view);
         }
     };
-    wanted.look(store, Which::Live, ends, "shown", seen, |lack| damaged.push(lack))?;
-    if wanted.searches() {
-        views.extend(wanted.paused(store)?);
-    }
+    wanted.look(store, which, ends, "shown", seen, |lack| damaged.push(lack))?;
     Ok(Overview { views, damaged })
 }

@@ -2,20 +2,21 @@
 //! those who only look, and for `doctor`, who wants to see each server by itself. Nothing is spoken to yet.
 
 use super::context::Context;
-use crate::config::Credentials;
+use super::password;
 use crate::config::url::{self, Host, Location};
 #[cfg(feature = "sql")]
 use crate::config::url::{DatabaseAt, Dialect};
 use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
-use crate::output::Kind;
 use crate::output::time::span as span_of;
+use crate::output::{Kind, What};
 use crate::store::Store;
 #[cfg(feature = "etcd")]
 use crate::store::etcd::{self, EtcdStore};
 use crate::store::file::FileStore;
 use crate::store::net::Address;
+use crate::store::net::password::Password;
 use crate::store::net::tls::{Files, Tls};
 use crate::store::quorum::QuorumStore;
 use crate::store::redis::{self, RedisStore, Target};
@@ -25,10 +26,6 @@ use crate::store::sql::{self, SqlStore};
 use crate::store::zookeeper::{self, ZooKeeperStore};
 use std::path::PathBuf;
 use std::time::Duration;
-
-fn password(login: &Credentials) -> Option<String> {
-    login.password.as_ref().map(|password| password.expose().to_owned())
-}
 
 /// What stands for an address that others will name.
 const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
@@ -112,7 +109,7 @@ impl Context {
             }
             Made::Masters(masters) => {
                 let printer = self.printer.clone();
-                let tell = move |what: &str| printer.say(Kind::Detail, what);
+                let tell = move |what: &str| printer.say(Kind::Detail, What::Trouble, what);
                 return Ok(Box::new(QuorumStore::new(masters, shown, hold.max_lease, tell)));
             }
         };
@@ -142,6 +139,12 @@ impl Context {
         }
     }
 
+    /// The password of the store.
+    fn password(&self) -> Option<Password> {
+        let login = self.settings.store.credentials.as_ref()?;
+        password::of(login, self.settings.connect_timeout)
+    }
+
     /// What the store is made of.
     pub fn made(&self) -> Result<Made, Error> {
         let settings = &self.settings;
@@ -150,11 +153,12 @@ impl Context {
         let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
         let certificates =
             |tls: &Option<url::Tls>| tls.as_ref().map(|tls| self.certificates(tls, &shown)).transpose();
+        let password = self.password();
         let server = |address: Address, database: u16, tls: Option<Tls>| Target {
             address,
             database: u32::from(database),
             username: store.credentials.as_ref().and_then(|login| login.username.clone()),
-            password: store.credentials.as_ref().and_then(password),
+            password: password.clone(),
             tls,
             shown: shown.clone(),
             connect_timeout: settings.connect_timeout,
@@ -166,11 +170,12 @@ impl Context {
             Location::Sentinel { sentinels, master, db, tls } => {
                 let place = server(NOWHERE, *db, certificates(tls)?);
                 let login = store.sentinel_credentials.as_ref();
+                let sentinel_password = login.and_then(|login| password::of(login, settings.connect_timeout));
                 let sentinel = |host: &Host| Target {
                     address: tcp(host),
                     database: 0,
                     username: login.and_then(|login| login.username.clone()),
-                    password: login.and_then(password),
+                    password: sentinel_password.clone(),
                     shown: format!("the sentinel {host}"),
                     ..place.clone()
                 };
@@ -200,7 +205,7 @@ impl Context {
             Location::Etcd { members, prefix, tls } => Made::Etcd(Box::new(EtcdStore::etcd(etcd::Target {
                 members: members.iter().map(tcp).collect(),
                 user: store.credentials.as_ref().and_then(|login| login.username.clone()),
-                password: store.credentials.as_ref().and_then(password),
+                password,
                 tls: certificates(tls)?,
                 prefix: prefix.clone(),
                 shown,
@@ -249,10 +254,14 @@ impl Context {
         Ok(sql::Target {
             address: match at {
                 DatabaseAt::Tcp(host) => Address::Tcp { host: host.name.clone(), port: host.port },
+                // As libpq names it. Its directory has one for each port.
+                DatabaseAt::Unix(path) if *dialect == Dialect::Postgres && path.is_dir() => {
+                    Address::Unix(path.join(format!(".s.PGSQL.{}", dialect.port())))
+                }
                 DatabaseAt::Unix(path) => Address::Unix(path.clone()),
             },
             user,
-            password: store.credentials.as_ref().and_then(password),
+            password: self.password(),
             database: name.clone(),
             tls: tls.as_ref().map(|tls| self.certificates(tls, &shown)).transpose()?,
             shown,
@@ -263,14 +272,15 @@ impl Context {
 
     /// User and password, or neither.
     #[cfg(feature = "zookeeper")]
-    fn zookeeper_login(&self) -> Result<Option<(String, String)>, Error> {
+    fn zookeeper_login(&self) -> Result<Option<(String, Password)>, Error> {
         let store = &self.settings.store;
         let Some(login) = &store.credentials else { return Ok(None) };
-        match (&login.username, password(login)) {
+        match (&login.username, self.password()) {
             (Some(user), Some(_)) if user.contains(':') => {
                 Err(Error::Config(format!("{store}: the name of a user there has no colon in it")))
             }
-            (Some(user), Some(password)) => Ok(Some((user.clone(), password))),
+            // The server takes any password. With another one dlock would be another user, without its locks.
+            (Some(user), Some(password)) => Ok(Some((user.clone(), password.kept()))),
             _ => Err(Error::Config(format!(
                 "{store}: a password needs a user there; zookeeper://USER@… or DLOCK_USERNAME names one"
             ))),

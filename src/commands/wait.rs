@@ -1,28 +1,32 @@
 //! When are these locks free? Looks on, one lock after the other, and takes none. Nobody is held up by it: it stands in no
 //! queue.
 
-use super::context::Context;
+use super::context::{Context, riding_out};
 use super::foreground::{Foreground, Signals, Teller};
 use super::held::Holds;
+use super::wanted::Wanted;
 use crate::cli;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::job;
 use crate::law::{FOREIGN_LOOK, State};
+use crate::lease::Until;
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{Key, Name};
-use crate::output::Kind;
 use crate::output::describe;
 use crate::output::live::Line;
 use crate::output::time::span;
+use crate::output::{Event, Kind, What};
 use crate::store::{self, View};
 use std::ops::ControlFlow;
 
 /// What the thread that looks tells.
 enum Learned {
     NotFree(Box<View>),
-    Remark(Remark, Name),
+    Remark(Remark, String),
+    /// What the patterns mean.
+    Meant(String),
     Free(Name),
     /// Nothing follows: all are free, or the time was over before this one was.
     Over(Result<Option<Name>, Error>),
@@ -30,7 +34,7 @@ enum Learned {
 
 pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> {
     let settings = &context.settings;
-    let names = flags.keys.iter().map(|key| context.name(key)).collect::<Result<Vec<_>, _>>()?;
+    let wanted = Wanted::of(context, &flags.keys)?;
     let (since, end) = (Moment::now(), flags.wait.map(|bound| Moment::now().after(bound)));
     // Before the store is opened, which may start a thread.
     let signals = Signals::take(&job::ENDING)?;
@@ -38,9 +42,10 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let bound = flags.wait.filter(|bound| !bound.is_zero());
     let first = if bound.is_some() { First::RiddenOut } else { First::Counts };
     let mut observer = context.observe(FOREIGN_LOOK)?;
-    let (inside, keys) = (context.clone(), flags.keys.clone());
+    let inside = context.clone();
     let foreground = Foreground::start(signals, move |teller| {
-        let over = refuse_own(&inside, &mut observer, &keys).and_then(|()| {
+        let over = meant(&inside, &mut observer, &wanted, first, end, teller).and_then(|names| {
+            refuse_own(&inside, &mut observer, &names)?;
             let over = look_on(&mut observer, &names, end, first, teller);
             Ok(over.map_err(|error| inside.with_origin(error))?)
         });
@@ -58,20 +63,22 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
                 line.waits(describe::line(settings.store.to_string(), (*view).clone(), since));
                 last = Some(view);
             }
-            Learned::Remark(Remark::Trouble(error), name) => line.announce(&format!(
-                "{error} ({}); still waiting for {}, trying again",
-                settings.store.origin(),
-                name.key()
-            )),
+            Learned::Meant(text) => line.say(Kind::Note, What::Matched, &text),
+            Learned::Remark(Remark::Trouble(error), key) => {
+                let origin = settings.store.origin();
+                let text = format!("{error} ({origin}); still waiting for {key}, trying again");
+                line.announce(Event::from(What::Trouble).about(&key), &text);
+            }
             Learned::Remark(Remark::Recovered, _) => {
-                line.speak(Kind::Note, &format!("{} answers again", settings.store));
+                line.say(Kind::Note, What::Recovered, &format!("{} answers again", settings.store));
             }
             Learned::Free(name) => {
                 let (kind, after) = match line.has_announced() {
                     true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
                     false => (Kind::Detail, String::new()),
                 };
-                line.speak(kind, &format!("{} in {} is free{after}", name.key(), settings.store));
+                let text = format!("{} in {} is free{after}", name.key(), settings.store);
+                line.say(kind, Event::from(What::Free).about(name.key()), &text);
                 last = None;
             }
             Learned::Over(Ok(None)) => return Ok(Exit::Ok),
@@ -79,12 +86,51 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
                 let state = last.as_deref().map(describe::state).unwrap_or_default();
                 let over = bound.map(|bound| format!("; the {} of --wait are over", span(bound)));
                 let over = over.unwrap_or_default();
-                line.speak(Kind::Note, &format!("{} in {} {state}{over}", name.key(), settings.store));
-                return Ok(Exit::Busy(Exit::BUSY));
+                let holder = last.as_deref().and_then(|view| view.holders.first());
+                let text = format!("{} in {} {state}{over}", name.key(), settings.store);
+                let (event, exit) = (Event::from(What::Busy).about(name.key()), Exit::Busy(Exit::BUSY));
+                line.say(Kind::Note, event.held_by(holder).ends(exit), &text);
+                return Ok(exit);
             }
             Learned::Over(Err(error)) => return Err(error.into()),
         }
     }
+}
+
+/// The locks to wait for. An outage is waited out while they are looked for, as while one is waited for.
+fn meant(
+    context: &Context,
+    observer: &mut Observer,
+    wanted: &Wanted,
+    first: First,
+    end: Option<Moment>,
+    teller: &Teller<Learned>,
+) -> Result<Vec<Name>, Error> {
+    if wanted.patterns.is_empty() {
+        return Ok(wanted.named.clone());
+    }
+    let until = match end {
+        Some(end) if first == First::RiddenOut => Until::At(end),
+        _ => Until::No,
+    };
+    let patterns = wanted.patterns().join(", ");
+    let trouble = |error: &store::Error| {
+        teller.tell(Learned::Remark(Remark::Trouble(error.clone()), patterns.clone()));
+    };
+    let names = riding_out(until, trouble, || Ok(wanted.known(observer.store())?));
+    let names = names.map_err(|error| match error {
+        Error::Store(error) => context.with_origin(error).into(),
+        error => error,
+    })?;
+    let place = &context.settings.store;
+    if let Some(none) = wanted.unmatched(&names, place) {
+        teller.tell(Learned::Meant(format!("{none}: nothing to wait for")));
+    }
+    if !names.is_empty() {
+        let keys: Vec<&str> = names.iter().map(Name::key).collect();
+        teller.tell(Learned::Meant(format!("waiting for {} in {place}", keys.join(", "))));
+    }
+    Ok(names)
 }
 
 /// Looks at one lock after the other until it is free; the one at which the time was over.
@@ -103,7 +149,7 @@ fn look_on(
                 None
             }
         };
-        let remark = |remark| teller.tell(Learned::Remark(remark, name.clone()));
+        let remark = |remark| teller.tell(Learned::Remark(remark, name.key().to_owned()));
         if observer.wait_for(name, end, first, free, remark)?.is_none() {
             return Ok(Some(name.clone()));
         }
@@ -113,10 +159,11 @@ fn look_on(
 }
 
 /// Nobody lives to see the end of what ends with himself.
-fn refuse_own(context: &Context, observer: &mut Observer, keys: &[Key]) -> Result<(), Error> {
+fn refuse_own(context: &Context, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
     let (holds, settings) = (Holds::of_process(), &context.settings);
-    for key in keys {
-        for held in holds.of_key(settings, key) {
+    for name in names {
+        let key = Key::new(name.key()).map_err(Error::Usage)?;
+        for held in holds.of_key(settings, &key) {
             if context.verify(observer.store(), held)?.is_some() {
                 return Err(Error::Usage(format!(
                     "this process itself runs under {key} in {}, and would wait for its own end",

@@ -1,14 +1,15 @@
-//! Which locks does a KEY mean? One, or, with `*` or `?` in it, every one whose key looks like that. For the commands that
-//! look at locks and change nothing; who takes a lock names it.
+//! Which locks does a KEY mean? One, or, with `*` or `?` in it, each one that the store knows at that moment and whose key
+//! matches. Commands that take a lock take no patterns.
 
 use super::context::Context;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::law::{Patterns, Pause};
 use crate::lock::{Key, Name, Pattern};
+use crate::output::{Kind, What};
 use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// The locks that a command was asked about.
@@ -28,7 +29,7 @@ impl Wanted {
     pub fn of(context: &Context, keys: &[Key]) -> Result<Self, Error> {
         let patterns = keys.iter().filter_map(Pattern::of).collect();
         let named = keys.iter().filter(|key| Pattern::of(key).is_none());
-        let named = named.map(|key| context.name(key)).collect::<Result<_, _>>()?;
+        let named = named.map(|key| context.name(&key.unescaped())).collect::<Result<_, _>>()?;
         let Settings { connect_timeout, op_timeout, prefix, .. } = &context.settings;
         Ok(Self { named, patterns, prefix: prefix.clone(), within: *connect_timeout + *op_timeout })
     }
@@ -56,28 +57,56 @@ impl Wanted {
         if !self.searches() {
             return Ok(Found::default());
         }
-        let named: BTreeSet<&Name> = self.named.iter().collect();
-        let is_meant = |name: &Name| {
-            let any = self.patterns.is_empty();
-            (any || self.patterns.iter().any(|pattern| pattern.matches(name.key()))) && !named.contains(name)
-        };
         let mut found = store.find(&self.prefix, which)?;
-        found.names.retain(is_meant);
+        if !self.patterns.is_empty() {
+            found.names.retain(|name| self.patterns.iter().any(|pattern| pattern.matches(name.key())));
+        }
+        let named: BTreeSet<&Name> = self.named.iter().collect();
+        found.names.retain(|name| !named.contains(name));
         Ok(found)
     }
 
-    /// The patterns by which keys are paused, as far as they are meant, in the order in which they were said.
-    pub fn paused(&self, store: &mut dyn Store) -> Result<Vec<View>, store::Error> {
-        let Patterns { now, pauses, .. } =
-            store.patterns(&self.prefix, None, Moment::now().after(self.within))?;
-        let shown = |pause: &Pause| {
-            let key = Key::new(pause.pattern.as_ref()?.as_str()).ok()?;
-            let any = self.patterns.is_empty();
-            let is_meant = any || self.patterns.iter().any(|pattern| pattern.matches(key.as_str()));
-            let name = Name::new(&self.prefix, &key).ok().filter(|_| is_meant)?;
-            Some(View::of_pattern(name, now, pause))
-        };
-        Ok(pauses.iter().filter_map(shown).collect())
+    /// All the locks that are meant, those named first: of the others each that the store has any record of. Fails where
+    /// a part of the store is missing.
+    pub fn known(&self, store: &mut dyn Store) -> Result<Vec<Name>, store::Error> {
+        let mut found = self.found(store, Which::Known)?;
+        match found.missing.pop() {
+            Some(missing) => Err(missing),
+            None => Ok(self.named.iter().cloned().chain(found.names).collect()),
+        }
+    }
+
+    /// The first pattern that none of these locks matches, as a clause.
+    pub fn unmatched(&self, names: &[Name], place: &impl Display) -> Option<String> {
+        let is_matched = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name.key()));
+        let pattern = self.patterns.iter().find(|pattern| !is_matched(pattern))?;
+        Some(format!("{place} knows no key that matches {pattern}"))
+    }
+
+    /// Changes each of the locks, those named first; `act` is told how the lock was meant, and says what it did. A pattern that
+    /// matches nothing is an error, and then nothing is changed.
+    pub fn change(
+        &self,
+        context: &Context,
+        store: &mut dyn Store,
+        mut act: impl FnMut(&mut dyn Store, &Name, Meant) -> Result<(), store::Error>,
+    ) -> Result<(), Error> {
+        let origin = |error| context.with_origin(error);
+        let names = self.known(store).map_err(origin)?;
+        if let Some(none) = self.unmatched(&names, &context.settings.store) {
+            return Err(Error::Usage(format!("{none}; nothing was changed")));
+        }
+        for (at, name) in names.iter().enumerate() {
+            let how = if at < self.named.len() { Meant::ByName } else { Meant::ByPattern };
+            act(store, name, how).map_err(|error| {
+                if names.len() > 1 {
+                    let text = format!("{at} of {} locks were reached before {}", names.len(), name.key());
+                    context.printer.say(Kind::Warning, What::Trouble, &text);
+                }
+                origin(error)
+            })?;
+        }
+        Ok(())
     }
 
     /// Looks at each of the locks, those named first, and says whether it was named. Of each, at most so many of the last
@@ -118,6 +147,13 @@ impl Wanted {
         }
         Ok(())
     }
+}
+
+/// How a lock was meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meant {
+    ByName,
+    ByPattern,
 }
 
 /// A lock, or a part of the store, that cannot be looked at. It hides no other.

@@ -3,9 +3,10 @@
 
 use super::reach::{Beside, PasswordAt, absolute};
 use super::url::{self, Location, Secret};
-use super::{Credentials, Layers, Sensitivity, Set, Source, invalid, of_flag};
+use super::{Credentials, Layers, Password, Sensitivity, Set, Source, invalid, of_flag};
 use crate::error::Error;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// What to log in with, and where that was found.
@@ -14,6 +15,20 @@ pub struct Login {
     pub credentials: Option<Credentials>,
     pub password_at: PasswordAt,
     password_source: Option<Source>,
+}
+
+impl Login {
+    /// Where the password is from, in words.
+    pub fn password_from(&self) -> Option<String> {
+        let source = self.password_source.as_ref()?;
+        Some(match self.credentials.as_ref()?.password.as_ref()? {
+            Password::Text(_) => format!("from {source}"),
+            Password::File(path) => {
+                format!("from {}, read before each connection ({source})", path.display())
+            }
+            Password::Command(_) => format!("from a command, run before each connection ({source})"),
+        })
+    }
 }
 
 impl Layers<'_> {
@@ -39,38 +54,32 @@ impl Layers<'_> {
             Some((Form::Text, Set { value: secret.expose().to_owned(), source: below.source }))
         };
         let secret = url.value.password.as_ref().map(|secret| secret.expose().to_owned());
-        let flag = flags.password_file.as_deref().map(|path| of_flag(path, "--password-file")).transpose()?;
+        let flag =
+            |text: &Option<OsString>, name| text.as_deref().map(|text| of_flag(text, name)).transpose();
         let given = [
-            (Form::File, flag),
+            (Form::File, flag(&flags.password_file, "--password-file")?),
+            (Form::Command, flag(&flags.password_command, "--password-command")?),
             (Form::Text, self.variable("DLOCK_PASSWORD")),
             (Form::File, self.variable("DLOCK_PASSWORD_FILE")),
+            (Form::Command, self.variable("DLOCK_PASSWORD_COMMAND")),
             (Form::Text, in_url(&secret)),
             (Form::Text, file.text("password")),
             (Form::File, file.text("password-file")),
+            (Form::Command, file.text("password-command")),
         ];
         let mut given: Vec<_> = given.into_iter().filter_map(|(form, set)| Some((form, set?))).collect();
         given.extend(self.urls_below(url).into_iter().filter_map(secret_of));
         let top = given.iter().map(|(_, set)| rank(&set.source)).max().unwrap_or(0);
-        let (mut read, mut file) = (Vec::new(), None);
-        for (form, set) in given.into_iter().filter(|(_, set)| rank(&set.source) == top) {
-            read.push(match form {
-                Form::Text => set,
-                Form::File => {
-                    let path = password_path(&set);
-                    let read = set.try_map(|_| Ok(Secret::of_file(&path)?.expose().to_owned()))?;
-                    file.get_or_insert(path);
-                    read
-                }
-            });
-        }
-        match (username, highest("passwords", &rank, read)?) {
-            (username, Some(password)) => Ok(Login {
-                password_at: file.map_or(PasswordAt::Elsewhere, |path| PasswordAt::File(absolute(&path))),
+        given.retain(|(_, set)| rank(&set.source) == top);
+        let password = resolved(given)?;
+        match (username, password) {
+            (username, Some(Set { value: password, source })) => Ok(Login {
+                password_at: PasswordAt::of(&password),
                 credentials: Some(Credentials {
                     username: username.map(|set| set.value),
-                    password: Some(Secret::new(password.value)),
+                    password: Some(password),
                 }),
-                password_source: Some(password.source),
+                password_source: Some(source),
             }),
             (Some(username), None) if matches!(url.value.place, Location::Database { .. }) => Ok(Login {
                 credentials: Some(Credentials { username: Some(username.value), password: None }),
@@ -78,7 +87,7 @@ impl Layers<'_> {
             }),
             (Some(username), None) => Err(invalid(
                 &username.source,
-                "a user is named and no password; DLOCK_PASSWORD or --password-file gives it",
+                "a user is named and no password; --password-file, --password-command or DLOCK_PASSWORD gives it",
             )),
             (None, None) => Ok(Login::default()),
         }
@@ -98,11 +107,9 @@ impl Layers<'_> {
     /// What a dlock inside of a job has to find beside the store and the user.
     pub fn beside(&self, login: &Login) -> Beside {
         let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
-        let secret = login.credentials.as_ref().and_then(|login| Some(login.password.as_ref()?.expose()));
         let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
         let store = self.variable("DLOCK_STORE").filter(|_| in_store);
         let store = store.and_then(|store| url::parse(&store.value).ok());
-        let variable = self.variables.get("DLOCK_PASSWORD").map(String::as_str);
         let in_file = match &login.password_source {
             Some(Source::File { path, .. }) if login.password_at == PasswordAt::Elsewhere => Some(path),
             _ => None,
@@ -114,8 +121,11 @@ impl Layers<'_> {
         };
         Beside {
             store_has_it: store.is_some_and(|store| store.is_of(user)),
-            variable_differs: matches!(login.password_at, PasswordAt::File(_))
-                && variable.is_some_and(|variable| Some(variable) != secret),
+            variable_differs: match &login.password_at {
+                // A file may be another one's by then.
+                PasswordAt::File(_) | PasswordAt::Command(_) => self.variables.contains_key("DLOCK_PASSWORD"),
+                PasswordAt::Nowhere | PasswordAt::Elsewhere => false,
+            },
             config: named.map(PathBuf::as_path).or_else(relative).map(absolute),
         }
     }
@@ -170,10 +180,59 @@ fn password_path(named: &Set<String>) -> PathBuf {
 }
 
 /// What a setting for the password is.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
     /// Where the password is.
     File,
+    /// What prints it.
+    Command,
+}
+
+/// The password that the settings of one layer give. They may give it several times, if it is the same; what a command prints is
+/// not known.
+fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Error> {
+    let command = given.iter().find(|(form, _)| *form == Form::Command);
+    let other = given.iter().find(|(form, set)| {
+        command.is_some_and(|(_, command)| *form != Form::Command || set.value != command.value)
+    });
+    match (command, other) {
+        (Some((_, command)), Some((_, other))) => {
+            return Err(differ(&other.source, &command.source, "passwords"));
+        }
+        (Some((_, Set { value, source })), None) => {
+            let password = Password::Command(Secret::new(value.as_str()));
+            return Ok(Some(Set { value: password, source: source.clone() }));
+        }
+        (None, _) => {}
+    }
+    let (mut read, mut file) = (Vec::new(), None);
+    for (form, set) in given {
+        if form == Form::File {
+            let path = password_path(&set);
+            read.push(set.clone().try_map(|_| Ok(Secret::of_file(&path)?.expose().to_owned()))?);
+            file.get_or_insert(Set { value: path, source: set.source });
+        } else {
+            read.push(set);
+        }
+    }
+    let text = highest("passwords", &|_| 0, read)?;
+    Ok(text.map(|text| match file {
+        Some(file) if can_be_read_again(&file.value) => {
+            Set { value: Password::File(absolute(&file.value)), source: file.source }
+        }
+        _ => Set { value: Password::Text(Secret::new(text.value)), source: text.source },
+    }))
+}
+
+/// A pipe can be read once, and a descriptor is closed before it is read again.
+fn can_be_read_again(path: &Path) -> bool {
+    let is_descriptor = ["/dev", "/proc"].iter().any(|place| path.starts_with(place));
+    !is_descriptor && std::fs::metadata(path).is_ok_and(|found| found.is_file())
+}
+
+fn differ(one: &Source, other: &Source, what: &str) -> Error {
+    Error::Config(format!("{one} and {other} give different {what} for the store; leave one out"))
 }
 
 /// The one value of the highest layer; two different ones there are an error that names both places.
@@ -188,10 +247,7 @@ fn highest(
             Some(kept) if rank(&next.source) < rank(&kept.source) => {}
             Some(kept) if rank(&next.source) == rank(&kept.source) => {
                 if next.value != kept.value {
-                    return Err(Error::Config(format!(
-                        "{} and {} give different {what} for the store; leave one out",
-                        kept.source, next.source
-                    )));
+                    return Err(differ(&kept.source, &next.source, what));
                 }
             }
             _ => best = Some(next),

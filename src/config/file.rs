@@ -5,6 +5,7 @@
 use super::{Set, Source, choice, invalid};
 use crate::cli::duration;
 use crate::cli::options::{self, Color, LogFormat};
+use crate::cli::usage::{is_option, nearest};
 use crate::error::Error;
 use crate::exit::OnLost;
 use crate::lock::{Replicas, SLOTS_MAX, Ttl};
@@ -33,13 +34,14 @@ pub enum Value {
 type Read = fn(&DeValue<'_>) -> Result<Value, String>;
 
 /// Every key, and what it wants.
-const KEYS: [(&str, Read); 26] = [
+const KEYS: [(&str, Read); 27] = [
     ("store", text),
     // It may be empty.
     ("prefix", |value| word(value, |_| Ok(()))),
     ("username", text),
     ("password", text),
     ("password-file", text),
+    ("password-command", text),
     ("connect-timeout", timeout),
     ("op-timeout", timeout),
     ("quiet", flag),
@@ -216,12 +218,12 @@ fn unknown(key: &str, value: &DeValue<'_>) -> String {
         // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
         return "a report is asked for on the command line: --report FILE".into();
     }
-    let near = KEYS
-        .iter()
-        .map(|(name, _)| (strsim::damerau_levenshtein(name, key), name))
-        .min()
-        .map(|(_, name)| format!("; the nearest one is '{name}'"));
-    format!("there is no key '{key}'{}", near.unwrap_or_default())
+    if is_option(key) {
+        return format!("'{key}' can only be given on the command line: --{key}");
+    }
+    let near =
+        nearest(key, KEYS.iter().map(|(name, _)| *name)).map(|name| format!("; did you mean '{name}'?"));
+    format!("unknown setting '{key}'{}", near.unwrap_or_default())
 }
 
 /// Who owns a file; none if it does not exist. Where even that is hidden, the owner of what hides it: a directory
@@ -255,6 +257,28 @@ pub fn plain(error: &std::io::Error) -> String {
 mod tests {
     use super::{File, KEYS};
     use std::path::Path;
+
+    #[test]
+    fn what_was_meant_is_named_and_nothing_else() {
+        let refused = |text: &str| match File::parse(Path::new("c.toml"), text) {
+            Err(error) => error.to_string(),
+            Ok(file) => unreachable!("{text} gave {file:?}"),
+        };
+        for (text, meant) in [
+            ("stroe = 'x'", "did you mean 'store'?"),
+            ("conect-timeout = 1", "did you mean 'connect-timeout'?"),
+            ("busy = 1", "did you mean 'busy-exit-code'?"),
+            ("once-per = '1h'", "only be given on the command line: --once-per"),
+            ("replace = true", "only be given on the command line: --replace"),
+        ] {
+            let said = refused(text);
+            assert!(said.contains(meant), "{said}");
+        }
+        for text in ["min-run = 1", "frobnicate = 1", "host = 'x'"] {
+            let said = refused(text);
+            assert!(said.contains("unknown setting") && !said.contains("did you mean"), "{said}");
+        }
+    }
 
     /// The file that packages install sets nothing, and has a line for every key, which may be uncommented as it is.
     #[test]

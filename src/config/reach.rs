@@ -3,7 +3,7 @@
 //! file is known to whoever was told it, by DLOCK_PASSWORD mostly.
 
 use super::url::{self, Location, Secret};
-use super::{Credentials, Error, Settings, Source, Store, invalid};
+use super::{Credentials, Error, Password, Settings, Source, Store, invalid};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +24,20 @@ pub enum PasswordAt {
     Nowhere,
     /// In this file; absolute.
     File(PathBuf),
+    /// This command prints it.
+    Command(Secret),
     /// In DLOCK_PASSWORD, a URL or a configuration file.
     Elsewhere,
+}
+
+impl PasswordAt {
+    pub(super) fn of(password: &Password) -> Self {
+        match password {
+            Password::Text(_) => Self::Elsewhere,
+            Password::File(path) => Self::File(path.clone()),
+            Password::Command(text) => Self::Command(text.clone()),
+        }
+    }
 }
 
 /// What has to be in the environment beside [`Access`] for the password to be found again.
@@ -43,14 +55,16 @@ impl Settings {
     /// The variables by which a dlock in this environment reaches the store of these settings: to set, or to unset.
     pub fn environment(&self) -> Vec<(&'static str, Option<OsString>)> {
         let Access { url, username, password } = &self.store.access;
-        let file = match password {
-            PasswordAt::File(path) => Some(path.into()),
-            PasswordAt::Nowhere | PasswordAt::Elsewhere => None,
+        let (file, command) = match password {
+            PasswordAt::File(path) => (Some(path.into()), None),
+            PasswordAt::Command(text) => (None, Some(text.expose().into())),
+            PasswordAt::Nowhere | PasswordAt::Elsewhere => (None, None),
         };
         let mut variables = vec![
             ("DLOCK_PREFIX", Some(OsString::from(&self.prefix))),
             ("DLOCK_USERNAME", username.as_ref().map(OsString::from)),
             ("DLOCK_PASSWORD_FILE", file),
+            ("DLOCK_PASSWORD_COMMAND", command),
         ];
         if !self.beside.store_has_it {
             variables.push(("DLOCK_STORE", Some(url.into())));
@@ -84,8 +98,12 @@ impl Settings {
         let sentinel_credentials = url.sentinel_credentials().map_err(invalid)?;
         let password = match (&access.password, &url.place) {
             (PasswordAt::Nowhere, _) | (_, Location::File { .. }) => None,
-            (PasswordAt::File(path), _) => Some(Secret::of_file(path).map_err(invalid)?),
-            (PasswordAt::Elsewhere, _) => self.password_variable.clone(),
+            (PasswordAt::File(path), _) => {
+                Secret::of_file(path).map_err(invalid)?;
+                Some(Password::File(path.clone()))
+            }
+            (PasswordAt::Command(text), _) => Some(Password::Command(text.clone())),
+            (PasswordAt::Elsewhere, _) => self.password_variable.clone().map(Password::Text),
         };
         let username = access.username.clone();
         let username = username.or_else(|| url.username.clone());

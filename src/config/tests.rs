@@ -77,9 +77,21 @@ impl Machine {
 }
 
 /// What a store is logged in to with.
-fn login(settings: &Settings) -> (Option<&str>, Option<&str>) {
+fn login(settings: &Settings) -> (Option<String>, Option<String>) {
     let known = settings.store.credentials.as_ref();
-    (known.and_then(|c| c.username.as_deref()), known.and_then(|c| Some(c.password.as_ref()?.expose())))
+    let password = known.and_then(|login| {
+        Some(match login.password.as_ref()? {
+            Password::Text(secret) => secret.expose().into(),
+            Password::File(path) => Secret::of_file(path).ok()?.expose().into(),
+            Password::Command(text) => format!("$({})", text.expose()),
+        })
+    });
+    (known.and_then(|login| login.username.clone()), password)
+}
+
+/// A user, if any, and a password.
+fn said(user: &str, password: &str) -> (Option<String>, Option<String>) {
+    (Some(user.to_owned()).filter(|user| !user.is_empty()), Some(password.into()))
 }
 
 #[test]
@@ -266,22 +278,48 @@ fn a_mode_from_a_file_is_set_aside_by_a_flag() -> Outcome {
 #[test]
 fn the_password_of_the_highest_layer() -> Outcome {
     let machine = Machine::new()?.machine_file("username = 'file'\npassword = 'hush-file'")?;
-    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-file")));
+    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-file"));
     assert_eq!(login(&machine.settings(&["--store=file:/x"])?), (None, None));
     let machine = machine.with("DLOCK_STORE", "redis://:hush-url@h");
-    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-url")));
+    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-url"));
     let machine = machine.with("DLOCK_PASSWORD", "hush-variable");
     let line = machine.refused(&[]);
     assert!(line.contains("DLOCK_PASSWORD") && line.contains("DLOCK_STORE"), "{line}");
     std::fs::write(machine.path("pw"), "hush-flag\r\n")?;
     let flag = format!("--password-file={}", machine.path("pw"));
-    assert_eq!(login(&machine.settings(&[&flag, "--username=u"])?), (Some("u"), Some("hush-flag")));
+    assert_eq!(login(&machine.settings(&[&flag, "--username=u"])?), said("u", "hush-flag"));
     let machine = machine.with("DLOCK_PASSWORD", "hush-url");
-    assert_eq!(login(&machine.settings(&[])?), (Some("file"), Some("hush-url")));
+    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-url"));
     let settings = machine.settings(&["--store=redis://v:hush-argv@h"])?;
-    assert_eq!(login(&settings), (Some("v"), Some("hush-argv")));
+    assert_eq!(login(&settings), said("v", "hush-argv"));
     assert_eq!(settings.warnings.len(), 1);
     assert!(!format!("{settings:?}").contains("hush"));
+    Ok(())
+}
+
+#[test]
+fn a_password_command_stands_alone_on_its_layer() -> Outcome {
+    let machine = Machine::new()?.machine_file("username = 'u'\npassword-command = 'vault'")?;
+    assert_eq!(login(&machine.settings(&[])?), said("u", "$(vault)"));
+    assert_eq!(login(&machine.settings(&["--password-command=aws"])?), said("u", "$(aws)"));
+    std::fs::write(machine.path("pw"), "hush")?;
+    let flag = format!("--password-file={}", machine.path("pw"));
+    assert_eq!(login(&machine.settings(&[&flag])?), said("u", "hush"));
+    let line = machine.refused(&[&flag, "--password-command=vault"]);
+    assert!(line.contains("--password-file and --password-command give different passwords"), "{line}");
+    let machine = machine.with("DLOCK_PASSWORD_COMMAND", "cat");
+    assert_eq!(login(&machine.settings(&[])?), said("u", "$(cat)"));
+    let environment = machine.settings(&[])?.environment();
+    assert!(environment.contains(&("DLOCK_PASSWORD_COMMAND", Some("cat".into()))), "{environment:?}");
+    assert!(environment.contains(&("DLOCK_PASSWORD_FILE", None)), "{environment:?}");
+    let machine = machine.with("DLOCK_PASSWORD", "hush");
+    let line = machine.refused(&[]);
+    assert!(line.contains("DLOCK_PASSWORD and DLOCK_PASSWORD_COMMAND give different passwords"), "{line}");
+    let machine = machine.with("DLOCK_PASSWORD_COMMAND", "");
+    assert!(machine.refused(&[]).contains("DLOCK_PASSWORD_COMMAND is set but empty"));
+    let both = "password-file = 'pw'\npassword-command = 'vault'";
+    let line = Machine::new()?.machine_file(both)?.refused(&[]);
+    assert!(line.contains("line 1") && line.contains("line 2"), "{line}");
     Ok(())
 }
 
@@ -300,7 +338,7 @@ fn what_stands_in_a_password_file() -> Outcome {
     ] {
         std::fs::write(machine.path("pw"), bytes)?;
         match password {
-            Some(password) => assert_eq!(login(&machine.settings(&[])?), (None, Some(password))),
+            Some(password) => assert_eq!(login(&machine.settings(&[])?), said("", password)),
             None => assert!(machine.refused(&[]).contains("line 1")),
         }
     }

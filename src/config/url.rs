@@ -7,6 +7,7 @@ use std::fmt;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 mod split;
 
@@ -127,7 +128,7 @@ impl Dialect {
         }
     }
 
-    const fn port(self) -> u16 {
+    pub const fn port(self) -> u16 {
         match self {
             Self::Mysql => 3306,
             Self::Postgres => 5432,
@@ -196,6 +197,24 @@ impl Location {
             | Self::ZooKeeper { tls, .. } => tls.as_ref(),
             Self::Unix { .. } | Self::File { .. } => None,
         }
+    }
+}
+
+impl Location {
+    /// The other machines that are spoken to without TLS, of those that the URL names.
+    pub fn in_clear(&self) -> Vec<&Host> {
+        let hosts = match self {
+            Self::Tcp { host, .. } | Self::Database { at: DatabaseAt::Tcp(host), .. } => {
+                slice::from_ref(host)
+            }
+            Self::Sentinel { sentinels: hosts, .. }
+            | Self::Cluster { nodes: hosts, .. }
+            | Self::Quorum { nodes: hosts, .. }
+            | Self::Etcd { members: hosts, .. }
+            | Self::ZooKeeper { servers: hosts, .. } => hosts,
+            Self::Database { at: DatabaseAt::Unix(_), .. } | Self::Unix { .. } | Self::File { .. } => &[],
+        };
+        hosts.iter().filter(|host| self.tls().is_none() && !host.is_loopback()).collect()
     }
 }
 
@@ -322,10 +341,11 @@ impl Url {
         self.username.is_none() || self.username.as_ref() == user
     }
 
-    /// What to show the sentinels, read from its file.
+    /// What to show the sentinels. Its file can be read.
     pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
         let read = |login: &SentinelLogin| {
-            let password = Some(Secret::of_file(&login.password_file)?);
+            Secret::of_file(&login.password_file)?;
+            let password = Some(super::Password::File(login.password_file.clone()));
             Ok(super::Credentials { username: login.username.clone(), password })
         };
         self.sentinel.as_ref().map(read).transpose()

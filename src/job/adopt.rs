@@ -1,6 +1,7 @@
 //! What if the guard itself is gone, or hangs? Then dlock takes the job over, being a subreaper too, and stops it with the
 //! same code; or only says that it has ended, if it has. Nothing here runs as long as the guard does its work.
 
+use super::foreign::Foreign;
 use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
@@ -122,7 +123,8 @@ impl Guard {
             return Ok(Event::Died);
         }
         self.end_guard();
-        let mut tree = ProcessTree::new(&self.mark, self.apart.clone(), self.limits);
+        let foreign = self.target.clone().map(|target| Foreign::new(target, [procfs::own_pid(), self.pid]));
+        let mut tree = ProcessTree::new(self.apart.clone(), foreign, self.limits);
         let bound = self.bound();
         let reason = match self.kill_by {
             Some(_) => StopReason::Lost,
@@ -171,7 +173,7 @@ impl Guard {
         let empty = sweep.no_child || !self.apart.is_empty() && adopted.tree.is_empty();
         let last = empty && (sweep.no_child || adopted.was_empty);
         adopted.was_empty = empty;
-        if last && adopted.stop.is_over(&mut adopted.tree, bound, &mut sweep) {
+        if last {
             adopted.tree.remove_cgroup();
             let (status, reason) = (adopted.status, Some(adopted.stop.reason()));
             self.watch = WatchedBy::Gone;

@@ -2,8 +2,7 @@
 //! away since it was read. Whom they descend from is known here; when it is done, and when they are killed, is not.
 
 use super::cgroup::{Cgroup, Taken};
-use super::procfs::{Entry, Member, Source, read_entry};
-use super::strays::is_below;
+use super::procfs::{Entry, Member, Source, is_below, read_entry};
 use crate::clock::Moment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

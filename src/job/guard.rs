@@ -1,14 +1,16 @@
 //! What does the guard do? It starts CMD on dlock's word, sleeps until a limit passes or something happens, and stops
 //! the job when it must. Everything here runs in the guard's own process, in one thread, and ends with it.
 
+use super::bond::{self, Bond, Pin};
 use super::limits::{Limits, LimitsSender};
 use super::process_tree::{ProcessTree, Sweep};
+use super::procfs::own_pid;
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
 use super::{Ended, Event, GUARD_NAME, Group, Leftovers, NotStarted, Orphaned, Process, Reached, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
-use crate::sys::{self, Disposition, SignalSet, Stack};
+use crate::sys::{self, Disposition, Fork, SignalSet, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -26,6 +28,7 @@ const READY_AFTER: i64 = 100_000_000;
 /// What the guard is given at its birth.
 pub(super) struct Setup {
     pub argv: Vec<CString>,
+    pub bond: Option<Bond>,
     pub group: Group,
     /// `None` if it has no name here: its leader is outside of this PID namespace.
     pub caller_group: Option<Pid>,
@@ -240,13 +243,16 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             self.tell(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
-        let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
-        let changes = std::mem::take(&mut self.changes);
-        let (pid, failed) = sys::spawn(stack, || {
-            // Noted by CMD itself, before it can do anything: if we are stopped here, dlock still knows whom to look for.
-            self.setup.limits.set_cmd(rustix::process::getpid().as_raw_pid());
-            become_cmd(&self.setup, changes)
-        })?;
+        let (pid, failed) = match &self.setup.bond {
+            Some(bond) => {
+                let pid = self.start_watcher(bond)?;
+                if bond.is_detached {
+                    bond::leave_stderr()?;
+                }
+                (pid, None)
+            }
+            None => self.start_cmd()?,
+        };
         if let Some(errno) = failed {
             sys::wait_for(pid);
             self.setup.limits.set_cmd(0);
@@ -260,6 +266,29 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         Ok(())
     }
 
+    /// Its id, and why it could not be executed.
+    fn start_cmd(&mut self) -> io::Result<(i32, Option<i32>)> {
+        let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
+        let changes = std::mem::take(&mut self.changes);
+        sys::spawn(stack, || {
+            // CMD notes its id itself, first of all. If the guard is stopped here, dlock knows which process to look for.
+            self.setup.limits.set_cmd(own_pid());
+            become_cmd(&self.setup, changes)
+        })
+    }
+
+    fn start_watcher(&self, bond: &Bond) -> io::Result<i32> {
+        match sys::fork()? {
+            Fork::Parent(pid) => Ok(pid),
+            Fork::Child => {
+                self.setup.limits.set_cmd(own_pid());
+                // As CMD, it must be in the terminal's group to read from it.
+                let _ = join_group(&self.setup);
+                bond.watch()
+            }
+        }
+    }
+
     /// For the script that exec hands to /bin/sh the C library builds another argv on the stack.
     fn new_stack(&self) -> Stack {
         Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
@@ -267,7 +296,6 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
 
     /// The lock is waited for. What can be done before it comes will not have to be done then.
     fn make_ready(&mut self) {
-        sys::map_code();
         let mut stack = self.new_stack();
         stack.touch();
         self.stack = Some(stack);
@@ -278,6 +306,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         let mut keep =
             vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
         keep.extend(&self.setup.keep);
+        keep.extend(self.setup.bond.as_ref().and_then(|bond| bond.process.as_ref()).map(Pin::raw_fd));
         sys::close_all_but(&mut keep);
     }
 
@@ -287,6 +316,11 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
+        if self.setup.bond.is_some() && status != Ended::Code(0) {
+            // The watcher was killed, and what it watched lives on.
+            let deadline = Moment::now().after(self.setup.grace).min(self.bound());
+            return self.stop(StopReason::GuardGone, deadline);
+        }
         // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
         // descendant lives there is a child here, and that there is none is the end of all, exactly.
         let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
@@ -427,7 +461,9 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         match &mut self.state {
             JobState::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
             JobState::Running { .. } if self.is_orphaned => {
-                let deadline = grace_ends.min(self.bound());
+                let is_on_input = self.setup.bond.as_ref().is_some_and(|bond| bond.process.is_none());
+                // The program at the other end of stdin cannot be stopped. It has the rest of the lease to end.
+                let deadline = if is_on_input { limits.kill_at } else { grace_ends.min(self.bound()) };
                 self.stop(StopReason::CallerGone, deadline);
             }
             JobState::Running { since }
@@ -459,11 +495,10 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
         // As long as any descendant lives there is a child here.
         let last = self.no_child || sweep.no_child;
-        let over = last && stop.is_over(&mut self.setup.tree, bound, &mut sweep);
         let reason = stop.reason();
         self.take(&sweep);
         self.note(sweep.refused);
-        if over {
+        if last {
             self.setup.tree.remove_cgroup();
             self.end(Some(reason));
         } else if self.is_orphaned && sweep.only_refused {
@@ -526,9 +561,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
                 term_at.into_iter().chain(max_run).min()
             }
             JobState::Stopping(stop) => {
-                let wake = if self.no_child { stop.wake_for_strays(bound) } else { stop.wake(bound) };
                 let other = term_at.filter(|_| stop.reason().is_unhurried());
-                other.into_iter().chain([wake]).min()
+                other.into_iter().chain([stop.wake(bound)]).min()
             }
         };
         // A moment that has passed must be set again, for setting it makes the timer unreadable first.
@@ -555,14 +589,18 @@ struct Ready {
     closed: bool,
 }
 
-/// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
-fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
-    let moved = match (setup.group, setup.caller_group) {
+/// Joins the process group that the job belongs in.
+fn join_group(setup: &Setup) -> rustix::io::Result<()> {
+    match (setup.group, setup.caller_group) {
         (Group::Caller, None) => Ok(()),
         (Group::Caller, group) => rustix::process::setpgid(None, group),
         (Group::Own, _) => rustix::process::setpgid(None, None),
-    };
-    if let Err(error) = moved {
+    }
+}
+
+/// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
+fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
+    if let Err(error) = join_group(setup) {
         return error.into();
     }
     let without: Vec<Vec<u8>> = changes.iter().map(|(name, _)| name.clone()).collect();

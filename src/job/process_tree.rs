@@ -3,21 +3,23 @@
 //!
 //! The job is what descends from the process that watches it. That one is a subreaper, so a descendant stays one
 //! whatever group, session or parent it takes; and while it lives it is a child of a descendant or of the watcher.
-//! Besides, as a second net, whatever carries the mark in the environment it was started with ([`super::strays`]).
+//!
+//! Descent is all that counts. The environment or the memory of a process is never read: to look for what a daemon such as
+//! atd started for the job, the guard would have to read those of strangers, who decide how large they are, and whether
+//! the read ever returns.
 
+use super::foreign::Foreign;
 use super::gathering::Gathering;
 use super::limits::LimitsSender;
 use super::procfs::{Member, Source, name_of, own_pid, read_entry};
-use super::strays::{Looked, Search};
+use super::strike::{Signalling, pinned, send};
 use super::{GUARD_NAME, Process};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// So many are killed further down before the own children are looked at again: what loses its parent is met there, and
@@ -26,17 +28,6 @@ const BATCH: usize = 32;
 /// What it costs the kernel to end a process, as a multiple of what it costs to find it: measured once with 2,000
 /// small ones on a busy machine, 10 to 17. Both grow alike where the machine is slow or busy.
 const DYING: u32 = 12;
-
-/// What is done to each process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Signalling {
-    /// TERM, and CONT after it: a stopped process would not see the TERM.
-    Term,
-    /// KILL, which a stopped process gets too.
-    Kill,
-    /// What somebody sent to dlock.
-    Relay(Signal),
-}
 
 /// How far down a kill looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,13 +55,12 @@ pub(super) struct Sweep {
 pub(super) struct ProcessTree {
     root: i32,
     source: OnceCell<Source>,
-    /// Processes that are not of the job though they descend from the root, or carry the mark.
+    /// Processes that are not of the job though they descend from the root.
     apart: Vec<i32>,
-    strays: Search,
-    /// Strays that have got a TERM. One that is met again, in another round, gets no second one.
-    asked: HashSet<i32>,
     refused: HashSet<i32>,
     gathering: Gathering,
+    /// Where the job is a process that is not below the root, with what descends from it.
+    foreign: Option<Foreign>,
     /// Those that have got a KILL and may not have ended yet.
     killed: HashSet<i32>,
     /// Where it is counted that the killing gets on.
@@ -78,17 +68,16 @@ pub(super) struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// The descendants of this process, and what carries the mark, but for the processes `apart`.
-    pub(super) fn new(mark: &str, apart: Vec<i32>, beat: LimitsSender) -> Self {
+    /// The descendants of this process, but for the processes `apart`; and a foreign process with what descends from it.
+    pub(super) fn new(apart: Vec<i32>, foreign: Option<Foreign>, beat: LimitsSender) -> Self {
         let root = own_pid();
         Self {
             root,
             source: OnceCell::new(),
             apart,
-            strays: Search::new(mark),
-            asked: HashSet::new(),
             refused: HashSet::new(),
             gathering: Gathering::new(root),
+            foreign,
             killed: HashSet::new(),
             beat,
         }
@@ -99,21 +88,45 @@ impl ProcessTree {
     }
 
     /// What the job consists of, and what killing it all may take.
-    pub(super) fn look(&self) -> (Vec<Member>, Duration) {
+    pub(super) fn look(&mut self) -> (Vec<Member>, Duration) {
         let began = Moment::now();
         let members = self.source().below(self.root, &self.apart);
+        self.look_abroad();
         (members, Moment::now().since(began) * DYING)
+    }
+
+    /// Whether there is a foreign process to look after, which nobody tells about.
+    pub(super) fn is_abroad(&self) -> bool {
+        self.foreign.is_some()
+    }
+
+    /// Looks for new processes below the foreign one.
+    pub(super) fn look_abroad(&mut self) {
+        let source = self.source();
+        if let Some(foreign) = &mut self.foreign {
+            foreign.look(source);
+        }
+    }
+
+    /// How many there are abroad, as far as they were seen.
+    pub(super) fn count_abroad(&self) -> usize {
+        self.foreign.as_ref().map_or(0, Foreign::len)
     }
 
     /// Asks these processes to end, parents before children: a shell must not go on to its next line because the child it
     /// waited for is gone already.
-    pub(super) fn term<'a>(&mut self, members: impl Iterator<Item = &'a Member>) -> Sweep {
+    pub(super) fn term<'a>(&mut self, members: impl Iterator<Item = &'a Member>, kill_at: Moment) -> Sweep {
         let mut known = HashSet::from([self.root]);
         let mut sweep = Sweep::default();
         for member in members {
             known.insert(member.pid);
             let done = self.strike(member.pid, member.parent, &known, Signalling::Term);
             self.note(member.pid, done, &mut sweep);
+        }
+        let source = self.source();
+        let abroad = self.foreign.as_mut().map(|foreign| foreign.term(source, kill_at));
+        for (pid, done) in abroad.into_iter().flatten() {
+            self.note(pid, done, &mut sweep);
         }
         sweep
     }
@@ -124,6 +137,7 @@ impl ProcessTree {
     /// than it takes to die.
     pub(super) fn kill(&mut self, depth: Depth, until: Moment) -> Sweep {
         let mut sweep = Sweep::default();
+        self.kill_abroad(&mut sweep);
         loop {
             self.beat.beat();
             self.reap(&mut sweep);
@@ -157,7 +171,7 @@ impl ProcessTree {
                 }
                 Waited::Nothing => return,
                 Waited::NoChild => {
-                    sweep.no_child = true;
+                    sweep.no_child = self.foreign.as_ref().is_none_or(Foreign::is_gone);
                     return;
                 }
             }
@@ -199,9 +213,21 @@ impl ProcessTree {
         self.gathering.remove();
     }
 
+    fn kill_abroad(&mut self, sweep: &mut Sweep) {
+        let source = self.source();
+        let Self { foreign, beat, .. } = self;
+        let done = foreign.as_mut().map(|foreign| foreign.kill(source, || beat.beat()));
+        for (pid, done) in done.into_iter().flatten() {
+            self.beat.beat();
+            self.note(pid, done, sweep);
+        }
+    }
+
     fn kill_children(&mut self, sweep: &mut Sweep) -> usize {
         let children = self.own_children();
-        sweep.only_refused = children.iter().all(|pid| self.refused.contains(pid));
+        let is_abroad = |foreign: &Foreign| !foreign.is_among(&self.refused);
+        sweep.only_refused = children.iter().all(|pid| self.refused.contains(pid))
+            && !self.foreign.as_ref().is_some_and(is_abroad);
         let mut hit = 0;
         for pid in children {
             if !self.killed.contains(&pid) {
@@ -271,58 +297,12 @@ impl ProcessTree {
 
     /// Whether no descendant can be found any more: whoever lives is a child, or below one.
     pub(super) fn is_empty(&self) -> bool {
-        self.own_children().is_empty()
+        self.own_children().is_empty() && self.foreign.as_ref().is_none_or(Foreign::is_gone)
     }
 
     /// Whether a guard is a child: its dlock ran inside the job and was killed, and it is stopping what that ran.
     pub(super) fn has_guard(&self) -> bool {
         self.own_children().into_iter().any(|pid| name_of(pid).as_bytes() == GUARD_NAME.to_bytes())
-    }
-
-    /// Whether there may be strays.
-    pub(super) fn may_have_strays(&self) -> bool {
-        !self.strays.is_idle()
-    }
-
-    /// Has the search for strays begin a round of its own.
-    pub(super) fn begin_round(&mut self) {
-        self.strays.begin_round();
-    }
-
-    /// Goes on looking for strays until `until`, and signals those it meets, at least one look each time. Whether that
-    /// was the end of a round.
-    pub(super) fn search(&mut self, how: Signalling, until: Moment, sweep: &mut Sweep) -> bool {
-        if how == Signalling::Kill {
-            self.beat.beat();
-        }
-        loop {
-            match self.strays.look(self.root, &self.apart) {
-                None => return true,
-                Some(Looked::Stray(pid)) => self.strike_stray(pid, how, sweep),
-                Some(Looked::Other) => {}
-            }
-            if until.passed() {
-                return false;
-            }
-        }
-    }
-
-    /// Whether any of the strays that were found last lives on; kills those that do, if that is the `how`.
-    pub(super) fn has_known_strays(&mut self, how: Option<Signalling>, sweep: &mut Sweep) -> bool {
-        let known = self.strays.known(self.root);
-        if let Some(how) = how {
-            self.beat.beat();
-            known.iter().for_each(|&pid| self.strike_stray(pid, how, sweep));
-        }
-        !known.is_empty()
-    }
-
-    fn strike_stray(&mut self, pid: i32, how: Signalling, sweep: &mut Sweep) {
-        if how == Signalling::Term && !self.asked.insert(pid) {
-            return;
-        }
-        let done = pinned(pid, how, || self.strays.is_stray(pid, self.root));
-        self.note(pid, done, sweep);
     }
 
     /// Whether it was hit.
@@ -341,30 +321,5 @@ impl ProcessTree {
         if done.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) && self.refused.insert(pid) {
             sweep.refused.push(Process { pid, name: name_of(pid) });
         }
-    }
-}
-
-/// Signals the process behind an id that may have been given away since it was read: pins the process first, then makes
-/// sure by `is_still` that the id stands for one of the job.
-fn pinned(pid: i32, how: Signalling, is_still: impl Fn() -> bool) -> io::Result<()> {
-    let pin = match Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
-    {
-        Ok(pin) => Some(pin),
-        // Linux before 5.3, or a sandbox that does not know the call: the check alone must do.
-        Err(Errno::NOSYS | Errno::PERM) => None,
-        Err(error) => return Err(error.into()),
-    };
-    if is_still() { send(pid, pin.as_ref(), how) } else { Err(Errno::SRCH.into()) }
-}
-
-fn send(pid: i32, pin: Option<&OwnedFd>, how: Signalling) -> io::Result<()> {
-    let signal = |signal: Signal| match pin {
-        Some(pin) => Ok(pidfd_send_signal(pin, signal)?),
-        None => sys::kill(pid, signal.as_raw()),
-    };
-    match how {
-        Signalling::Term => signal(Signal::TERM).and_then(|()| signal(Signal::CONT)),
-        Signalling::Kill => signal(Signal::KILL),
-        Signalling::Relay(relayed) => signal(relayed),
     }
 }

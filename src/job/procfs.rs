@@ -38,6 +38,8 @@ pub(super) struct Entry {
     pub stopped: bool,
     /// Ended, with no thread left; only its status waits for the parent.
     pub ended: bool,
+    /// When it was started, in ticks since boot. It never changes.
+    pub started: u64,
 }
 
 impl Source {
@@ -142,9 +144,21 @@ fn processes() -> Vec<Entry> {
 }
 
 /// Every process that there is, one after the other.
-pub(super) fn pids() -> impl Iterator<Item = i32> + use<> {
+fn pids() -> impl Iterator<Item = i32> {
     let proc = fs::read_dir("/proc").into_iter().flatten().flatten();
     proc.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Whether a process descends from `root`.
+pub(super) fn is_below(mut pid: i32, root: i32) -> bool {
+    while pid > 1 {
+        match read_entry(pid) {
+            Some(entry) if entry.parent == root => return true,
+            Some(entry) => pid = entry.parent,
+            None => return false,
+        }
+    }
+    false
 }
 
 pub(super) fn read_entry(pid: i32) -> Option<Entry> {
@@ -162,22 +176,24 @@ fn parse_stat(stat: &[u8]) -> Option<Entry> {
     let pid = number(stat.split(|&byte| byte == b' ').next()?)?;
     // The name is in parentheses and may contain any character, these too.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 2;
-    let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(19, |&byte| byte == b' ').collect();
+    let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(21, |&byte| byte == b' ').collect();
     // A first thread that has ended shows as a zombie while others of the process live on.
     let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
     let stopped = *fields.first()? == b"T";
-    Some(Entry { pid, parent: number(fields.get(1)?)?, group: number(fields.get(2)?)?, stopped, ended })
+    let started = std::str::from_utf8(fields.get(19)?).ok()?.trim().parse().ok()?;
+    Some(Entry {
+        pid,
+        parent: number(fields.get(1)?)?,
+        group: number(fields.get(2)?)?,
+        stopped,
+        ended,
+        started,
+    })
 }
 
 /// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
 pub(super) fn is_stopped(pid: i32) -> bool {
     read_entry(pid).is_none_or(|entry| entry.stopped)
-}
-
-/// Whether a process carries the mark in the environment it was started with. Not, if we may not read it.
-pub(super) fn carries(pid: i32, mark: &[u8]) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    !mark.is_empty() && environment.windows(mark.len()).any(|part| part == mark)
 }
 
 pub(super) fn name_of(pid: i32) -> String {
@@ -195,8 +211,8 @@ mod tests {
             format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
         };
         let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
-        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false });
-        let ended = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: true });
+        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false, started: 99 });
+        let ended = alive.map(|entry| Entry { ended: true, ..entry });
         assert_eq!(read("sh", "S", 1), alive);
         let stopped = alive.map(|entry| Entry { stopped: true, ..entry });
         assert_eq!(read(") Z 1 (", "T", 1), stopped);

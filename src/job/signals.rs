@@ -2,6 +2,7 @@
 //! never handled: nothing runs between two instructions, and CMD gets mask and dispositions as dlock got them. What a
 //! signal means is decided by the caller of this module.
 
+use super::procfs::name_of;
 use crate::sys::{self, Disposition, SignalSet};
 use rustix::io::Errno;
 use std::io;
@@ -33,6 +34,12 @@ pub enum Sender {
     Kernel,
     /// A process; 0 where it cannot be named, as across namespaces.
     Process(u32),
+}
+
+/// Whether it is a guard, which stops its job. A dlock that is a part of that job ends with it.
+pub fn is_guard(sender: Sender) -> bool {
+    let Sender::Process(pid) = sender else { return false };
+    name_of(pid.cast_signed()).as_bytes() == super::GUARD_NAME.to_bytes()
 }
 
 /// One signal that dlock got.

@@ -1,9 +1,7 @@
 //! How is a job stopped? TERM to all of it, then KILL, again and again until nothing is left. The guard does it, and
 //! dlock with the same code if the guard is gone. Who is of the job, and why it must stop, is decided elsewhere.
-//!
-//! What descends comes first, always. Strays are looked for in the time that is left over.
 
-use super::process_tree::{Depth, ProcessTree, Signalling, Sweep};
+use super::process_tree::{Depth, ProcessTree, Sweep};
 use super::procfs::Member;
 use super::{Process, StopReason};
 use crate::clock::Moment;
@@ -17,10 +15,9 @@ const SMALL: usize = 32;
 /// Of what is left after a TERM that came late, this part is left to a large job. A small one has as much of it as of the
 /// grace: to kill it takes no time.
 const LATE_LEAST: u32 = 16;
-/// Between two looks at strays that are known, whose end nobody tells us.
-const STRAYS: Duration = Duration::from_millis(50);
-/// One step of the search for strays, or of a kill that goes on and on. Then there may be something else to do.
+/// One step of moving the job into a control group, and the pause between two of them. The job needs the processor, too.
 const STEP: Duration = Duration::from_millis(2);
+/// One pass of a kill that finds more and more processes. After it the guard looks at its other duties.
 const BURST: Duration = Duration::from_millis(100);
 /// Who does what it is told has ended so soon after a TERM. The others are taken into a control group.
 const OBEYS: Duration = Duration::from_millis(20);
@@ -28,6 +25,8 @@ const OBEYS: Duration = Duration::from_millis(20);
 const GATHERING: Duration = Duration::from_millis(100);
 /// Between two looks at what is left; twice what the last one took, where that is more.
 const PAUSE: Duration = Duration::from_micros(500);
+/// Between two looks at a foreign process and what it started.
+const ABROAD: Duration = Duration::from_millis(20);
 /// After a look all the way down, which hits again what was hit, the next one has this many times as long.
 const ALL_THE_WAY: u32 = 4;
 
@@ -43,29 +42,18 @@ pub(super) struct Stop {
     /// How long to leave those that were killed to die before one looks below them: they bring their children along.
     patience: Duration,
     deep_at: Moment,
-    search: Searching,
     /// From when on what does not end is taken into a control group, if it is.
     gather_at: Option<Moment>,
     /// A machine that is short of time must not keep the KILL waiting.
     hurry: Option<Hurry>,
-}
-
-/// How far the search for strays has got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Searching {
-    /// In the middle of a round.
-    Round,
-    /// In the middle of one that began when nothing descended any more.
-    LastRound,
-    /// Between two.
-    Rest,
+    /// Processes that are not below this one start others, and end, and nobody tells: when to look at them next.
+    abroad_at: Option<Moment>,
 }
 
 impl Stop {
     /// Asks the job to end; what is left of it at `kill_at` will be killed.
     pub(super) fn begin(tree: &mut ProcessTree, reason: StopReason, kill_at: Moment) -> (Self, Vec<Process>) {
         let began = Moment::now();
-        let search = if tree.may_have_strays() { Searching::Round } else { Searching::Rest };
         let mut stop = Self {
             reason,
             kill_at,
@@ -74,9 +62,9 @@ impl Stop {
             next: kill_at,
             patience: PAUSE,
             deep_at: kill_at,
-            search,
             gather_at: None,
             hurry: None,
+            abroad_at: tree.is_abroad().then(|| began.after(ABROAD)),
         };
         if kill_at.passed() {
             // Past the end already: KILL at once.
@@ -88,9 +76,10 @@ impl Stop {
         // Not before: what is killed will not be hurried, and the look tells how long that takes.
         stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(PAUSE);
-        let most = most_lead(members.len(), kill_at.since(began));
+        let count = members.len() + tree.count_abroad();
+        let most = most_lead(count, kill_at.since(began));
         let until = kill_at.before(cost.min(most(kill_at.since(looked))));
-        let mut sweep = tree.term(asked(&members, || until.passed()));
+        let mut sweep = tree.term(asked(&members, || until.passed()), until);
         let told = Moment::now();
         // On a machine that is short of time the KILL will take no less than the TERM did.
         stop.lead = cost.max(told.since(looked)).min(most(kill_at.since(told)));
@@ -119,31 +108,32 @@ impl Stop {
         self.next = self.next.min(self.kill_at);
     }
 
-    /// Goes on: kills what is left, if the time for it has come, or looks for strays. `bound` is another limit to the
-    /// kill: the lease may run out while the job is stopped for another reason. `first` is a process, or a group if
-    /// negative, that is known without /proc.
+    /// Goes on: kills what is left, if the time for it has come. `bound` is another limit to the kill: the lease may run
+    /// out while the job is stopped for another reason. `first` is a process, or a group if negative, that is known
+    /// without /proc.
     pub(super) fn step(&mut self, tree: &mut ProcessTree, bound: Moment, first: Option<i32>) -> Sweep {
-        let mut sweep = if self.is_due(bound) { self.kill(tree, first) } else { Sweep::default() };
+        let sweep = if self.is_due(bound) { self.kill(tree, first) } else { self.look_abroad(tree) };
         if self.gather_at.is_some_and(Moment::passed) {
             let now = Moment::now();
             let done = !self.has_time_to_gather(now, bound) || tree.gather(now.after(STEP));
             self.gather_at = (!done).then(|| Moment::now().after(STEP));
         }
-        if self.search == Searching::Round && !sweep.no_child {
-            let how = if self.passes > 0 { Signalling::Kill } else { Signalling::Term };
-            let until = Moment::now().after(STEP).min(self.kill_wake(bound));
-            if tree.search(how, until, &mut sweep) {
-                // What TERM has missed KILL will not; the one round is enough for each.
-                self.search = Searching::Rest;
-            }
+        sweep
+    }
+
+    fn look_abroad(&mut self, tree: &mut ProcessTree) -> Sweep {
+        let mut sweep = Sweep::default();
+        if self.abroad_at.is_some_and(Moment::passed) {
+            let began = Moment::now();
+            tree.look_abroad();
+            tree.reap(&mut sweep);
+            let now = Moment::now();
+            self.abroad_at = Some(now.after((now.since(began) * ALL_THE_WAY).max(ABROAD)));
         }
         sweep
     }
 
     fn kill(&mut self, tree: &mut ProcessTree, first: Option<i32>) -> Sweep {
-        if self.passes == 0 && tree.may_have_strays() {
-            self.search = Searching::Round;
-        }
         if let Some(first) = first {
             // It may have ended meanwhile, or be one that we may not signal: the sweep finds out.
             let _ = sys::kill(first, libc::SIGKILL);
@@ -178,27 +168,6 @@ impl Stop {
         sweep
     }
 
-    /// Whether it is over, when nothing descends any more: strays are waited for, too. To be called again until it is.
-    pub(super) fn is_over(&mut self, tree: &mut ProcessTree, bound: Moment, sweep: &mut Sweep) -> bool {
-        if !tree.may_have_strays() {
-            return true;
-        }
-        let how = self.is_due(bound).then_some(Signalling::Kill);
-        if self.search != Searching::LastRound {
-            if tree.has_known_strays(how, sweep) {
-                return false;
-            }
-            tree.begin_round();
-            self.search = Searching::LastRound;
-            self.hurry = None;
-        }
-        if !tree.search(how.unwrap_or(Signalling::Term), Moment::now().after(STEP), sweep) {
-            return false;
-        }
-        self.search = Searching::Rest;
-        !tree.has_known_strays(None, sweep)
-    }
-
     fn is_due(&self, bound: Moment) -> bool {
         self.kill_wake(bound).passed()
     }
@@ -209,25 +178,9 @@ impl Stop {
 
     /// When [`Stop::step`] is to be called next, as things stand.
     pub(super) fn wake(&self, bound: Moment) -> Moment {
-        let wake = self.wake_but_to_gather(bound);
-        self.gather_at.map_or(wake, |at| at.min(wake))
-    }
-
-    fn wake_but_to_gather(&self, bound: Moment) -> Moment {
-        match self.search {
-            Searching::Rest => self.kill_wake(bound),
-            // The job wants to run, too.
-            Searching::Round => self.kill_wake(bound).min(Moment::now().after(STEP)),
-            Searching::LastRound => Moment::now(),
-        }
-    }
-
-    /// The same when no descendant is left and strays are waited for.
-    pub(super) fn wake_for_strays(&self, bound: Moment) -> Moment {
-        let (wake, now) = (self.wake_but_to_gather(bound), Moment::now());
-        // A kill that is due has been tried; what it did not end is looked at again after a while.
-        let over_due = self.search == Searching::Rest && wake <= now;
-        if over_due { now.after(STRAYS) } else { wake.min(now.after(STRAYS)) }
+        let wake = self.kill_wake(bound);
+        let abroad_at = self.abroad_at.filter(|_| self.passes == 0);
+        [self.gather_at, abroad_at].into_iter().flatten().fold(wake, Moment::min)
     }
 }
 

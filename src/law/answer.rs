@@ -2,7 +2,7 @@
 //! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
 
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, Owner, Pattern};
+use crate::lock::{Fence, Mode, Owner};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -207,49 +207,6 @@ pub struct Pause {
     pub since: u64,
     /// When it ends by itself.
     pub until: u64,
-    /// The pattern that it comes from, where the key was not paused by its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pattern: Option<Pattern>,
-}
-
-impl Pause {
-    /// Of several pauses the one that ends last.
-    pub fn longest<'p>(pauses: impl IntoIterator<Item = &'p Self>) -> Option<&'p Self> {
-        pauses.into_iter().max_by_key(|pause| pause.until)
-    }
-
-    /// Whether it is one of all keys that look like this one.
-    pub fn means(&self, key: &str) -> bool {
-        self.pattern.as_ref().is_some_and(|pattern| pattern.matches(key))
-    }
-}
-
-/// The patterns by which keys under one prefix are paused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Patterns {
-    pub now: u64,
-    /// Those in force, each with its pattern, in the order in which they were said.
-    pub pauses: Vec<Pause>,
-    /// What became of the one that was to be changed.
-    pub became: Became,
-}
-
-impl Patterns {
-    /// The pause that a key has by them.
-    pub fn of(&self, key: &str) -> Option<&Pause> {
-        Pause::longest(self.pauses.iter().filter(|pause| pause.means(key)))
-    }
-}
-
-/// What became of the pause by a pattern.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Became {
-    /// It is as was asked, and there was one before.
-    Was,
-    /// It is as was asked, and there was none.
-    WasNot,
-    /// There are as many as there may be already: nothing was changed.
-    Full,
 }
 
 /// A value under the lock's name that dlock did not write.
@@ -283,6 +240,23 @@ pub struct Holder {
     pub confirmed: bool,
 }
 
+impl Holder {
+    /// The length of the lease, where a dlock renews it.
+    pub fn ttl(&self) -> Option<Duration> {
+        self.owner.ttl.filter(|_| self.confirmed)
+    }
+
+    /// How long ago it was renewed, or granted if it was not renewed since; none where no dlock renews it.
+    pub fn renewed_ago(&self) -> Option<Duration> {
+        Some(self.ttl()?.saturating_sub(self.lease).min(self.held))
+    }
+
+    /// Whether it was not renewed for more than half of its lease, although a dlock should: it is stopped, or cut off.
+    pub fn is_stale(&self) -> bool {
+        self.ttl().is_some_and(|ttl| self.renewed_ago().is_some_and(|ago| ago > ttl / 2))
+    }
+}
+
 /// One end of a hold in the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedEnd {
@@ -299,6 +273,23 @@ pub struct LoggedEnd {
     pub job: Option<Ended>,
     /// Who forced it, or asked for it.
     pub by: Option<Owner>,
+}
+
+impl LoggedEnd {
+    /// Whether its job ended by itself with status 0.
+    pub fn is_success(&self) -> bool {
+        self.outcome == Outcome::Released && self.job == Some(Ended::Code(0))
+    }
+
+    /// Whether it counts as failed: it was not given back, or its job ended with another status or of a signal.
+    pub fn is_failure(&self) -> bool {
+        self.outcome != Outcome::Released || self.job.is_some_and(|job| job != Ended::Code(0))
+    }
+
+    /// What is told of one that succeeded.
+    pub fn success(&self) -> Success {
+        Success { owner: self.owner.clone(), fence: self.fence, since: self.since, ended: self.ended }
+    }
 }
 
 /// How a hold ended. All but the first count as failed, whatever the job's status was.

@@ -1,8 +1,8 @@
 //! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
 
-use super::answer::{Outcome, Pause};
+use super::answer::Outcome;
 use crate::exit::Ended;
-use crate::lock::{Mode, Owner, Pattern, Token};
+use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub struct End {
     pub ran: Ran,
     /// CMD's exit status or signal, where known.
     pub job: Option<Ended>,
+    /// Whether the lock was asked for with [`Terms::once_per`]: only then a success counts for a later run with it.
+    pub once_per: bool,
 }
 
 /// Whether the command was started under the hold, and what ended it.
@@ -95,24 +97,6 @@ pub struct NewPause<'a> {
     /// Who does it; the reason is there.
     pub by: &'a Owner,
     pub lasts: Duration,
-    /// The pattern that it comes from, if it does.
-    pub pattern: Option<&'a Pattern>,
-}
-
-impl<'a> NewPause<'a> {
-    /// What is left at that time of another one, in milliseconds since 1970.
-    pub fn rest_of(pause: &'a Pause, now: u64) -> Self {
-        let lasts = Duration::from_millis(pause.until.saturating_sub(now));
-        Self { by: &pause.by, lasts, pattern: pause.pattern.as_ref() }
-    }
-}
-
-/// What is to become of the pause of all keys that look like a pattern.
-#[derive(Debug, Clone, Copy)]
-pub struct NewPattern<'a> {
-    pub pattern: &'a Pattern,
-    /// Who pauses them, and for how long; nobody does any more without that.
-    pub pause: Option<(&'a Owner, Duration)>,
 }
 
 /// How to take a lock away.

@@ -11,7 +11,8 @@
 //!   for such in the middle would cost every waiter's heartbeat a look at all of them.
 
 use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
-use super::operation::{Ask, Ran, Terms, is_not};
+use super::operation::{Ask, End, Terms, is_not};
+use super::refusal::Refusal;
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis};
 use super::{ABSENCE, HISTORY_KEPT, LOG_KEPT, SILENCE, SPENT_KEPT};
@@ -42,18 +43,19 @@ pub struct Record {
     pub spent: BTreeMap<Token, Spent>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
-    /// The last hold that succeeded.
+    /// The last hold that succeeded of those that were asked for with [`Terms::once_per`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
     /// Who has paused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<Pause>,
-    /// In the record of the patterns: those by which keys are paused.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub patterns: Vec<Pause>,
     /// Who came last of those that replace others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest: Option<Newest>,
+    /// Who did not get a lock, newest first; in a record of its own beside that of the lock, so that those who are refused
+    /// change nothing that a holder has to write.
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    pub refusals: VecDeque<Refusal>,
     /// Who is to be woken when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,
@@ -148,6 +150,11 @@ pub enum Phase {
 }
 
 impl Hold {
+    /// A grant that nobody heard of leaves no trace, and an end is logged once.
+    fn is_logged(&self) -> bool {
+        self.confirmed && self.phase == Phase::Held
+    }
+
     /// When nothing is left of it: neither lease nor min-hold.
     pub(super) fn due(&self) -> Due {
         match self.phase {
@@ -362,7 +369,6 @@ impl Record {
         let is_in_force =
             |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
         self.paused.take_if(|pause| !is_in_force(pause));
-        self.patterns.retain(is_in_force);
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()
@@ -484,14 +490,29 @@ impl Record {
     }
 
     /// Gives back a hold, and answers what is left of its min-hold.
-    pub(super) fn release(&mut self, now: Time, token: &Token, ran: Ran, job: Option<Ended>) -> Duration {
-        match ran.outcome() {
-            Some(outcome) => self.close(now, token, outcome, job),
+    pub(super) fn release(&mut self, now: Time, token: &Token, end: &End) -> Duration {
+        match end.ran.outcome() {
+            Some(outcome) => {
+                if end.once_per && outcome == Outcome::Released && end.job == Some(Ended::Code(0)) {
+                    self.remember_success(now, token);
+                }
+                self.close(now, token, outcome, end.job)
+            }
             None => {
                 self.drop_hold(token);
                 Duration::ZERO
             }
         }
+    }
+
+    /// What the lock was wanted for once in a while is done. Of several that hold it together the one counts that was granted
+    /// it last.
+    fn remember_success(&mut self, now: Time, token: &Token) {
+        let Some(hold) = self.holds.get(token).filter(|hold| hold.is_logged()) else { return };
+        let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
+        let (since, owner, fence) = (hold.since.millis(), hold.owner.clone(), Fence(hold.fence));
+        self.success.take_if(|last| !is_many || last.since <= since);
+        self.success.get_or_insert(Success { owner, fence, since, ended: now.millis() });
     }
 
     /// Ends a hold; its min-hold stands. Answers what is left of that.
@@ -539,19 +560,12 @@ impl Record {
         by: Option<Owner>,
     ) {
         let Some(hold) = self.holds.remove(token) else { return };
-        if !hold.confirmed || hold.phase != Phase::Held {
+        if !hold.is_logged() {
             return;
         }
         let since = hold.since.millis();
         let ended = if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() };
         self.stat.end(since, ended, outcome, job);
-        if outcome == Outcome::Released && job == Some(Ended::Code(0)) {
-            // Of several that hold it together the one that was granted it last.
-            let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
-            self.success.take_if(|last| !is_many || last.since <= since);
-            let (owner, fence) = (hold.owner.clone(), Fence(hold.fence));
-            self.success.get_or_insert(Success { owner, fence, since, ended });
-        }
         self.log.push_front(LoggedEnd {
             outcome,
             owner: hold.owner,
@@ -586,7 +600,7 @@ impl Record {
         };
         let is_over = |hold: &Hold| hold.phase == Phase::Cooling && hold.cool.passed(now);
         let is_open = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
-        is_free && self.holds.values().all(is_over) && is_open && self.patterns.is_empty()
+        is_free && self.holds.values().all(is_over) && is_open
     }
 
     /// Whether anybody at all may be admitted.

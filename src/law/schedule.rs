@@ -67,6 +67,23 @@ impl Schedule {
         share.min(self.op_timeout)
     }
 
+    /// How long an attempt may take that would cost the server a new connection if it were made again. Three of them cover
+    /// an outage of half the ttl: the third one begins before it ends (1/4 + 2 * 3/16 < 1/4 + 1/2) and may go on until
+    /// TERM. `usual` is how long a renewal took last: connecting anew takes some round trips more.
+    pub fn long_attempt(&self, usual: Duration) -> Duration {
+        (self.ttl * 3 / 16).max(usual.saturating_mul(8))
+    }
+
+    /// When a second attempt begins beside one that began then and is not answered.
+    pub fn beside_at(&self, began: Moment, usual: Duration) -> Moment {
+        began.after(usual.saturating_mul(3).clamp(self.ttl * 3 / 16, self.ttl * 5 / 16))
+    }
+
+    /// When an attempt that began then counts as late, so that a person hears of it.
+    pub fn late_at(&self, began: Moment, usual: Duration) -> Moment {
+        began.after(usual.saturating_mul(2).clamp(self.ttl * 3 / 32, self.ttl * 5 / 16))
+    }
+
     /// When the attempt after a failed one follows: at once after one that timed out, and never faster than every
     /// fiftieth of the ttl.
     pub fn retry_at(&self, attempt_began: Moment) -> Moment {

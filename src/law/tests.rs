@@ -24,7 +24,7 @@ fn token(number: u32) -> Token {
 const TTL: Duration = Duration::from_secs(30);
 const X: Mode = Mode::Exclusive;
 const S: Mode = Mode::Shared;
-const RAN: End = End { ran: Ran::Yes, job: None };
+const RAN: End = End { ran: Ran::Yes, job: None, once_per: false };
 
 /// A table at a time. Each number is an asker; locks are named by one letter each.
 struct Scene {
@@ -449,7 +449,7 @@ fn a_job_that_never_ran_leaves_no_min_hold() {
         let mut scene = Scene::new();
         scene.min_hold = Duration::from_secs(3);
         assert!(scene.queue(1, "ab", mode));
-        let never = End { ran: Ran::No, job: None };
+        let never = End { ran: Ran::No, job: None, once_per: false };
         assert_eq!(scene.table.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
         assert!(scene.ask(2, "ab", X) && scene.record("a").log.is_empty());
     }

@@ -1,7 +1,7 @@
 //! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
 //! Nothing is changed here.
 
-use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Patterns, Pause, State, Success};
+use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
 use super::time::{Due, Time, millis};
@@ -32,7 +32,8 @@ pub struct View {
     pub stat: Stat,
     /// Who has paused it.
     pub paused: Option<Pause>,
-    /// The last hold that succeeded, if it was granted within [`ONCE_PER_MOST`].
+    /// The last hold that succeeded of those that were asked for with `--once-per`, if it was granted within
+    /// [`ONCE_PER_MOST`].
     pub success: Option<Success>,
 }
 
@@ -54,6 +55,32 @@ pub fn typical(log: &[LoggedEnd]) -> Option<Duration> {
 pub fn turn_in(typical: Duration, ahead: u64, held: Option<Duration>) -> Duration {
     let rest = held.map_or(Duration::ZERO, |held| typical.saturating_sub(held));
     rest.saturating_add(typical.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)))
+}
+
+/// The last hold that succeeded, whether it was asked for with `--once-per` or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LastSuccess {
+    Known(Success),
+    /// So many have ended since that only the time of its end is known, in milliseconds since 1970.
+    EndedAt(u64),
+}
+
+impl View {
+    /// The last hold that succeeded: as the log tells it, or what is kept for `--once-per`, or the totals.
+    pub fn last_success(&self) -> Option<LastSuccess> {
+        /// The masters of a quorum tell of one end by clocks of their own.
+        const ALIKE: u64 = 1000;
+        let is_success = |end: &&LoggedEnd| end.is_success();
+        let logged = self.log.iter().find(is_success).map(LoggedEnd::success);
+        let known = logged.into_iter().chain(self.success.clone()).max_by_key(|success| success.ended);
+        match (known, self.stat.last_success) {
+            (Some(known), Some(ended)) if known.ended.saturating_add(ALIKE) < ended => {
+                Some(LastSuccess::EndedAt(ended))
+            }
+            (Some(known), _) => Some(LastSuccess::Known(known)),
+            (None, ended) => ended.map(LastSuccess::EndedAt),
+        }
+    }
 }
 
 impl View {
@@ -82,46 +109,6 @@ pub struct Waiter {
 }
 
 impl View {
-    /// A pattern by which keys are paused, shown as if it were one of them.
-    pub fn of_pattern(name: Name, now: u64, pause: &Pause) -> Self {
-        Self {
-            name,
-            now,
-            state: State::Paused,
-            mode: None,
-            holders: Vec::new(),
-            left: Some(Duration::from_millis(pause.until.saturating_sub(now))),
-            foreign: None,
-            fence: None,
-            waiters: Vec::new(),
-            log: Vec::new(),
-            stat: Stat::default(),
-            paused: Some(pause.clone()),
-            success: None,
-        }
-    }
-
-    /// The pause, if this is a pattern by which keys are paused.
-    pub fn pattern(&self) -> Option<&Pause> {
-        self.paused
-            .as_ref()
-            .filter(|pause| pause.pattern.as_ref().is_some_and(|pattern| pattern.as_str() == self.name.key()))
-    }
-
-    /// What is shown of a lock that was never granted: it is paused by those patterns, too.
-    pub fn heed(&mut self, patterns: &Patterns) {
-        self.paused = patterns.of(self.name.key()).cloned();
-        if let (State::Free, Some(pause)) = (self.state, &self.paused) {
-            self.state = State::Paused;
-            self.left = Some(Duration::from_millis(pause.until.saturating_sub(self.now)));
-        }
-    }
-
-    /// Whether the patterns have to be asked what they say of it: it was never granted, and nobody has paused it.
-    pub fn may_be_new(&self) -> bool {
-        self.fence.is_none() && self.paused.is_none()
-    }
-
     /// Whether there is anything to tell of the lock: if not, nobody has used it in the last 40 days.
     pub fn is_used(&self) -> bool {
         let is_known = self.fence.is_some() || self.state != State::Free;

@@ -233,7 +233,8 @@ impl Obtaining<'_> {
             return None;
         };
         // Once: that replicas do not answer is known. What is not given back in time, the guard gives back.
-        let (by, end) = (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None });
+        let (by, end) =
+            (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None, once_per: false });
         let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, by) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
@@ -264,7 +265,7 @@ impl Obtaining<'_> {
     /// Leaves the queue, and says why.
     fn give_up(&mut self, why: Report) -> Option<Moment> {
         let by = Moment::now().after(self.request.op_timeout);
-        let end = End { ran: Ran::No, job: None };
+        let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
             Ok(_) => self.report(why),
             Err(error) => self.report(Report::Failed(error)),

@@ -67,14 +67,26 @@ impl Acquired {
 
     /// Code for sh, bash, dash, ksh and zsh.
     pub fn shell(&self) -> String {
-        // Semicolons, for an eval whose quotes were forgotten.
-        self.environment.iter().fold(String::new(), |mut code, (name, value)| {
-            let name = name.display();
-            let _infallible = match value {
-                Some(value) => writeln!(code, "export {name}={};", quoted(&value.to_string_lossy())),
-                None => writeln!(code, "unset {name};"),
-            };
-            code
-        })
+        shell(&self.environment)
     }
+}
+
+/// Code for sh, bash, dash, ksh and zsh that sets these variables, or unsets them.
+pub fn shell(environment: &[(OsString, Option<OsString>)]) -> String {
+    // Semicolons, for an eval whose quotes were forgotten.
+    environment.iter().fold(String::new(), |mut code, (name, value)| {
+        let name = name.display();
+        let _infallible = match value {
+            Some(value) => writeln!(code, "export {name}={};", quoted(&value.to_string_lossy())),
+            None => writeln!(code, "unset {name};"),
+        };
+        code
+    })
+}
+
+/// The variables that are set, one a line without quotes; not those whose value has a line end, which would be another line.
+pub fn lines(environment: &[(OsString, Option<OsString>)]) -> String {
+    let set = environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?.to_str()?)));
+    let in_lines = set.filter(|(_, value)| !value.contains(['\n', '\r']));
+    in_lines.map(|(name, value)| format!("{}={value}\n", name.display())).collect()
 }

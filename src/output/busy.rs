@@ -2,7 +2,8 @@
 //! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
 
 use super::columns::{Width, width};
-use super::owner::{as_one_of, because, who};
+use super::live::Said;
+use super::owner::{because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::law::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
@@ -116,11 +117,17 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
 }
 
 /// The line about waiting from now on, for whoever waits since then.
-pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> String {
+pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> Said {
     let heard_at = Moment::now();
     move |room| {
         let now = Moment::now();
-        waiting(&asked, &aged(&heard, now.since(heard_at)), now.since(since), room)
+        let aged = aged(&heard, now.since(heard_at));
+        Said {
+            text: waiting(&asked, &aged, now.since(since), room),
+            key: asked.key_of(aged.blocker.at).to_string(),
+            holder: aged.blocker.holder,
+            ahead: Some(aged.ahead),
+        }
     }
 }
 
@@ -139,7 +146,7 @@ fn aged(waiting: &Waiting, age: Duration) -> Waiting {
 
 impl Asked {
     /// The key that is so many from the first, in order of name.
-    fn key_of(&self, at: usize) -> &Key {
+    pub fn key_of(&self, at: usize) -> &Key {
         let mut in_order: Vec<&Key> = self.keys.iter().collect();
         in_order.sort_unstable();
         in_order.get(at).copied().unwrap_or(&self.keys[0])
@@ -175,9 +182,9 @@ fn joined(keys: &[Key]) -> String {
 /// What stands in the way of one who asked for this mode, as a clause.
 fn reason(blocker: &Blocker, asked: Mode) -> String {
     match &blocker.paused {
-        Some(Pause { by, pattern, .. }) if blocker.state == State::Paused => {
+        Some(Pause { by, .. }) if blocker.state == State::Paused => {
             let left = blocker.left.map(span).unwrap_or_default();
-            format!("paused{} by {}{}, for {left} more", as_one_of(pattern.as_ref()), who(by), because(by))
+            format!("paused by {}{}, for {left} more", who(by), because(by))
         }
         Some(Pause { by, .. }) => {
             format!("{}; besides, {} has paused it{}", in_the_way(blocker, asked), who(by), because(by))

@@ -3,11 +3,13 @@
 
 use super::busy::{and_others, asked_to_stop};
 use super::columns::{Width, width};
-use super::owner::{as_one_of, because, who};
+use super::escaped;
+use super::live::Said;
+use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::exit::Ended;
-use crate::law::{Holder, LoggedEnd, Outcome, State};
+use crate::law::{Holder, LoggedEnd, Outcome, Pause, State};
 use crate::lock::By;
 use crate::store::View;
 use std::time::Duration;
@@ -19,10 +21,7 @@ pub fn state(view: &View) -> String {
         (State::Free, _) if view.waiters.is_empty() => "is free".into(),
         (State::Free, _) => format!("is free, and {} for it", queued(view.waiters.len())),
         (State::Paused, _) => match &view.paused {
-            Some(pause) => {
-                let of = as_one_of(pause.pattern.as_ref());
-                format!("is paused{of} by {}{},{left}", who(&pause.by), because(&pause.by))
-            }
+            Some(pause) => format!("is paused by {}{},{left}", who(&pause.by), because(&pause.by)),
             None => "is paused".into(),
         },
         (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),
@@ -42,27 +41,47 @@ pub fn state(view: &View) -> String {
     }
 }
 
+/// A line about the pause of a lock, if it is paused.
+pub fn pause(view: &View) -> Option<String> {
+    let Pause { by, until, .. } = view.paused.as_ref()?;
+    let (key, until) = (view.name.key(), local(*until, view.now));
+    Some(
+        escaped(&format!("{key} is paused by {}{}, until {until}", who(by), because(by))).into_owned() + "\n",
+    )
+}
+
 /// The line about waiting from now on, for whoever looks on since then.
-pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> String {
+pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> Said {
     let seen = Moment::now();
     move |room| {
         let now = Moment::now();
-        watching(&store, &view, now.since(seen), now.since(since), room)
+        let view = aged(&view, now.since(seen));
+        Said {
+            text: watching(&store, &view, now.since(since), room),
+            key: view.name.key().to_owned(),
+            holder: view.holders.first().cloned(),
+            ahead: None,
+        }
     }
 }
 
-/// A line for one who has looked on for `waited`, and saw this `age` ago: all of it, or as much as there is room for.
-fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Width) -> String {
+/// The same, `age` later, if nothing has happened meanwhile.
+fn aged(view: &View, age: Duration) -> View {
     let mut view = view.clone();
     view.left = view.left.map(|left| left.saturating_sub(age));
     for holder in &mut view.holders {
         holder.held = holder.held.saturating_add(age);
         holder.lease = holder.lease.saturating_sub(age);
     }
+    view
+}
+
+/// The line of a command that has waited for so long: all of it, or as much as there is room for.
+fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
     let key = view.name.key();
     let seconds = Duration::from_secs(waited.as_secs());
     let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
-    let whole = format!("waiting{since}: {key} in {store} {}", state(&view));
+    let whole = format!("waiting{since}: {key} in {store} {}", state(view));
     match (room, view.holders.as_slice()) {
         (Width::Columns(columns), [holder, others @ ..]) if width(&whole) > columns => {
             let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
@@ -70,7 +89,7 @@ fn watching(store: &str, view: &View, age: Duration, waited: Duration, room: Wid
             format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
         }
         (Width::Columns(columns), []) if width(&whole) > columns => {
-            format!("waiting {} for {key}, which {}", span(seconds), state(&view))
+            format!("waiting {} for {key}, which {}", span(seconds), state(view))
         }
         _ => whole,
     }
@@ -92,6 +111,7 @@ pub fn hold(holder: &Holder) -> String {
     let (how, what) = match holder.owner.by {
         By::Run => ("runs", &holder.owner.command),
         By::Acquire => ("acquired by a script:", &holder.owner.command),
+        By::Hold => ("held for", &holder.owner.command),
     };
     format!(
         "{slot}{} since {} ({} ago), {how} '{what}'{because}, lease good for {} more{asked}",

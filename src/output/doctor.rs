@@ -1,5 +1,6 @@
-//! What does `dlock doctor` show? A line for each thing that was looked at: a verdict, what was found, what to do. On a
-//! terminal long lines are broken at words; into a pipe they are not.
+//! What does `dlock doctor` show? First the verdict on the whole store. Then a paragraph for the settings and one for each
+//! node, with a line for each check: its verdict, what was found, what to do. On a terminal long lines are broken at words;
+//! into a pipe they are not.
 
 use super::columns::{Width, broken, padded, spaces};
 use super::locale::Charset;
@@ -40,17 +41,45 @@ impl Verdict {
     }
 }
 
+/// The verdict on the whole store: how many findings are bad or warnings, and what that means.
+fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
+    let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
+    let (faults, warnings) = (count(Verdict::Bad), count(Verdict::Warn));
+    let some = |count: usize, what: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        _ => Some(format!("{count} {what}s")),
+    };
+    let counts: Vec<String> =
+        [some(faults, "fault"), some(warnings, "warning")].into_iter().flatten().collect();
+    let (verdict, counts, meaning) = match (faults, warnings) {
+        (0, 0) => (Verdict::Ok, "ok".into(), "this store is fit to hold locks"),
+        (0, _) => (Verdict::Warn, counts.join(", "), "locks work, but read the lines that begin with warn"),
+        _ => (
+            Verdict::Bad,
+            counts.join(", "),
+            "this store is not fit to hold locks; read the lines that begin with bad",
+        ),
+    };
+    let whole = format!("{counts}: {meaning}");
+    let lines = match width {
+        Width::Endless => vec![whole],
+        Width::Columns(columns) => broken(&whole, columns.max(20)),
+    };
+    lines.join("\n").replacen(&counts, &coloured.paint(&counts, Some(verdict.shown().1)), 1) + "\n"
+}
+
 /// The findings, for people. Those of one node stand under its name.
 pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Coloured) -> String {
     let checks = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let indent = "warn".len() + 2 + checks + 2;
-    let mut text = String::new();
+    let mut text = summary(findings, width, coloured);
+    text.push('\n');
     let mut node = None;
     for finding in findings {
         if finding.node.is_some() && finding.node.as_ref() != node {
             let name = escaped(finding.node.as_deref().unwrap_or_default()).into_owned();
-            text.push_str(&name);
-            text.push('\n');
+            text.push_str(&format!("\n{name}\n"));
             node = finding.node.as_ref();
         }
         let (word, colour) = finding.verdict.shown();
@@ -98,9 +127,31 @@ mod tests {
         println!("{narrow}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
         let whole = text_at(Width::Endless, Coloured::No);
-        assert_eq!(whole.lines().count(), 4, "{whole}");
-        assert!(whole.contains("do\\x1bthis") && whole.lines().nth(1) == Some("h:1"), "{whole}");
+        assert_eq!(whole.lines().count(), 7, "{whole}");
+        assert!(whole.contains("do\\x1bthis") && whole.contains("fine\n\nh:1\nwarn"), "{whole}");
         let painted = text_at(Width::Endless, Coloured::Yes);
-        assert_eq!(painted.matches("\x1b[0m").count(), 3);
+        assert_eq!(painted.matches("\x1b[0m").count(), 4);
+    }
+
+    #[test]
+    fn the_verdict_comes_first() {
+        let first = |verdicts: &[Verdict]| {
+            let finding = |verdict: &Verdict| Finding {
+                node: None,
+                check: "c",
+                verdict: *verdict,
+                found: "f".into(),
+                advice: None,
+            };
+            let findings: Vec<_> = verdicts.iter().map(finding).collect();
+            let text = text(&findings, Width::Endless, Charset::Ascii, Coloured::No);
+            text.split(':').next().map(str::to_owned).unwrap_or_default()
+        };
+        let (ok, warn, bad) = (Verdict::Ok, Verdict::Warn, Verdict::Bad);
+        assert_eq!(first(&[ok, ok]), "ok");
+        assert_eq!(first(&[ok, warn]), "1 warning");
+        assert_eq!(first(&[warn, ok, warn]), "2 warnings");
+        assert_eq!(first(&[warn, bad, warn]), "1 fault, 2 warnings");
+        assert_eq!(first(&[bad, bad]), "2 faults");
     }
 }

@@ -1,16 +1,18 @@
 //! What does `dlock history` show to people? Into a pipe a plain table, never cut; on a terminal a picture: one row a
-//! run, with a bar on a time axis that all rows share. All times are the store's own. The axis ends with the newest
-//! end, not now, so that runs of long ago are still told apart.
+//! run, with a bar, see [`axis`]. All times are the store's own. A time axis ends with the newest end, not now, so that runs
+//! of long ago are still told apart. A key or a holder that is too long for its column stands on a line of its own.
 
-use super::columns::{spaces, width};
+use super::columns::{broken, spaces, width};
 use super::locale::Charset;
-use super::owner::{because, cell};
+use super::owner::{self, because, cell};
 use super::time::{self, span};
 use super::{Coloured, escaped};
 use crate::cli::Color;
 use crate::exit::Ended;
-use crate::law::{LoggedEnd, Outcome};
-use axis::Axis;
+use crate::law::{LoggedEnd, Outcome, Refusal, Why};
+use crate::lock::Owner;
+use axis::Bars;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 mod axis;
@@ -67,7 +69,17 @@ fn command(end: &LoggedEnd) -> String {
     escaped(&format!("{}{}", end.owner.command, because(&end.owner))).into_owned()
 }
 
-/// One column of the picture: what it is called, what stands in it, and how wide it is.
+/// Who asked for the end, or took the lock away, and why.
+fn ended_by(end: &LoggedEnd) -> String {
+    end.by.as_ref().map_or_else(|| "-".into(), |by| format!("{}{}", cell(by), escaped(&because(by))))
+}
+
+/// The columns that are never cut.
+const WHOLE: [&str; 2] = ["KEY", "HOLDER"];
+
+const ENDED_BY: &str = "ENDED BY";
+
+/// One column of the picture: what it is called, what stands in it, and how wide it is. If it is 0 wide it is not shown.
 struct Column {
     head: &'static str,
     cells: Vec<String>,
@@ -75,87 +87,253 @@ struct Column {
 }
 
 impl Column {
+    /// The key of each end, where there are several.
+    fn of_keys(keys: Option<&[String]>) -> Option<Self> {
+        let cells: Vec<String> = keys?.iter().map(|key| escaped(key).into_owned()).collect();
+        let width = cells.iter().map(|cell| width(cell)).chain(["KEY".len()]).max().unwrap_or(0);
+        Some(Self { head: "KEY", cells, width })
+    }
+
     fn new(head: &'static str, log: &[LoggedEnd], text: impl Fn(&LoggedEnd) -> String) -> Self {
         let cells: Vec<String> = log.iter().map(text).collect();
         let width = cells.iter().map(|cell| width(cell)).chain([head.len()]).max().unwrap_or(0);
         Self { head, cells, width }
     }
+
+    /// The column as wide as its widest cell that fits in `room`. The wider ones stand on lines of their own.
+    fn within(self, room: usize) -> Self {
+        let least = self.head.len();
+        let widest =
+            self.cells.iter().map(|cell| width(cell).max(least)).filter(|width| *width <= room).max();
+        Self { width: widest.unwrap_or(0), ..self }
+    }
+
+    /// The cell of a row if it does not fit beside the others and must not be cut.
+    fn apart(&self, row: usize) -> Option<&str> {
+        let cell = &self.cells[row];
+        (WHOLE.contains(&self.head) && width(cell) > self.width).then_some(cell)
+    }
+}
+
+/// What the columns take, with the space behind each.
+fn taken(shown: &[Column]) -> usize {
+    shown.iter().filter(|column| column.width > 0).map(|column| column.width + GAP).sum()
+}
+
+/// What the history of a lock tells of.
+#[derive(Debug, Clone)]
+pub enum Told {
+    End(LoggedEnd),
+    Refusal(Refusal),
+}
+
+impl Told {
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::End(_) => None,
+            Self::Refusal(refusal) => Some(refusal),
+        }
+    }
+
+    /// When it was, by the store's clock.
+    pub fn at(&self) -> u64 {
+        match self {
+            Self::End(end) => end.ended,
+            Self::Refusal(refusal) => refusal.at,
+        }
+    }
+}
+
+/// Why somebody did not get a lock, as a clause.
+pub fn why(refusal: &Refusal) -> String {
+    let by = |what: &str, unknown: &str| match &refusal.by {
+        Some(by) => format!("{what} {}{}", owner::who(by), because(by)),
+        None => unknown.into(),
+    };
+    match refusal.why {
+        Why::Busy => by("busy: held by", "busy"),
+        Why::GaveUp => {
+            let waited = span(Duration::from_millis(refusal.waited));
+            format!("gave up after {waited}: {}", by("held by", "busy"))
+        }
+        Why::Done => by("done already by", "done already"),
+        Why::Paused => by("paused by", "paused"),
+        Why::Superseded => by("replaced by a newer run of", "replaced by a newer run"),
+    }
+}
+
+/// A refusal as a line between those of the ends.
+pub fn refused(key: Option<&str>, refusal: &Refusal, now: Option<u64>) -> String {
+    let at = now.map_or_else(|| time::whole(refusal.at), |now| time::local(refusal.at, now));
+    let key = key.map(|key| format!(" {key}:")).unwrap_or_default();
+    let Owner { command, .. } = &refusal.owner;
+    escaped(&format!("{at}  refused {}{key} {}: {command}", owner::who(&refusal.owner), why(refusal)))
+        .into_owned()
+}
+
+/// Refusals between two rows of the picture in one line, the newest first: one as it is, of several a tick for each, and how
+/// many, when and whose they were.
+pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize, style: Style) -> String {
+    const NAMED: usize = 3;
+    let line = match refusals {
+        [one] => refused(key, one, Some(now)),
+        all => {
+            let tick = if style.charset == Charset::Unicode { "╵" } else { "'" };
+            let [first, last] = [all.last(), all.first()].map(|one| one.map_or(now, |one| one.at));
+            let [from, to] = [first, last].map(|at| time::local(at, now));
+            let when = if from == to { from } else { format!("{from} to {to}") };
+            let mut counts = BTreeMap::<&str, usize>::new();
+            let mut people = BTreeSet::new();
+            for one in all {
+                *counts.entry(one.why.word()).or_default() += 1;
+                people.insert(escaped(&format!("{}@{}", one.owner.user, one.owner.host)).into_owned());
+            }
+            let why =
+                counts.iter().map(|(why, count)| format!("{count} {why}")).collect::<Vec<_>>().join(", ");
+            let key = key.map(|key| format!(" {key}")).unwrap_or_default();
+            let more = people.len().checked_sub(NAMED + 1).map(|more| format!(" and {} more", more + 1));
+            let people = people.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
+            let ticks = tick.repeat(all.len().min(columns / 8));
+            format!("{when}  {ticks} refused{key} {why}: {people}{}", more.unwrap_or_default())
+        }
+    };
+    if width(&line) > columns { style.charset.fitted(&line, columns) } else { line }
+}
+
+/// The lines of refusals put between the rows of the ends, of which the first is the head. `lines_of` makes them of the
+/// refusals of one key between two ends.
+pub fn between(
+    rows: Vec<String>,
+    all: &[(String, Told)],
+    lines_of: impl Fn(&str, &[&Refusal]) -> String,
+) -> String {
+    let mut rows = rows.into_iter();
+    let mut text = rows.next().unwrap_or_default();
+    for group in
+        all.chunk_by(|(key, one), (other, next)| one.refusal().and(next.refusal()).is_some() && key == other)
+    {
+        let refusals: Vec<&Refusal> = group.iter().filter_map(|(_, told)| told.refusal()).collect();
+        match group {
+            [(key, Told::Refusal(_)), ..] => text.push_str(&(lines_of(key, &refusals) + "\n")),
+            _ => text.push_str(&rows.next().unwrap_or_default()),
+        }
+    }
+    text
 }
 
 const GAP: usize = 2;
 /// The fewest columns on which an axis says something.
 const AXIS_MIN: usize = 12;
 
-/// The picture of these ends, the newest first, on a terminal with so many columns. `now` is the store's clock.
-pub fn picture(log: &[LoggedEnd], now: u64, columns: usize, style: Style) -> String {
-    let started =
-        Column::new("STARTED", log, |end| time::short(end.since, log.iter().map(|end| end.since), now));
-    let outcome = Column::new("END", log, how);
-    let mut shown = vec![started, Column::new("HELD", log, held), outcome];
+/// The picture of these ends, the newest first, on a terminal with so many columns: the head, and the lines of each end.
+/// `now` is the store's clock.
+pub fn picture(
+    keys: Option<&[String]>,
+    log: &[LoggedEnd],
+    now: u64,
+    columns: usize,
+    style: Style,
+) -> Vec<String> {
+    let is_of_today = time::are_of_today(log.iter().map(|end| end.since), now);
+    let to_the_second = is_of_today || axis::are_close(log);
+    let started = Column::new("STARTED", log, |end| {
+        if to_the_second { time::short(end.since, is_of_today) } else { time::date(end.since) }
+    });
+    let mut shown = vec![started, Column::new("HELD", log, held), Column::new("END", log, how)];
+    // A long key must not take the room of the rest.
+    shown.splice(0..0, Column::of_keys(keys).map(|key| key.within((columns / 4).max(12))));
+    let room = columns.saturating_sub(taken(&shown) + GAP + AXIS_MIN);
+    shown.push(Column::new("HOLDER", log, |end| cell(&end.owner)).within(room));
     // Two fifths of the width are the picture's own; what can be left out comes in as far as there is room.
-    let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN));
-    room = room.saturating_sub(shown.iter().map(|column| column.width + GAP).sum());
-    let optional = [
-        (Column::new("HOLDER", log, |end| cell(&end.owner)), 8, 30),
-        (Column::new("WAITED", log, waited), 6, 6),
-        (Column::new("COMMAND", log, command), 12, 40),
-    ];
+    let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN) + taken(&shown));
+    let mut optional =
+        vec![(Column::new("WAITED", log, waited), 6, 6), (Column::new("COMMAND", log, command), 12, 40)];
+    if log.iter().any(|end| end.by.is_some()) {
+        // Never cut: where it does not fit it stands below.
+        optional.insert(0, (Column::new(ENDED_BY, log, ended_by), usize::MAX, 40));
+    }
     for (column, least, most) in optional {
         let width = column.width.min(most).min(room.saturating_sub(GAP));
-        if width >= least.min(column.width) {
+        if width > 0 && width >= least.min(column.width) {
             room -= width + GAP;
             shown.push(Column { width, ..column });
         }
     }
-    let used: usize = shown.iter().map(|column| column.width + GAP).sum();
-    let axis = Some(columns.saturating_sub(used)).filter(|width| *width >= AXIS_MIN);
-    let axis = axis.map(|width| Axis::over(log, width, style.charset));
+    let axis = Some(columns.saturating_sub(taken(&shown))).filter(|width| *width >= AXIS_MIN);
+    let axis = axis.map(|width| Bars::of(log, width, style.charset));
 
-    drawn(&shown, log, axis.as_ref(), style)
+    drawn(&shown, log, axis.as_ref(), columns, style)
 }
 
-/// The plain table of these ends, the newest first.
-pub fn table(log: &[LoggedEnd], style: Style) -> String {
-    let by = |end: &LoggedEnd| end.by.as_ref().map_or_else(|| "-".into(), cell);
-    let shown = [
+/// The plain table of these ends, the newest first: the head, and the line of each end.
+pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], style: Style) -> Vec<String> {
+    let mut shown = vec![
         Column::new("STARTED", log, |end| time::whole(end.since)),
         Column::new("ENDED", log, |end| time::whole(end.ended)),
         Column::new("WAITED", log, waited),
         Column::new("HELD", log, held),
         Column::new("END", log, how),
         Column::new("HOLDER", log, |end| cell(&end.owner)),
-        Column::new("ENDED BY", log, by),
+        Column::new(ENDED_BY, log, ended_by),
         Column::new("COMMAND", log, command),
     ];
+    shown.splice(0..0, Column::of_keys(keys));
     // A pipe gets the text as it is.
-    drawn(&shown, log, None, Style { charset: Charset::Unicode, ..style })
+    drawn(&shown, log, None, usize::MAX, Style { charset: Charset::Unicode, ..style })
 }
 
-fn drawn(shown: &[Column], log: &[LoggedEnd], axis: Option<&Axis>, style: Style) -> String {
-    let mut text = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = String>, bar: Option<String>| {
-        let line = cells.chain(bar).collect::<String>();
-        text.push_str(line.trim_end());
-        text.push('\n');
-    };
+fn drawn(
+    shown: &[Column],
+    log: &[LoggedEnd],
+    axis: Option<&Bars>,
+    columns: usize,
+    style: Style,
+) -> Vec<String> {
+    let beside: Vec<&Column> = shown.iter().filter(|column| column.width > 0).collect();
     let pad = |cell: &str, shown: &str, width: usize| {
         format!("{shown}{}", spaces(width.saturating_sub(self::width(cell)) + GAP))
     };
-    line(&mut shown.iter().map(|column| pad(column.head, column.head, column.width)), axis.map(Axis::head));
+    let head: String = beside.iter().map(|column| pad(column.head, column.head, column.width)).collect();
+    let mut rows = vec![vec![head + &axis.map(Bars::head).unwrap_or_default()]];
+    let apart = |head: &str, row: usize, indent: usize| -> Vec<String> {
+        let cell = shown.iter().find(|column| column.head == head).and_then(|column| column.apart(row));
+        let cell = cell.map(|cell| style.charset.fitted(cell, usize::MAX)).unwrap_or_default();
+        let pieces = if cell.is_empty() { vec![] } else { broken(&cell, columns.saturating_sub(indent)) };
+        pieces.into_iter().map(|piece| spaces(indent) + &piece).collect()
+    };
+    let has_ended_by = shown.iter().any(|column| column.head == ENDED_BY);
+    let mut key_above = Vec::new();
     for (row, end) in log.iter().enumerate() {
-        let mut cells = shown.iter().map(|column| {
-            let cell = style.charset.fitted(&column.cells[row], column.width);
+        let key = apart("KEY", row, 0);
+        let mut lines = Vec::new();
+        // Rows of the same key say it once.
+        if key != key_above {
+            lines.extend(key.iter().cloned());
+            key_above = key;
+        }
+        let cells = beside.iter().map(|column| {
+            let is_apart = column.apart(row).is_some();
+            let cell =
+                if is_apart { String::new() } else { style.charset.fitted(&column.cells[row], column.width) };
             let painted = if column.head == "END" { painted(&cell, end, style) } else { cell.clone() };
             pad(&cell, &painted, column.width)
         });
-        let bar = axis.map(|axis| {
-            let bar = axis.bar(end);
+        let mut line: String = cells.collect();
+        if let Some(bar) = axis.map(|axis| axis.bar(end)) {
             let ink = bar.trim_start_matches(' ');
-            format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, style))
-        });
-        line(&mut cells, bar);
+            line.push_str(&format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, style)));
+        }
+        lines.push(line);
+        lines.extend(apart("HOLDER", row, 2 * GAP));
+        if !has_ended_by && end.by.is_some() {
+            let by = style.charset.fitted(&format!("ended by {}", ended_by(end)), usize::MAX);
+            let pieces = broken(&by, columns.saturating_sub(2 * GAP));
+            lines.extend(pieces.into_iter().map(|piece| spaces(2 * GAP) + &piece));
+        }
+        rows.push(lines);
     }
-    text
+    let text = |lines: Vec<String>| lines.iter().map(|line| format!("{}\n", line.trim_end())).collect();
+    rows.into_iter().map(text).collect()
 }
 
 #[cfg(test)]

@@ -4,24 +4,44 @@
 //! [`View`] has none. docs/status.md explains the fields; adding one is a minor change, anything else a major one.
 
 use super::escape::acts;
+use super::history::Told;
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::law::{Holder, LoggedEnd, Outcome, Pause, State, Success};
-use crate::lock::{Fence, Mode, Owner, Pattern};
+use crate::law::{self, Holder, LoggedEnd, Outcome, Pause, Refusal, State, Why};
+use crate::lock::{Fence, Mode, Owner};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 /// What `status --json` prints: an array, also for one key.
-pub fn status(views: &[View]) -> Result<String, Error> {
-    pretty(&views.iter().map(Lock::of).collect::<Vec<_>>())
+/// `refused` has the last refusal of each of the locks, where it was asked for.
+pub fn status(views: &[View], refused: &[Option<Refusal>]) -> Result<String, Error> {
+    let successes: Vec<_> = views.iter().map(View::last_success).collect();
+    let locks = views.iter().zip(&successes).enumerate().map(|(at, (view, success))| Lock {
+        last_refusal: refused.get(at).and_then(Option::as_ref).map(|one| Refused::of(view.name.key(), one)),
+        ..Lock::of(view, success.as_ref())
+    });
+    pretty(&locks.collect::<Vec<_>>())
 }
 
-/// What `history --json` prints: an array, the newest end first.
-pub fn history(log: &[LoggedEnd]) -> Result<String, Error> {
-    pretty(&log.iter().map(LastRun::of).collect::<Vec<_>>())
+/// What `history --json` prints: an array, the newest end first, each with its key.
+pub fn history(all: &[(String, Told)]) -> Result<String, Error> {
+    #[derive(Serialize)]
+    #[serde(untagged)]
+    enum Entry<'a> {
+        End(Box<LastRun<'a>>),
+        Refusal(Refused<'a>),
+    }
+    let mut entries = Vec::with_capacity(all.len());
+    for (key, told) in all {
+        entries.push(match told {
+            Told::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
+            Told::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
+        });
+    }
+    pretty(&entries)
 }
 
 /// A value as JSON for people to look at, too, safe to show on a terminal.
@@ -80,7 +100,7 @@ impl<'a> From<&'a Owner> for Who<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Person<'a> {
     host: &'a str,
     pid: u32,
@@ -90,6 +110,20 @@ pub struct Person<'a> {
 impl<'a> From<&'a Owner> for Person<'a> {
     fn from(Owner { host, pid, user, .. }: &'a Owner) -> Self {
         Self { host, pid: *pid, user }
+    }
+}
+
+/// Who did something to somebody's hold, and why.
+#[derive(Debug, Serialize)]
+pub struct Actor<'a> {
+    #[serde(flatten)]
+    who: Person<'a>,
+    reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a Owner> for Actor<'a> {
+    fn from(owner: &'a Owner) -> Self {
+        Self { who: owner.into(), reason: owner.reason.as_deref() }
     }
 }
 
@@ -121,20 +155,52 @@ struct Lock<'a> {
     waiters: Vec<Waits<'a>>,
     last_run: Option<LastRun<'a>>,
     last_success: Option<LastSuccess<'a>>,
+    last_refusal: Option<Refused<'a>>,
     paused: Option<Paused<'a>>,
 }
 
+/// One who did not get the lock.
+#[derive(Serialize)]
+struct Refused<'a> {
+    key: &'a str,
+    outcome: &'static str,
+    why: Why,
+    #[serde(flatten)]
+    who: Who<'a>,
+    refused_at: String,
+    waited_ms: u64,
+    refused_by: Option<Actor<'a>>,
+}
+
+impl<'a> Refused<'a> {
+    fn of(key: &'a str, refusal: &'a Refusal) -> Self {
+        Self {
+            key,
+            outcome: "refused",
+            why: refusal.why,
+            who: (&refusal.owner).into(),
+            refused_at: utc(refusal.at),
+            waited_ms: refusal.waited,
+            refused_by: refusal.by.as_ref().map(Actor::from),
+        }
+    }
+}
+
+/// A hold.
 #[derive(Default, Serialize)]
-struct Holds<'a> {
+pub struct Holds<'a> {
     #[serde(flatten)]
     who: Who<'a>,
     slot: Option<u32>,
     fence: Option<Fence>,
     acquired_at: Option<String>,
     held_ms: Option<u64>,
+    ttl_ms: Option<u64>,
     lease_ms: Option<u64>,
+    renewed_at: Option<String>,
+    stale: bool,
     foreign: bool,
-    asked_by: Option<Person<'a>>,
+    asked_by: Option<Actor<'a>>,
     superseded: bool,
 }
 
@@ -151,6 +217,7 @@ struct Waits<'a> {
 
 #[derive(Serialize)]
 struct LastRun<'a> {
+    key: &'a str,
     outcome: Outcome,
     #[serde(flatten)]
     who: Who<'a>,
@@ -161,7 +228,7 @@ struct LastRun<'a> {
     waited_ms: u64,
     #[serde(flatten)]
     job: JobEnd,
-    forced_by: Option<Person<'a>>,
+    forced_by: Option<Actor<'a>>,
 }
 
 #[derive(Serialize)]
@@ -171,20 +238,19 @@ struct Paused<'a> {
     reason: Option<&'a str>,
     since: String,
     until: String,
-    pattern: Option<&'a str>,
 }
 
 #[derive(Serialize)]
 struct LastSuccess<'a> {
     #[serde(flatten)]
     who: Who<'a>,
-    fence: Fence,
-    acquired_at: String,
+    fence: Option<Fence>,
+    acquired_at: Option<String>,
     ended_at: String,
 }
 
 impl<'a> Lock<'a> {
-    fn of(view: &'a View) -> Self {
+    fn of(view: &'a View, success: Option<&'a law::LastSuccess>) -> Self {
         let foreign = view.foreign.as_ref().map(|foreign| Holds {
             lease_ms: foreign.left.map(millis),
             foreign: true,
@@ -200,24 +266,30 @@ impl<'a> Lock<'a> {
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().zip(view.turns()).map(|(one, turn)| Waits::of(one, turn)).collect(),
-            last_run: view.log.first().map(LastRun::of),
-            last_success: view.success.as_ref().map(LastSuccess::of),
+            last_run: view.log.first().map(|end| LastRun::of(view.name.key(), end)),
+            last_success: success.map(LastSuccess::of),
+            last_refusal: None,
             paused: view.paused.as_ref().map(Paused::of),
         }
     }
 }
 
 impl<'a> Holds<'a> {
-    fn of(holder: &'a Holder) -> Self {
+    pub fn of(holder: &'a Holder) -> Self {
+        let now = holder.since.saturating_add(millis(holder.held));
+        let renewed_at = |ago| utc(now.saturating_sub(millis(ago)));
         Self {
             who: (&holder.owner).into(),
             slot: holder.slot,
             fence: Some(holder.fence),
             acquired_at: Some(utc(holder.since)),
             held_ms: Some(millis(holder.held)),
+            ttl_ms: holder.ttl().map(millis),
             lease_ms: Some(millis(holder.lease)),
+            renewed_at: holder.renewed_ago().map(renewed_at),
+            stale: holder.is_stale(),
             foreign: false,
-            asked_by: holder.asked.as_ref().map(Person::from),
+            asked_by: holder.asked.as_ref().map(Actor::from),
             superseded: holder.superseded,
         }
     }
@@ -238,28 +310,32 @@ impl<'a> Waits<'a> {
 }
 
 impl<'a> Paused<'a> {
-    fn of(Pause { by, since, until, pattern }: &'a Pause) -> Self {
+    fn of(Pause { by, since, until }: &'a Pause) -> Self {
         let (since, until) = (utc(*since), utc(*until));
-        Self {
-            by: by.into(),
-            reason: by.reason.as_deref(),
-            since,
-            until,
-            pattern: pattern.as_ref().map(Pattern::as_str),
-        }
+        Self { by: by.into(), reason: by.reason.as_deref(), since, until }
     }
 }
 
 impl<'a> LastSuccess<'a> {
-    fn of(success: &'a Success) -> Self {
-        let (acquired_at, ended_at) = (utc(success.since), utc(success.ended));
-        Self { who: (&success.owner).into(), fence: success.fence, acquired_at, ended_at }
+    fn of(success: &'a law::LastSuccess) -> Self {
+        match success {
+            law::LastSuccess::Known(success) => Self {
+                who: (&success.owner).into(),
+                fence: Some(success.fence),
+                acquired_at: Some(utc(success.since)),
+                ended_at: utc(success.ended),
+            },
+            law::LastSuccess::EndedAt(ended) => {
+                Self { who: Who::default(), fence: None, acquired_at: None, ended_at: utc(*ended) }
+            }
+        }
     }
 }
 
 impl<'a> LastRun<'a> {
-    fn of(end: &'a LoggedEnd) -> Self {
+    fn of(key: &'a str, end: &'a LoggedEnd) -> Self {
         Self {
+            key,
             outcome: end.outcome,
             who: (&end.owner).into(),
             fence: end.fence,
@@ -268,7 +344,7 @@ impl<'a> LastRun<'a> {
             held_ms: end.ended.saturating_sub(end.since),
             waited_ms: end.waited,
             job: end.job.into(),
-            forced_by: end.by.as_ref().map(Person::from),
+            forced_by: end.by.as_ref().map(Actor::from),
         }
     }
 }
@@ -279,7 +355,7 @@ mod tests {
 
     #[test]
     fn every_field_is_there() -> Result<(), Box<dyn std::error::Error>> {
-        let text = status(&crate::output::table::tests::views()?)?;
+        let text = status(&crate::output::table::tests::views()?, &[])?;
         println!("{text}");
         assert!(!text.contains(|c: char| c != '\n' && acts(c)));
         let array: serde_json::Value = serde_json::from_str(&text)?;
@@ -294,13 +370,14 @@ mod tests {
                 "waiters",
                 "last_run",
                 "last_success",
+                "last_refusal",
                 "paused",
             ];
             assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
             for holder in lock["holders"].as_array().into_iter().flatten() {
                 let fields = ["host", "pid", "user", "command", "reason", "slot", "fence", "acquired_at"];
-                let fields =
-                    fields.iter().chain(&["held_ms", "lease_ms", "foreign", "asked_by", "superseded"]);
+                let more = ["held_ms", "ttl_ms", "lease_ms", "renewed_at", "stale", "foreign", "asked_by"];
+                let fields = fields.iter().chain(&more).chain(&["superseded"]);
                 assert!(fields.clone().all(|field| holder.get(field).is_some()), "{holder}");
             }
         }
@@ -308,7 +385,7 @@ mod tests {
         assert_eq!(array[0]["holders"][0]["acquired_at"], "2025-11-21T11:20:00.000Z");
         assert_eq!(array[3]["holders"][0]["foreign"], true);
         assert_eq!(array[1]["key"], "b\u{202e}c");
-        assert_eq!(status(&[])?, "[]\n");
+        assert_eq!(status(&[], &[])?, "[]\n");
         Ok(())
     }
 }

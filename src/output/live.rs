@@ -6,9 +6,10 @@
 //! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
 
 use super::columns::{Width, split, width};
-use super::{Kind, Printer, escaped, is_in_front, send};
+use super::{Event, Kind, Printer, What, escaped, is_in_front, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
+use crate::law::Holder;
 use rustix::stdio::stderr;
 use rustix::termios::{isatty, tcgetwinsize};
 use std::time::Duration;
@@ -34,6 +35,17 @@ const USUAL: usize = 80;
 /// Back to the first column, and nothing right of it.
 const WIPE: &str = "\r\x1b[K";
 
+/// The text of the line about waiting, and what a program reads in place of it.
+#[derive(Debug, Default)]
+pub struct Said {
+    pub text: String,
+    pub key: String,
+    /// The holder, or one of several holders.
+    pub holder: Option<Holder>,
+    /// How many wait before, where there is a queue to stand in.
+    pub ahead: Option<u64>,
+}
+
 /// The line about waiting, and what is said beside it.
 pub struct Line {
     printer: Printer,
@@ -41,7 +53,7 @@ pub struct Line {
     next: Moment,
     /// Whether a log says that somebody waits, so that it should also say when that is over.
     announced: bool,
-    text: Option<Box<dyn Fn(Width) -> String>>,
+    text: Option<Box<dyn Fn(Width) -> Said>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,16 +87,16 @@ impl Line {
         self.announced
     }
 
-    /// Says that it waits, because of something else than the lock.
-    pub fn announce(&mut self, text: &str) {
-        self.speak(Kind::Warning, text);
+    /// Says that it waits, because of trouble that may mend itself.
+    pub fn announce<'a>(&mut self, event: impl Into<Event<'a>>, text: &str) {
+        self.say(Kind::Passing, event, text);
         self.announced |= self.place == Medium::Log;
     }
 
     /// Says a line, and takes the one about waiting away before.
-    pub fn speak(&mut self, kind: Kind, text: &str) {
+    pub fn say<'a>(&mut self, kind: Kind, event: impl Into<Event<'a>>, text: &str) {
         self.clear();
-        self.printer.say(kind, text);
+        self.printer.say(kind, event, text);
     }
 
     /// When there will be something to say again; never before there was anything.
@@ -101,7 +113,7 @@ impl Line {
     }
 
     /// What there is to say from now on, whenever it is time.
-    pub fn waits(&mut self, text: impl Fn(Width) -> String + 'static) {
+    pub fn waits(&mut self, text: impl Fn(Width) -> Said + 'static) {
         self.text = Some(Box::new(text));
         self.go_on();
     }
@@ -112,7 +124,9 @@ impl Line {
         match self.place {
             Medium::Nowhere => {}
             Medium::Log => {
-                self.printer.say(Kind::Note, &text(Width::Endless));
+                let Said { text, key, holder, ahead } = text(Width::Endless);
+                let event = Event { ahead, ..What::Waiting.into() };
+                self.printer.say(Kind::Note, event.about(&key).held_by(holder.as_ref()), &text);
                 self.announced = true;
                 self.next = Moment::now().after(THEN);
             }
@@ -121,7 +135,7 @@ impl Line {
                 if is_in_front(stderr()) {
                     let columns = columns();
                     let room = Width::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
-                    let line = fitting(&text(room), columns);
+                    let line = fitting(&text(room).text, columns);
                     send(&format!("{}{line}\r", self.wipe(columns)));
                     self.place = Medium::Line(width(&line));
                 }
@@ -197,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_first_line_in_a_log_comes_after_a_while() {
-        let quiet = Printer { format: LogFormat::Json, verbosity: Verbosity::Quiet, key: None };
+        let quiet = Printer { format: LogFormat::Json, verbosity: Verbosity::Quiet, key: None, store: None };
         let printer = Printer { verbosity: Verbosity::Normal, ..quiet.clone() };
         let now = Moment::now();
         let mut waiter = Line::new(&printer, now);
@@ -209,7 +223,7 @@ mod tests {
         waiter.waits(move |room| {
             assert_eq!(room, Width::Endless);
             said.set(true);
-            "waiting".into()
+            Said { text: "waiting".into(), ..Said::default() }
         });
         assert!(spoken.get() && waiter.has_announced());
         assert!(waiter.next() > Some(Moment::now().after(THEN / 2)));

@@ -51,8 +51,6 @@ pub struct Exposition {
     /// The sum; its key says nothing.
     all: Sample,
     keys: u64,
-    /// How many patterns pause keys.
-    pub patterns: u64,
 }
 
 impl Exposition {
@@ -131,8 +129,6 @@ impl Exposition {
         each(&mut text, "dlock_keys", "gauge", "Locks that are counted.", none, &|_| count(self.keys));
         let help = "Locks that are counted in the sum only (--max-keys).";
         each(&mut text, "dlock_keys_not_shown", "gauge", help, none, &|_| count(hidden));
-        let help = "Patterns by which locks are paused (dlock pause 'deploy-*').";
-        each(&mut text, "dlock_paused_patterns", "gauge", help, none, &|_| count(self.patterns));
         text
     }
 }

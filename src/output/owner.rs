@@ -1,7 +1,7 @@
 //! How is it said whose a hold is? In a sentence, in the cell of a table, and why it is held.
 
 use super::escaped;
-use crate::lock::{Owner, Pattern};
+use crate::lock::Owner;
 
 /// `user@host (pid 12)`.
 pub fn who(owner: &Owner) -> String {
@@ -16,9 +16,4 @@ pub fn cell(owner: &Owner) -> String {
 /// Why it is held, behind the command, if that is known.
 pub fn because(owner: &Owner) -> String {
     owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default()
-}
-
-/// By which pattern it is paused, if it was not by its name.
-pub fn as_one_of(pattern: Option<&Pattern>) -> String {
-    pattern.map(|pattern| format!(" as one of {pattern}")).unwrap_or_default()
 }

@@ -2,13 +2,15 @@
 //! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
 
 use super::columns::{Width, broken, padded};
-use super::owner::{as_one_of, because, cell};
+use super::history::why;
+use super::owner::{because, cell};
 use super::table::{colour, last};
 use super::time::{about, local, span};
 use super::{Coloured, escaped};
-use crate::law::{Holder, State};
+use crate::law::{Holder, LastSuccess, Refusal, State};
 use crate::lock::{By, Mode};
 use crate::store::View;
+use std::time::Duration;
 
 /// Where a label ends and what it names begins.
 const LABEL: usize = 11;
@@ -32,19 +34,29 @@ impl Namespace {
 
     /// What there is to say where no lock is to be shown; `patterns` are what was asked for, if anything.
     pub fn empty(&self, patterns: &[&str]) -> String {
-        let which = match patterns {
-            [] => String::new(),
-            patterns => format!(" like {}", patterns.join(" or ")),
+        let text = match patterns {
+            [] => format!("no lock is held, cooling, paused or waited for, {}", self.words()),
+            patterns => format!("no key that matches {} is known, {}", patterns.join(" or "), self.words()),
         };
-        let text = format!("no lock{which} is held, cooling or waited for, {}", self.words());
         escaped(&text).into_owned() + "\n"
     }
 }
 
 /// The record of one lock, with a line end after each line.
-pub fn record(view: &View, place: &Namespace, width: Width, coloured: Coloured) -> String {
+/// `refused` is the last one that did not get the lock.
+pub fn record(
+    view: &View,
+    refused: Option<&Refusal>,
+    place: &Namespace,
+    width: Width,
+    coloured: Coloured,
+) -> String {
     if !view.is_used() {
-        let text = format!("{} was never used, {}", view.name.key(), place.words());
+        let text = format!(
+            "no record of {}, {}: never used there, or the store was restarted, flushed or failed over since",
+            view.name.key(),
+            place.words()
+        );
         return escaped(&text).into_owned() + "\n";
     }
     let mut lines = Lines { text: String::new(), width };
@@ -74,8 +86,7 @@ pub fn record(view: &View, place: &Namespace, width: Width, coloured: Coloured) 
     }
     if let Some(pause) = &view.paused {
         let (by, until) = (cell(&pause.by), local(pause.until, view.now));
-        let of = as_one_of(pause.pattern.as_ref());
-        lines.add(0, "paused", &format!("until {until}{of} by {by}{}", because(&pause.by)));
+        lines.add(0, "paused", &format!("until {until} by {by}{}", because(&pause.by)));
     }
     if !view.waiters.is_empty() {
         lines.add(0, "waiting", &view.waiters.len().to_string());
@@ -91,14 +102,28 @@ pub fn record(view: &View, place: &Namespace, width: Width, coloured: Coloured) 
         lines.add(2, &format!("{}.", at + 1), &text);
     }
     if let Some(end) = view.log.first() {
-        lines.add(0, "last run", &format!("{}, by {}", last(end, view.now), cell(&end.owner)));
+        lines.add(0, "last run", &format!("{}, run by {}", last(end, view.now), cell(&end.owner)));
+        if let Some(by) = &end.by {
+            lines.add(2, "ended by", &format!("{}{}", cell(by), because(by)));
+        }
     }
-    if let Some(success) = view.success.as_ref().filter(|success| {
-        // Where it is not the last run itself.
-        view.log.first().is_none_or(|end| end.fence != success.fence)
-    }) {
-        let ago = span(std::time::Duration::from_millis(view.now.saturating_sub(success.since)));
-        lines.add(0, "succeeded", &format!("began {ago} ago, by {}", cell(&success.owner)));
+    let ago = |at: u64| span(Duration::from_millis(view.now.saturating_sub(at)));
+    match view.last_success() {
+        // It is the last run itself.
+        Some(LastSuccess::Known(success))
+            if view.log.first().is_some_and(|end| end.fence == success.fence) => {}
+        Some(LastSuccess::Known(success)) => {
+            let text = format!("began {} ago, by {}", ago(success.since), cell(&success.owner));
+            lines.add(0, "succeeded", &text);
+        }
+        Some(LastSuccess::EndedAt(ended)) => {
+            lines.add(0, "succeeded", &format!("ended {} ago", ago(ended)));
+        }
+        None => {}
+    }
+    if let Some(refusal) = refused {
+        let text = format!("{} ago, {}, {}", ago(refusal.at), cell(&refusal.owner), why(refusal));
+        lines.add(0, "refused", &text);
     }
     if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
         lines.add(0, "fence", &fence.to_string());
@@ -113,10 +138,16 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     let how = match holder.owner.by {
         By::Run => "",
         By::Acquire => ", acquired by a script",
+        By::Hold => ", by dlock hold",
     };
     lines.add(0, "holder", &format!("{}{slot}{how}", cell(&holder.owner)));
     lines.add(2, "since", &format!("{} ({})", local(holder.since, view.now), span(holder.held)));
-    lines.add(2, "lease", &format!("{} left", span(holder.lease)));
+    let renewed = match (holder.ttl(), holder.renewed_ago()) {
+        (Some(ttl), Some(ago)) => format!(" of {}, renewed {} ago", span(ttl), span(ago)),
+        _ => String::new(),
+    };
+    let stale = if holder.is_stale() { ", stale: its dlock is stopped, or cut off" } else { "" };
+    lines.add(2, "lease", &format!("{} left{renewed}{stale}", span(holder.lease)));
     lines.add(2, "command", &holder.owner.command);
     if let Some(reason) = &holder.owner.reason {
         lines.add(2, "reason", reason);
@@ -124,7 +155,7 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     lines.add(2, "fence", &holder.fence.to_string());
     if let Some(by) = &holder.asked {
         let newer = if holder.superseded { ", a newer run (--replace)" } else { "" };
-        lines.add(2, "asked", &format!("to stop, by {}{newer}", cell(by)));
+        lines.add(2, "asked", &format!("to stop, by {}{newer}{}", cell(by), because(by)));
     }
 }
 
@@ -160,19 +191,19 @@ mod tests {
     fn a_record_says_all_and_fits() -> Result<(), String> {
         let place = Namespace { store: "redis://h:6379".into(), prefix: "dlock:".into() };
         for view in views()? {
-            let whole = record(&view, &place, Width::Endless, Coloured::No);
+            let whole = record(&view, None, &place, Width::Endless, Coloured::No);
             println!("{whole}");
             assert!(!whole.contains(|c: char| c != '\n' && crate::output::escape::acts(c)));
             for part in ["redis://h:6379", "dlock:"] {
                 assert!(whole.contains(part), "{whole}");
             }
             for columns in [20, 60, 80, 100] {
-                let text = record(&view, &place, Width::Columns(columns), Coloured::No);
+                let text = record(&view, None, &place, Width::Columns(columns), Coloured::No);
                 assert!(text.lines().all(|line| width(line) <= columns) || !view.is_used(), "{text}");
             }
         }
         let views = views()?;
-        let whole = record(&views[0], &place, Width::Endless, Coloured::No);
+        let whole = record(&views[0], None, &place, Width::Endless, Coloured::No);
         for part in [
             "nightly-report-of-the-whole-company",
             "app@web1 4711",
@@ -183,9 +214,15 @@ mod tests {
         ] {
             assert!(whole.contains(part), "{part}\n{whole}");
         }
-        let unused = record(&views[4], &place, Width::Endless, Coloured::No);
-        assert_eq!(unused, "free was never used, under the prefix dlock: in redis://h:6379\n");
-        assert!(place.empty(&["a*", "b?"]).contains("no lock like a* or b? is held"));
+        let unused = record(&views[4], None, &place, Width::Endless, Coloured::No);
+        assert_eq!(
+            unused,
+            "no record of free, under the prefix dlock: in redis://h:6379: never used there, or the store was restarted, flushed or \
+             failed over since\n"
+        );
+        assert!(
+            place.empty(&["a*", "b?"]).starts_with("no key that matches a* or b? is known, under the prefix")
+        );
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 //! a major one. There is no time of day in it: the store's clock decides about a lock, and a run that never reached the
 //! store has only this machine's.
 
-use super::json::JobEnd;
+use super::json::{Actor, JobEnd};
 use crate::lock::Fence;
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ pub struct Report<'a> {
     #[serde(flatten)]
     pub job: JobEnd,
     pub lost: Option<HowLost>,
+    /// Who asked for the end, or took the lock away.
+    pub forced_by: Option<Actor<'a>>,
     /// The first key.
     pub key: Option<String>,
     /// Every key, in the order given.

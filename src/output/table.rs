@@ -1,6 +1,7 @@
 //! What does `dlock status` show to people of several locks? One row a lock, and one more for every other holder of it. On
 //! a terminal the table fits its width: KEY and HOLDER are never cut, what matters less is left out, and where the two do
-//! not fit side by side they stand below each other. A lock's rows say once what they have in common. Into a pipe all
+//! not fit side by side they stand below each other. A key that is much longer than the others stands above its row, so that it
+//! takes no room of the other rows. A lock's rows say once what they have in common. Into a pipe all
 //! of it goes, and each row says all. What comes from the store is escaped cell by cell. One lock alone is in `record`.
 
 use super::columns::{Width, broken, padded, spaces, width};
@@ -8,7 +9,7 @@ use super::history::how;
 use super::locale::Charset;
 use super::owner::{self, because};
 use super::time::{local, span};
-use super::{Coloured, escaped};
+use super::{Coloured, describe, escaped};
 use crate::law::{Holder, LoggedEnd, Pause, State};
 use crate::lock::Mode;
 use crate::store::{View, Waiter};
@@ -76,17 +77,58 @@ pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, |_| Vec::new(), width, coloured)
 }
 
+/// The same, and where the last run did not succeed, when one last did.
+pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
+    let add = |view: &View, rows: &mut [Row]| {
+        let is_success = view.log.first().is_some_and(LoggedEnd::is_success);
+        if let (Some(ended), Some(row), false) = (view.stat.last_success, rows.first_mut(), is_success) {
+            let ago = std::time::Duration::from_millis(view.now.saturating_sub(ended));
+            row.cells[LAST_RUN].push_str(&format!("; ok {} ago", span(ago)));
+        }
+    };
+    laid_out(
+        views,
+        |view| {
+            let mut rows = lock(view, width);
+            add(view, &mut rows);
+            rows
+        },
+        width,
+        coloured,
+    )
+}
+
 /// The same, with those who wait under each lock.
 pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, waiters, width, coloured)
 }
 
 fn table(views: &[View], under: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
+    let rows = |view: &View| lock(view, width).into_iter().chain(under(view)).collect();
+    let text = laid_out(views, rows, width, coloured);
+    let pauses = pauses(views, &text, width);
+    text + &pauses
+}
+
+/// Lines for the pauses that the table has no room for: by whom, and why.
+fn pauses(views: &[View], table: &str, width: Width) -> String {
+    let Width::Columns(columns) = width else { return String::new() };
+    let lacking = views.iter().filter(|view| paused(view).is_some_and(|paused| !table.contains(&paused)));
+    let lines = lacking.filter_map(describe::pause).flat_map(|line| broken(line.trim_end(), columns));
+    lines.map(|line| line + "\n").collect()
+}
+
+/// A pause as the table shows it: by whom, and why.
+fn paused(view: &View) -> Option<String> {
+    let Pause { by, .. } = view.paused.as_ref()?;
+    Some(escaped(&format!("paused by {}{}", owner::who(by), because(by))).into_owned())
+}
+
+fn laid_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
     let head = Row { cells: HEAD.map(String::from), since: HEAD[SINCE].into() };
     let mut rows = vec![head];
     for view in views {
-        rows.extend(lock(view, width));
-        rows.extend(under(view));
+        rows.extend(rows_of(view));
     }
     let layout = Layout::of(&rows, width);
     let mut text = String::new();
@@ -105,25 +147,36 @@ struct Layout {
     is_since_short: bool,
     /// The columns that stand on lines of their own: KEY above the others, HOLDER below.
     apart: &'static [usize],
+    /// A key that is longer stands above its row.
+    longest_key: usize,
     columns: usize,
 }
 
 impl Layout {
     fn of(rows: &[Row], width: Width) -> Self {
         let Width::Columns(columns) = width else {
-            let widths = natural(rows, false);
-            return Self { widths, is_since_short: false, apart: &[], columns: usize::MAX };
+            let widths = natural(rows, false, usize::MAX);
+            let (longest_key, columns) = (usize::MAX, usize::MAX);
+            return Self { widths, is_since_short: false, apart: &[], longest_key, columns };
         };
         let apart: [&'static [usize]; 3] = [&[], &[KEY], &[KEY, HOLDER]];
         let fits = apart.into_iter().find_map(|apart| Self::fitting(rows, columns, apart));
-        fits.unwrap_or(Self { widths: [0; HEAD.len()], is_since_short: true, apart: &[KEY, HOLDER], columns })
+        fits.unwrap_or(Self {
+            widths: [0; HEAD.len()],
+            is_since_short: true,
+            apart: &[KEY, HOLDER],
+            longest_key: 0,
+            columns,
+        })
     }
 
     /// The layout with these columns apart that fits, if there is one with all that must be there.
     fn fitting(rows: &[Row], columns: usize, apart: &'static [usize]) -> Option<Self> {
         let room = if apart.is_empty() { columns } else { columns.checked_sub(INDENT)? };
         let mut least_of_command = usize::MAX;
-        let mut layout = Self { widths: natural(rows, false), is_since_short: false, apart, columns };
+        let longest_key = longest_key(rows, columns);
+        let widths = natural(rows, false, longest_key);
+        let mut layout = Self { widths, is_since_short: false, apart, longest_key, columns };
         apart.iter().for_each(|column| layout.widths[*column] = 0);
         let mut given_up = GIVEN_UP.iter();
         loop {
@@ -141,7 +194,7 @@ impl Layout {
                 GivenUp::CommandBeyond(least) => least_of_command = *least,
                 GivenUp::HowLong => {
                     layout.is_since_short = true;
-                    layout.widths[SINCE] = layout.widths[SINCE].min(natural(rows, true)[SINCE]);
+                    layout.widths[SINCE] = layout.widths[SINCE].min(natural(rows, true, longest_key)[SINCE]);
                 }
                 GivenUp::IfIdle(column) if shows(*column) => {}
                 // The last resort: what is left does not fit beside the rest.
@@ -156,8 +209,10 @@ impl Layout {
         if self.is_since_short {
             cells[SINCE] = since;
         }
+        let is_long = width(&cells[KEY]) > self.longest_key;
         let below = |column: usize, indent: usize| {
-            let is_apart = self.apart.contains(&column) && !cells[column].is_empty();
+            let is_apart = self.apart.contains(&column) || column == KEY && is_long;
+            let is_apart = is_apart && !cells[column].is_empty();
             let lines = if is_apart {
                 broken(&cells[column], self.columns.saturating_sub(indent))
             } else {
@@ -170,7 +225,7 @@ impl Layout {
             if width == 0 {
                 continue;
             }
-            let cell = cut(cell, width);
+            let cell = if column == KEY && is_long { String::new() } else { cut(cell, width) };
             let on = if column == STATE { colour(&cell) } else { None };
             line.push_str(&coloured.paint(&cell, on));
             line.push_str(&spaces(width.saturating_sub(self::width(&cell)) + GAP));
@@ -180,12 +235,25 @@ impl Layout {
     }
 }
 
+/// The longest key that stands in the column of keys. Longer ones take two fifths of the terminal and twice as much as the
+/// median key.
+fn longest_key(rows: &[Row], columns: usize) -> usize {
+    let keys = rows[1..].iter().map(|row| width(&row.cells[KEY]));
+    let mut keys: Vec<usize> = keys.filter(|width| *width > 0).collect();
+    keys.sort_unstable();
+    let median = keys.get(keys.len().saturating_sub(1) / 2).copied().unwrap_or(0);
+    (columns * 2 / 5).max(2 * median)
+}
+
 /// How wide each column is if nothing is cut; 0 if it is not to be shown.
-fn natural(rows: &[Row], is_since_short: bool) -> [usize; HEAD.len()] {
+fn natural(rows: &[Row], is_since_short: bool, longest_key: usize) -> [usize; HEAD.len()] {
     let mut widths = [0; HEAD.len()];
     for row in rows {
         for (column, (most, cell)) in widths.iter_mut().zip(&row.cells).enumerate() {
             let cell = if column == SINCE && is_since_short { &row.since } else { cell };
+            if column == KEY && width(cell) > longest_key {
+                continue;
+            }
             *most = width(cell).max(*most);
         }
     }
@@ -234,7 +302,6 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
     let who = match (holder, &view.foreign) {
         (Some(holder), _) => owner::cell(&holder.owner),
         (None, Some(foreign)) => escaped(&format!("not dlock ({})", foreign.kind)).into_owned(),
-        (None, None) if view.pattern().is_some() => "every lock like it".into(),
         (None, None) if !view.is_used() => "never used".into(),
         (None, None) => dash(),
     };
@@ -247,13 +314,16 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
     };
     let left = match (view.state, left) {
         (State::Free, _) => dash(),
+        (_, Some(left)) if holder.is_some_and(Holder::is_stale) => format!("{}, stale", span(left)),
         (_, Some(left)) => span(left),
         (_, None) => "no end".into(),
     };
-    let command = match (holder, view.pattern()) {
-        (Some(Holder { owner, .. }), _) => format!("{}{}", owner.command, because(owner)),
-        (None, Some(Pause { by, .. })) => format!("paused by {}{}", owner::who(by), because(by)),
-        (None, None) => dash(),
+    let command = match (holder, paused(view)) {
+        (Some(Holder { owner, .. }), None) => format!("{}{}", owner.command, because(owner)),
+        (Some(Holder { owner, .. }), Some(paused)) => {
+            format!("{}{}; {paused}", owner.command, because(owner))
+        }
+        (None, paused) => paused.unwrap_or_else(dash),
     };
     let cells = [
         escaped(view.name.key()).into_owned(),

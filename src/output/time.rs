@@ -39,13 +39,21 @@ pub fn whole(at: u64) -> String {
     zoned(at).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// A local time in the fewest characters: the time of day alone where `all` are of the day of `now`, else with month
-/// and day.
-pub fn short(at: u64, all: impl IntoIterator<Item = u64>, now: u64) -> String {
+/// Whether all these moments are of the day of `now`, in local time.
+pub fn are_of_today(all: impl IntoIterator<Item = u64>, now: u64) -> bool {
     let today = zoned(now).date();
-    let form =
-        if all.into_iter().all(|at| zoned(at).date() == today) { "%H:%M:%S" } else { "%m-%d %H:%M:%S" };
+    all.into_iter().all(|at| zoned(at).date() == today)
+}
+
+/// A local time to the second: the time of day alone, or with month and day.
+pub fn short(at: u64, is_of_today: bool) -> String {
+    let form = if is_of_today { "%H:%M:%S" } else { "%m-%d %H:%M:%S" };
     zoned(at).strftime(form).to_string()
+}
+
+/// A local time to the minute, with month and day.
+pub fn date(at: u64) -> String {
+    zoned(at).strftime("%m-%d %H:%M").to_string()
 }
 
 /// The label of a mark on an axis, the next one being `step` milliseconds away.

@@ -1,7 +1,7 @@
 //! How is an event told? To people as one line, with local time; to programs as one JSON object on a line. docs/watch.md
 //! explains both.
 
-use super::json::{JobEnd, Person, Who};
+use super::json::{Actor, JobEnd, Who};
 use super::owner::{because, who};
 use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, history, json};
@@ -111,7 +111,7 @@ struct Object<'a> {
     held_ms: Option<u64>,
     #[serde(flatten)]
     job: JobEnd,
-    by: Option<Person<'a>>,
+    by: Option<Actor<'a>>,
     count: u64,
 }
 
@@ -130,7 +130,7 @@ pub fn object(key: &str, event: &Event) -> Result<String, Error> {
         waited_ms: event.waited.map(millis),
         held_ms: event.held.map(millis),
         job: event.job.into(),
-        by: event.by.as_ref().map(Person::from),
+        by: event.by.as_ref().map(Actor::from),
         count: event.count,
     })
 }

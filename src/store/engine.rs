@@ -14,8 +14,6 @@
 //! doing, a lease or a min-hold, is met by `next`, as everywhere.
 
 mod adapter;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper"))]
-pub mod ahead;
 pub mod bounds;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 pub mod kept;
@@ -25,13 +23,12 @@ mod transaction;
 
 use crate::clock::Moment;
 use crate::law::{ABSENCE, GRANTED_AT_ONCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
-use crate::law::{Acquired, Ask, End, Left, LoggedEnd, NewPattern, NewPause, Patience, Patterns};
-use crate::law::{Proof, Renewal, Requested, Revoke, Revoked};
+use crate::law::{Acquired, Ask, End, Left, LoggedEnd, NewPause, Patience};
+use crate::law::{Proof, Refusal, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
-use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 pub use adapter::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
-use queue::Joins;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(feature = "zookeeper")]
 pub use snapshot::granted_alone;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -55,6 +52,9 @@ const HOLDS_AGAIN: Duration = Duration::from_millis(1);
 const SHARES_AGAIN: Duration = Duration::from_millis(20);
 /// Who alone holds a lock and has lost so many races for it has those wait who only wait for it: see [`Adapter::insist`].
 const INSISTS_AFTER: u32 = 2;
+/// After so many conflicts the answer that a lock is busy stands, although it is not counted in the record. Of a crowd that comes
+/// at once each would else lose race after race until its time is over, for nothing but that count.
+const COUNTED_WITHIN: u32 = 2;
 /// How long it may take to name all locks.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 /// Of a server at most as long as so many operations: whoever set them short is not kept a minute by one that is silent.
@@ -121,16 +121,13 @@ impl<A: Adapter> Engine<A> {
     ) -> Result<R, Error> {
         let (mut related, mut front, mut conflicts, mut too_large) = (BTreeSet::new(), None, 0, 0);
         loop {
-            let seen = me.filter(|_| look.joins() == Joins::Yes);
-            let mut transaction = match seen.and_then(|me| Transaction::seen(&self.adapter, names, me)) {
-                Some(transaction) => transaction,
-                None => Transaction::open(&self.adapter, names, &related, me, deadline)?,
-            };
+            let mut transaction = Transaction::open(&self.adapter, names, &related, me, deadline)?;
             let shown = front.unwrap_or_else(|| transaction.front(me, look));
             transaction.reveal(shown, me, look)?;
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
             transaction.table.too_large = too_large;
+            transaction.may_go_uncounted = conflicts >= COUNTED_WITHIN;
             let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
             let is_alone = is_granted && !transaction.is_held_by_others(me);
             if !is_alone {
@@ -140,6 +137,10 @@ impl<A: Adapter> Engine<A> {
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
             if missing.is_empty() && !is_short {
+                if transaction.is_only_count {
+                    transaction.abort();
+                    return Ok(answer);
+                }
                 match transaction.commit(me)? {
                     Written::Yes => {
                         self.adapter.insist(false);
@@ -413,7 +414,8 @@ impl<A: Adapter> Store for Engine<A> {
     /// [`Acquired::Superseded`] or [`Acquired::Spent`]; a token that asks again after that has none. A token without a life
     /// ends only by its lease, or by silence.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.adapter.begin(token)
+        let token = self.adapter.stored(token);
+        self.adapter.begin(&token)
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
@@ -422,6 +424,7 @@ impl<A: Adapter> Store for Engine<A> {
             return Ok(());
         }
         self.adapter.refresh(deadline)?;
+        let token = &self.adapter.stored(token);
         self.transact(names, Some(token), Look::Heads, deadline, |transaction| transaction.untrack(token))?;
         self.end_life(token);
         Ok(())
@@ -429,6 +432,7 @@ impl<A: Adapter> Store for Engine<A> {
 
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
         self.adapter.refresh(deadline)?;
+        let ask = &Ask { token: self.adapter.stored(&ask.token), ..ask.clone() };
         let token = &ask.token;
         self.adapter.attend(token, ask.ttl);
         let began = self.adapter.now();
@@ -447,6 +451,9 @@ impl<A: Adapter> Store for Engine<A> {
                 transaction.track(token, ask.ttl);
             }
             let mut answer = transaction.table.acquire(transaction.now, names, ask);
+            // A caller that is in no record would only add that it was refused.
+            let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
+            transaction.is_only_count = transaction.may_go_uncounted && is_refused;
             let whom = match &mut answer {
                 Acquired::Waiting(waiting) => {
                     waiting.ahead = transaction.ahead(token);
@@ -514,7 +521,8 @@ impl<A: Adapter> Store for Engine<A> {
         token: &Token,
         until: Moment,
     ) -> Option<Result<Slept, Error>> {
-        self.adapter.is_at_hand().then(|| self.doze(names, token, until, Some(alarm)))
+        let token = self.adapter.stored(token);
+        self.adapter.is_at_hand().then(|| self.doze(names, &token, until, Some(alarm)))
     }
 
     fn renew(
@@ -525,6 +533,7 @@ impl<A: Adapter> Store for Engine<A> {
         deadline: Moment,
     ) -> Result<Renewal, Error> {
         self.adapter.refresh(deadline)?;
+        let token = &self.adapter.stored(token);
         self.watched = Watched::default();
         let renewed = if self.adapter.has_sessions() {
             self.renew_session(names, token, ttl)?
@@ -546,8 +555,13 @@ impl<A: Adapter> Store for Engine<A> {
         Ok(renewal)
     }
 
+    fn endurance(&self) -> Endurance {
+        self.adapter.endurance()
+    }
+
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
         self.adapter.refresh(deadline)?;
+        let token = &self.adapter.stored(token);
         self.adapter.give_up(token);
         let left = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
             transaction.table.leave(transaction.now, names, token, end)
@@ -558,6 +572,7 @@ impl<A: Adapter> Store for Engine<A> {
 
     fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
         self.adapter.refresh(deadline)?;
+        let token = &self.adapter.stored(token);
         let (entries, now) = self.read(names, Some(token), deadline)?;
         let records =
             entries.into_iter().map(|mut entry| (entry.name().into(), std::mem::take(entry.record())));
@@ -580,6 +595,7 @@ impl<A: Adapter> Store for Engine<A> {
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
         self.adapter.refresh(deadline)?;
+        let token = &self.adapter.stored(token);
         self.transact(&name.clone().into(), Some(token), Look::Heads, deadline, |transaction| {
             transaction.track(token, Duration::ZERO);
             transaction.table.watch(transaction.now, name, token);
@@ -593,7 +609,7 @@ impl<A: Adapter> Store for Engine<A> {
         token: &Token,
         listener: Listener,
     ) -> Result<Box<dyn Subscription>, Error> {
-        Ok(self.adapter.subscribe(names, token, listener))
+        Ok(self.adapter.subscribe(names, &self.adapter.stored(token), listener))
     }
 
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
@@ -610,23 +626,6 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
-    fn patterns(
-        &mut self,
-        prefix: &str,
-        change: Option<&NewPattern<'_>>,
-        deadline: Moment,
-    ) -> Result<Patterns, Error> {
-        self.adapter.refresh(deadline)?;
-        let names = Names::from(Name::of_patterns(prefix));
-        if let Some(change) = change {
-            return self.transact(&names, None, Look::Heads, deadline, |transaction| {
-                transaction.table.change_pattern(transaction.now, prefix, change)
-            });
-        }
-        let (mut entries, now) = self.read(&names, None, deadline)?;
-        Ok(entries[0].record().patterns(now))
-    }
-
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
         self.adapter.refresh(deadline)?;
         self.transact(&name.clone().into(), None, Look::Holders, deadline, |transaction| {
@@ -634,21 +633,34 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
+    /// In a crowd, some give up after a few conflicts.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
+        self.adapter.refresh(deadline)?;
+        let beside = name.of_refusals();
+        self.transact(&beside.clone().into(), None, Look::Heads, deadline, |transaction| {
+            transaction.table.refuse(transaction.now, &beside, refusal);
+            transaction.is_only_count = transaction.may_go_uncounted;
+        })
+    }
+
+    fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
+        self.adapter.refresh(deadline)?;
+        let (mut entries, _) = self.read(&name.of_refusals().into(), None, deadline)?;
+        Ok(std::mem::take(&mut entries[0].record().refusals).into())
+    }
+
     /// Whoever else waits is not read.
     fn ends(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
         self.adapter.refresh(deadline)?;
-        let (mut entries, now) = self.read(&name.clone().into(), Some(token), deadline)?;
+        let token = self.adapter.stored(token);
+        let (mut entries, now) = self.read(&name.clone().into(), Some(&token), deadline)?;
         Ok(view(name, now, &mut entries[0]).log)
     }
 
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
         self.adapter.refresh(deadline)?;
         let (mut entries, now) = self.read(&name.clone().into(), None, deadline)?;
-        let mut view = view(name, now, &mut entries[0]);
-        if view.may_be_new() {
-            view.heed(&self.patterns(name.prefix(), None, deadline)?);
-        }
-        Ok(view)
+        Ok(view(name, now, &mut entries[0]))
     }
 
     fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
@@ -671,7 +683,8 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
-        self.doze(names, token, until, None)
+        let token = self.adapter.stored(token);
+        self.doze(names, &token, until, None)
     }
 
     fn reset(&mut self) {

@@ -3,8 +3,7 @@
 //!
 //! *A step takes two requests*: a read of the records and of who lives, and one transaction that writes, if no record has been
 //! changed since; if one has, nothing is written and the engine begins again, with a linearizable read. So a request that
-//! arrives late or twice changes nothing. Who is woken because it was granted a lock alone is told the record by that, and
-//! does not read it ([`Adapter::seen`]); nor does who gives it back soon ([`Keys::ahead`]).
+//! arrives late or twice changes nothing.
 //!
 //! *The lease is a session.* A holder has a lease of etcd, and a key on it beside the record; the key goes with the lease, and
 //! with the key the hold. No time of a record is compared for that. A waiter has a short one, so that its place goes when it
@@ -32,22 +31,21 @@ mod sweep;
 mod words;
 
 use crate::clock::Moment;
-use crate::law::{Due, HEARTBEAT, Record, SILENCE, TICKET_KEPT, Time};
+use crate::law::{HEARTBEAT, Record, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
-use crate::store::engine::queue::Place;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
-use crate::store::{Error, Listener, Subscription};
-use client::{Client, keep};
-use draft::{Draft, granted_alone};
+use crate::store::net::failure::silent;
+use crate::store::{Endurance, Error, Listener, Subscription};
+use client::Client;
+use draft::Draft;
 use entry::{Layout, Node};
 use hearing::{Ears, Hearing};
-use http::Request;
 use lease::{LeaseOf, seconds};
 use mine::Mine;
 use read::{Depth, Question, Source, garbled};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -59,8 +57,6 @@ pub use client::Target;
 
 /// How long a waiter waits after its watch has failed; twice as long after each further failure, up to a heartbeat.
 const DEAF: Duration = Duration::from_millis(25);
-/// Whoever gives a lock to the next one waits up to this time before it ends its lease.
-const LETS_PASS: Duration = Duration::from_millis(50);
 /// Whoever has more than so many before it looks at the records more rarely: to look it reads the names of all who wait.
 const NEAR: u64 = 4;
 /// Of so many first requests one removes what is too old to keep.
@@ -84,15 +80,10 @@ pub struct Keys {
     asker: RefCell<Option<Token>>,
     /// The leases that the asker is known to have.
     leases: RefCell<BTreeSet<u64>>,
-    /// The lease that its hold is to have, and when that was kept last before there is a hold.
-    wanted: Option<LeaseOf>,
-    ahead_kept: Cell<Option<Moment>>,
     /// Whether the asker is likely to find that it holds: it does, or was just woken.
     is_holder: Cell<bool>,
     /// Whether what was read last in the operation under way was not the newest.
     is_outrun: Cell<bool>,
-    /// How long the last write took, if a holder woke somebody by it.
-    woke: Cell<Option<Duration>>,
     /// A lease that was kept, and who said so: it has to be proved.
     kept: Cell<Option<(u64, Header)>>,
     /// That the lease is not what it was taken for.
@@ -101,11 +92,6 @@ pub struct Keys {
     read: Cell<u64>,
     seen: Cell<u64>,
     wrote: Cell<u64>,
-    /// What this process was told when it was woken last.
-    told: RefCell<Option<Pair>>,
-    /// What was read with the own grant, and when; and whether that is what the operation under way goes by.
-    ahead: RefCell<Option<(Node, Moment)>>,
-    is_ahead: Cell<bool>,
     ears: RefCell<Option<Ears>>,
     /// How many watches in a row failed.
     deaf: Cell<u32>,
@@ -125,19 +111,13 @@ impl Keys {
             mine: None,
             asker: RefCell::default(),
             leases: RefCell::default(),
-            wanted: None,
-            ahead_kept: Cell::default(),
             is_holder: Cell::default(),
             is_outrun: Cell::default(),
-            woke: Cell::default(),
             kept: Cell::default(),
             is_moved: Cell::default(),
             read: Cell::default(),
             seen: Cell::default(),
             wrote: Cell::default(),
-            told: RefCell::default(),
-            ahead: RefCell::default(),
-            is_ahead: Cell::default(),
             ears: RefCell::default(),
             deaf: Cell::default(),
         }
@@ -152,11 +132,15 @@ impl Adapter for Keys {
     type Entry = Node;
     type Watch = Token;
 
+    /// Any user that can log in may be shown the names of keys, by asking what is on a lease.
+    fn stored(&self, token: &Token) -> Token {
+        token.hashed()
+    }
+
     fn refresh(&mut self, by: Moment) -> Result<(), Error> {
         self.client.by.set(by);
         self.kept.take();
         self.is_outrun.take();
-        self.is_ahead.take();
         Ok(())
     }
 
@@ -165,20 +149,21 @@ impl Adapter for Keys {
         self.ears.take();
     }
 
+    fn endurance(&self) -> Endurance {
+        let late = silent(self.client.shown());
+        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
+    }
+
     fn lock(
         &self,
         names: &BTreeSet<String>,
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<Node>, Time), Error> {
-        self.is_ahead.set(false);
         // A write follows, and fails if this was not the newest.
         let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
         let source = if is_outrun { Source::Majority } else { Source::Member };
         if let Some(me) = me.filter(|_| self.is_holder.get()) {
-            if !is_outrun && let Some(ahead) = self.ahead(names, me) {
-                return Ok(ahead);
-            }
             let (nodes, now) =
                 self.nodes(&Question { names, me: Some(me), depth: Depth::Front, source }, false)?;
             if nodes.iter().all(|node| node.is_enough_for(me)) {
@@ -200,33 +185,6 @@ impl Adapter for Keys {
         let me = me.filter(|_| !is_all);
         let depth = if is_all { Depth::All } else { Depth::Places };
         self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
-    }
-
-    /// Whoever granted the lock has told, in the step that did, what it wrote. What is written by that is written only if
-    /// the record is still that one.
-    fn seen(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<Node>, Time)> {
-        let (told, standing) = (self.told.take()?, self.standing(me)?);
-        let (name, body) = entry::told(&told.value)?;
-        let now = self.client.now()?;
-        let mut node = Node::absent(&name);
-        let revision = told.mod_revision.0;
-        node.add_record(Some(&Pair { value: body, ..told }), now).ok()?;
-        let is_enough = names.iter().eq([&name])
-            && granted_alone(&node.record) == Some(me)
-            && node.record.newest.is_none();
-        if !is_enough {
-            return None;
-        }
-        let mut waiting = standing.waiting(me);
-        (waiting.place, waiting.silent) = (Place::Parked, Due::after(now, SILENCE).0);
-        waiting.forget = Due::after(now, TICKET_KEPT).0;
-        node.queue.waiting.push(waiting);
-        node.notes.insert(me.clone(), standing.note);
-        node.leases.insert(me.clone(), LeaseOf::Waiter.id(me));
-        node.judge(now, &BTreeMap::new());
-        self.asker.replace(Some(me.clone()));
-        self.seen.set(revision);
-        Some((vec![node], now))
     }
 
     fn show(
@@ -310,10 +268,6 @@ impl Adapter for Keys {
         16
     }
 
-    fn attend(&mut self, _: &Token, ttl: Duration) {
-        self.wanted = Some(LeaseOf::Holder(seconds(ttl)));
-    }
-
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let mine =
             Mine { token: token.clone(), is_given_up: AtomicBool::new(false), place: Mutex::new(None) };
@@ -326,10 +280,6 @@ impl Adapter for Keys {
         self.ears.take();
         self.stand(token, |place| *place = None);
         self.is_holder.set(false);
-        // Whoever was woken writes now, and etcd writes one thing after the other.
-        if let Some(took) = self.woke.take() {
-            thread::sleep((2 * took).min(LETS_PASS));
-        }
         let leases: Vec<u64> = std::mem::take(&mut *self.leases.borrow_mut()).into_iter().collect();
         // Whoever has begun them knows what is on them.
         if self.mine(token).is_none() {
@@ -379,27 +329,19 @@ impl Adapter for Keys {
 
     fn say_heard(&self, _: &Names, token: &Token, _: Duration) -> bool {
         self.client.allow();
-        let waits = LeaseOf::Waiter.id(token);
-        let mut leases = vec![waits];
-        leases.extend(self.due_ahead().map(|of| of.id(token)).filter(|id| self.leases.borrow().contains(id)));
-        let requests: Vec<Request> = leases.iter().map(|lease| keep(*lease)).collect();
-        let Ok(replies) = self.client.ask(&requests) else { return false };
-        let mut is_kept = false;
-        for (lease, reply) in leases.into_iter().zip(replies) {
-            let is_there = matches!(self.client.kept(Some(reply)), Ok(Some(_)));
-            if !is_there {
-                self.leases.borrow_mut().remove(&lease);
-            } else if lease == waits {
-                is_kept = true;
-            } else {
-                self.ahead_kept.set(Some(Moment::now()));
+        let lease = LeaseOf::Waiter.id(token);
+        match self.client.keep(lease) {
+            Ok(Some(_)) => {
+                let heard = Moment::now();
+                self.stand(token, |place| place.iter_mut().for_each(|place| place.heard = heard));
+                true
             }
+            Ok(None) => {
+                self.leases.borrow_mut().remove(&lease);
+                false
+            }
+            Err(_) => false,
         }
-        if is_kept {
-            let heard = Moment::now();
-            self.stand(token, |place| place.iter_mut().for_each(|place| place.heard = heard));
-        }
-        is_kept
     }
 
     /// Those of whom a record tells live, and a watch tells when they do not.
@@ -419,7 +361,6 @@ impl Adapter for Keys {
         _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.client.allow();
-        self.lease_ahead(token).or_else(|error| if error.is_transient() { Ok(()) } else { Err(error) })?;
         let heard = self.listen(token, &mut others, Moment::now().after(limit));
         self.is_holder.set(matches!(heard, Ok(true)));
         // A place in the queue does not end with a connection. Whether the members are there shows when they are asked.

@@ -8,6 +8,7 @@
 //! | [`tls`] | how that is done over TLS, and when a server is not trusted |
 //! | [`alarm`] | how a wait for a server is broken off |
 //! | [`failure`] | what an error of a connection means |
+//! | [`password`] | what a server gets as the password, and what it means when it refuses that |
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 pub mod alarm;
 pub mod dial;
 pub mod failure;
+pub mod password;
 pub mod streams;
 pub mod tls;
 

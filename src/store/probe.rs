@@ -54,6 +54,8 @@ pub struct Database {
     pub clock: Option<Offset>,
     /// What it calls itself, and its version.
     pub version: String,
+    /// How many servers decide together; null where that is not known.
+    pub members: Option<usize>,
     /// Whether it takes writes.
     pub role: Role,
     /// What is set so that a crash of the server may take back what it said was done.
@@ -62,6 +64,8 @@ pub struct Database {
     pub tried: Result<Tried, Error>,
     /// Whether a waiter is woken, or has to look again and again.
     pub bell: Bell,
+    /// What the user of dlock is, if that may do everything in the server.
+    pub almighty: Option<String>,
 }
 
 /// What was tried with the tables of a database.

@@ -17,13 +17,13 @@
 //! majorities would not add up to one decision.
 
 use super::redis::script::Code;
-use super::redis::{RedisStore, Target, pattern_to, pause_to};
+use super::redis::{RedisStore, Target, pause_to};
 use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::law::schedule::deadline;
 use crate::law::{
-    self, Acquired, Ask, Became, End, Left, NewPattern, NewPause, Outcome, Patterns, Pause, Proof, Renewal,
-    Requested, Revoke, Revoked, State, When,
+    self, Acquired, Ask, End, Left, NewPause, Outcome, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
+    State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use masters::{Answers, Call, Master, Masters, Order};
@@ -323,7 +323,7 @@ impl Store for QuorumStore {
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
         let ran = end.ran.outcome().map_or("not-run", Outcome::word);
         let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
-        self.leave_as(ran, names, token, &job, by)
+        self.leave_as(ran, names, token, &job, end.once_per, by)
     }
 
     /// The holder is told by its next renewal; one master that has it is enough.
@@ -406,48 +406,6 @@ impl Store for QuorumStore {
         Ok(paused >= majority)
     }
 
-    /// Each master heeds those that it knows: of a majority that knows one, one is in every majority that would grant a lock.
-    fn patterns(
-        &mut self,
-        prefix: &str,
-        change: Option<&NewPattern<'_>>,
-        by: Moment,
-    ) -> Result<Patterns, Error> {
-        let (args, name) = (pattern_to(change)?, Name::of_patterns(prefix));
-        let mut answers =
-            self.look(&call(&scripts::PATTERNS, &name, &args.each_ref().map(String::as_str)), by);
-        let (was, majority) = (answers.count("was"), self.masters.majority());
-        let done = was + answers.count("was-not");
-        let became = match answers.count("full") {
-            full if done < majority && done + full >= majority => Became::Full,
-            _ if done < majority => return Err(self.short(&answers)),
-            _ if was >= majority => Became::Was,
-            _ => Became::WasNot,
-        };
-        let now = answers.now();
-        let mut known: Vec<(usize, Pause)> = Vec::new();
-        for word in ["was", "was-not", "full"] {
-            for reply in answers.replies(word) {
-                let clock = Clock::of(reply.now, now);
-                for pause in reply.pauses()?.into_iter().map(|pause| clock.of_pause(pause)) {
-                    match known.iter_mut().find(|(_, other)| other.pattern == pause.pattern) {
-                        Some((masters, other)) => {
-                            *masters += 1;
-                            if pause.until > other.until {
-                                *other = pause;
-                            }
-                        }
-                        None => known.push((1, pause)),
-                    }
-                }
-            }
-        }
-        // A master that does not answer may know it, too.
-        let silent = self.masters.len() - answers.0.iter().flatten().flatten().count();
-        known.retain(|(masters, _)| masters + silent >= majority);
-        Ok(Patterns { now, pauses: known.into_iter().map(|(_, pause)| pause).collect(), became })
-    }
-
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let revoke = call(&scripts::REVOKE, name, &[when, &json(&revoke.by)?]);
@@ -487,6 +445,31 @@ impl Store for QuorumStore {
             (State::Revoked, None) => Revoked::AlreadyRevoked { holders, left },
             (State::Free | State::Paused, None) => Revoked::Free,
         })
+    }
+
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error> {
+        let answers = self.look(&call(&scripts::REFUSE, name, &[&json(refusal)?]), by);
+        if answers.count("noted") == 0 { Err(self.short(&answers)) } else { Ok(()) }
+    }
+
+    /// Each master notes a refusal with the time of its own clock. So copies are told apart by all fields but the time.
+    fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
+        let mut answers = self.look(&call(&scripts::REFUSED, name, &[]), by);
+        let now = answers.now();
+        let mut all: Vec<Refusal> = Vec::new();
+        for reply in answers.replies("seen") {
+            let ahead = reply.now;
+            for refusal in reply.refusals()? {
+                let at = refusal.at.saturating_add(now).saturating_sub(ahead);
+                let is_known = |known: &Refusal| Refusal { at: refusal.at, ..known.clone() } == refusal;
+                if !all.iter().any(is_known) {
+                    all.push(Refusal { at, ..refusal });
+                }
+            }
+        }
+        all.sort_by_key(|refusal| std::cmp::Reverse(refusal.at));
+        all.truncate(law::REFUSALS_KEPT);
+        Ok(all)
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
@@ -530,7 +513,7 @@ impl Store for QuorumStore {
         }
         let is_kept = !matches!(state, State::Free | State::Paused);
         let mode = (is_kept && foreign.is_none()).then_some(Mode::Exclusive);
-        let mut view = View {
+        Ok(View {
             name: name.clone(),
             now,
             state,
@@ -544,11 +527,7 @@ impl Store for QuorumStore {
             stat: view::join_stats(stats),
             paused,
             success: successes.into_iter().max_by_key(|success| success.fence),
-        };
-        if view.may_be_new() {
-            view.heed(&self.patterns(name.prefix(), None, by)?);
-        }
-        Ok(view)
+        })
     }
 
     /// What a majority does not have is nobody's, so nothing is missing where a majority answers.
@@ -604,10 +583,13 @@ impl QuorumStore {
         names: &Names,
         token: &Token,
         job: &str,
+        once_per: bool,
         by: Moment,
     ) -> Result<Left, Error> {
         let longest = self.longest();
-        let leave = call(&scripts::LEAVE, names.first(), &[token.secret(), ran, job, "for-good", &longest]);
+        let once_per = if once_per { "1" } else { "" };
+        let args = [token.secret(), ran, job, "for-good", &longest, once_per];
+        let leave = call(&scripts::LEAVE, names.first(), &args);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
         // As leave.lua tells it: any other word is the outcome of a job.

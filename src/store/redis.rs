@@ -20,10 +20,10 @@ use super::{Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
-    Acquired, Ask, End, Foreign, Grant, Left, LoggedEnd, NewPattern, NewPause, Outcome, Patience, Patterns,
-    Pause, Proof, Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
+    Acquired, Ask, End, Foreign, Grant, Left, LoggedEnd, NewPause, Outcome, Patience, Proof, Refusal,
+    Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Pattern, Replicas, Token};
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
 use ahead::Ahead;
 use call::Caller;
@@ -146,19 +146,19 @@ impl RedisStore {
     /// lock key; under an empty prefix that could be anybody's, so there it counts if the lock has a fence.
     fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
         let escaped = escape_glob(prefix);
-        let kinds = match (which, prefix) {
-            // Of fence, queue, quorum and pause: a lock that was never granted may be waited for, or be paused.
-            (Which::Known, _) => "[fqp][eua]*",
-            // Of hold, queue, quorum and pause; of these and spent; and of fence.
-            (Which::Live, "") => "[hqpf][ouae]*",
-            (Which::Live, _) => "[hqp][oua]*",
-            (Which::Recent, "") => "[hqpsf][ouape]*",
-            (Which::Recent, _) => "[hqps][ouap]*",
+        // A lock that was never granted may be waited for, or be paused.
+        let mut kinds = match which {
+            Which::Known => vec!["fence", "queue", "quorum", "pause"],
+            Which::Live => vec!["hold", "queue", "quorum", "pause"],
+            Which::Recent => vec!["hold", "queue", "quorum", "pause", "spent"],
         };
+        if prefix.is_empty() && which != Which::Known {
+            kinds.push("fence");
+        }
         let (mut names, mut idle) = (BTreeSet::new(), Vec::new());
-        for key in self.scan(server, &format!("dlock.{kinds}:{{*}}:{escaped}*"), false)? {
+        for key in self.scan(server, &format!("dlock.{}:{{*}}:{escaped}*", glob_of(&kinds)), false)? {
             let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
-            let Some((kind, rest)) = rest else { continue };
+            let Some((kind, rest)) = rest.filter(|(kind, _)| kinds.contains(kind)) else { continue };
             let Some((tag, full)) = rest.split_once("}:") else { continue };
             // A token ends the name of what is spent.
             let full =
@@ -251,32 +251,13 @@ impl Store for RedisStore {
         let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
         let waited = law::millis(ask.waited).to_string();
         let terms = terms_to(&ask.terms);
-        let ask_with = |store: &mut Self, patterns: &str| {
-            let args = [
-                ask.token.secret(),
-                &ttl,
-                &min_hold,
-                patience,
-                &number,
-                turn,
-                &mode,
-                &owner,
-                &once_per,
-                terms,
-                &waited,
-                patterns,
-            ];
-            let said = store.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
-            // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
-            store.asked |= !matches!(said, Err(Error::Unavailable(_)));
-            said
-        };
-        let (mut what, mut reply, _) = ask_with(self, "")?;
-        if what == "heed" {
-            let patterns = self.patterns(names.first().prefix(), None, by)?;
-            (what, reply, _) = ask_with(self, &patterns_to(&patterns)?)?;
-            self.heed_again(names, &patterns, by)?;
-        }
+        let token = ask.token.secret();
+        let args =
+            [token, &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per, terms, &waited];
+        let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
+        // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
+        self.asked |= !matches!(said, Err(Error::Unavailable(_)));
+        let (what, mut reply, _) = said?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -363,8 +344,13 @@ impl Store for RedisStore {
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
         let ran = end.ran.outcome().map_or("not-run", Outcome::word);
         let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
-        let (what, mut reply) =
-            self.caller.leave(&script::LEAVE, names.as_slice(), &[token.secret(), ran, &job], by)?;
+        let once_per = if end.once_per { "1" } else { "" };
+        let (what, mut reply) = self.caller.leave(
+            &script::LEAVE,
+            names.as_slice(),
+            &[token.secret(), ran, &job, once_per],
+            by,
+        )?;
         match what.as_str() {
             "released" => Ok(Left::Released { cooling: reply.span()? }),
             "dequeued" => Ok(Left::Dequeued),
@@ -439,18 +425,6 @@ impl Store for RedisStore {
         }
     }
 
-    fn patterns(
-        &mut self,
-        prefix: &str,
-        change: Option<&NewPattern<'_>>,
-        by: Moment,
-    ) -> Result<Patterns, Error> {
-        let (args, name) = (pattern_to(change)?, Name::of_patterns(prefix));
-        let args = args.each_ref().map(String::as_str);
-        let (what, reply) = self.caller.run(&script::PATTERNS, &[name], &args, by)?;
-        reply.patterns(&what)
-    }
-
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
         let when = if revoke.when == When::Now { "now" } else { "safe" };
         let args = [when, &json(&revoke.by)?];
@@ -473,6 +447,15 @@ impl Store for RedisStore {
     fn ends(&mut self, name: &Name, _: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
         let (_, mut reply) = self.caller.run(&script::ENDS, std::slice::from_ref(name), &[], by)?;
         reply.log()
+    }
+
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error> {
+        self.caller.run(&script::REFUSE, std::slice::from_ref(name), &[&json(refusal)?], by).map(drop)
+    }
+
+    fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
+        let (_, mut reply) = self.caller.run(&script::REFUSED, std::slice::from_ref(name), &[], by)?;
+        reply.refusals()
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
@@ -532,19 +515,6 @@ impl RedisStore {
             self.reset();
         }
         said
-    }
-
-    /// What was just asked with patterns that this process had read. One of them may have been ended before the lock was
-    /// paused by it: then whoever ended it may not have found that.
-    fn heed_again(&mut self, names: &Names, patterns: &Patterns, by: Moment) -> Result<(), Error> {
-        if names.iter().all(|name| patterns.of(name.key()).is_none()) {
-            return Ok(());
-        }
-        let now = self.patterns(names.first().prefix(), None, by)?;
-        for name in names.iter().filter(|name| patterns.of(name.key()) != now.of(name.key())) {
-            self.pause(name, now.of(name.key()).map(|pause| NewPause::rest_of(pause, now.now)), by)?;
-        }
-        Ok(())
     }
 
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
@@ -612,32 +582,12 @@ impl RedisStore {
     }
 }
 
-/// A pause as the scripts read it: who, for how long, by which pattern.
-pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 3], Error> {
-    let Some(NewPause { by, lasts, pattern }) = pause else {
-        return Ok([String::new(), "0".into(), String::new()]);
+/// A pause as the scripts read it: who, for how long.
+pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 2], Error> {
+    let Some(NewPause { by, lasts }) = pause else {
+        return Ok([String::new(), "0".into()]);
     };
-    let pattern = pattern.map(|pattern| pattern.as_str().to_owned());
-    Ok([json(by)?, law::millis(lasts).to_string(), pattern.unwrap_or_default()])
-}
-
-/// What is to become of a pattern, as the scripts read it: the pattern, who, for how long.
-pub(super) fn pattern_to(change: Option<&NewPattern<'_>>) -> Result<[String; 3], Error> {
-    let Some(NewPattern { pattern, pause }) = change else {
-        return Ok([String::new(), String::new(), "0".into()]);
-    };
-    let by = pause.map(|(by, _)| json(by)).transpose()?.unwrap_or_default();
-    let lasts = law::millis(pause.map_or(Duration::ZERO, |(_, lasts)| lasts));
-    Ok([(*pattern).as_str().to_owned(), by, lasts.to_string()])
-}
-
-/// Patterns in force as they lie in the store.
-fn patterns_to(patterns: &Patterns) -> Result<String, Error> {
-    let one = |pause: &Pause| {
-        let pattern = pause.pattern.as_ref().map_or("", Pattern::as_str).to_owned();
-        Ok([json(&pause.by)?, pause.since.to_string(), pause.until.to_string(), pattern])
-    };
-    json(&patterns.pauses.iter().map(one).collect::<Result<Vec<_>, Error>>()?)
+    Ok([json(by)?, law::millis(lasts).to_string()])
 }
 
 /// The terms of one who asks, but for once in a while, as the scripts read them.
@@ -664,6 +614,13 @@ fn wake_key(name: &Name, token: &Token, number: &str) -> String {
 
 fn name_under(prefix: &str, full: &str) -> Option<Name> {
     Name::new(prefix, &Key::new(full.strip_prefix(prefix)?).ok()?).ok()
+}
+
+/// A SCAN pattern for words that begin as one of these; it may match others, too. One pass over the keys is all that a server is
+/// asked for.
+fn glob_of(words: &[&str]) -> String {
+    let letters = |at: usize| words.iter().filter_map(|word| word.chars().nth(at)).collect::<String>();
+    format!("[{}][{}]*", letters(0), letters(1))
 }
 
 /// A prefix as a SCAN pattern that matches only itself.

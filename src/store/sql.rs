@@ -5,7 +5,7 @@
 //! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
 //! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
 //! if one has, nothing is written and the engine begins again. So a request that arrives late changes nothing, and one whose
-//! answer was lost may be sent again. Who gives back soon goes by what it read with its grant ([`Tables::ahead`]).
+//! answer was lost may be sent again.
 //!
 //! *The lease is in the record*, and the clock of the server decides. It is read before the records are and before anything
 //! is written: a pause makes the own lease shorter, and those of others look longer. A connection that breaks says nothing
@@ -15,7 +15,6 @@
 //! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
 //! nobody heard costs no more than the time to the next heartbeat.
 
-mod ahead;
 mod hearing;
 mod link;
 #[cfg(feature = "mysql")]
@@ -23,7 +22,6 @@ mod mysql;
 mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod prepared;
 mod probe;
 mod row;
 mod statement;
@@ -35,13 +33,13 @@ use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
-use crate::store::{Error, Listener, Subscription};
-use ahead::Ahead;
+use crate::store::net::failure::silent;
+use crate::store::{Endurance, Error, Listener, Subscription};
 use hearing::Hearing;
 pub use link::Target;
 use link::{Answer, Database, Failure, Link};
 use row::{Found, LockRow, Waiters};
-use statement::{Change, Pen, Question};
+use statement::{Change, Question};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -51,14 +49,13 @@ use std::thread;
 use std::time::Duration;
 use waiting::POLL;
 
-/// How many broken connections one exchange may meet.
-const BROKEN_MOST: u32 = 8;
+/// How many broken connections one exchange may meet: one that was idle, and a new one. A server that ends new ones too is
+/// not asked again at once.
+const BROKEN_MOST: u32 = 2;
 /// How long one waits before what others kept from being done is sent again.
 const CONFLICT: Duration = Duration::from_millis(2);
 /// So long after others were told of a change who made it sees to it that it is on the disk.
 const NEXT_FIRST: Duration = Duration::from_millis(5);
-/// What was read of a lock when its waiter was woken is used within this time, or read again.
-const SEEN_FOR: Duration = Duration::from_millis(100);
 /// So many notes are asked for at once.
 const NOTES_MOST: usize = 64;
 /// Of so many steps one removes what is too old to keep.
@@ -96,15 +93,6 @@ pub struct Tables {
     is_holder: Cell<bool>,
 }
 
-/// A lock as its waiter saw it.
-struct Seen {
-    /// Before it was asked for.
-    asked: Moment,
-    /// The time of the server, after that.
-    now: Time,
-    entries: Vec<LockRow>,
-}
-
 /// An open connection.
 struct Line {
     link: Box<dyn Link>,
@@ -114,21 +102,12 @@ struct Line {
     is_latched: bool,
     /// Whether nobody in between lends it to others, once somebody has answered on it.
     is_direct: Option<bool>,
-    /// The statements that were prepared, once it was tried.
-    prepared: Option<Vec<String>>,
-    /// What was read when this process was woken. A write that goes by it goes this way, too: another connection may be to
-    /// a server that does not know of it.
-    seen: Option<Seen>,
-    /// What was asked for and is to come.
-    ahead: Option<Ahead>,
 }
 
 /// The token of this process.
 struct Mine {
     token: Token,
     is_given_up: AtomicBool,
-    /// Once is enough: of a job that takes longer it was no use.
-    has_read_ahead: AtomicBool,
 }
 
 impl Clone for Tables {
@@ -167,17 +146,8 @@ impl Tables {
     }
 
     fn connect(&self) -> Result<Line, Error> {
-        let by = Moment::now().after(self.database.target().connect_timeout).min(self.by.get());
-        let link = self.database.connect(by)?;
-        Ok(Line {
-            link,
-            listens: false,
-            is_latched: false,
-            is_direct: None,
-            prepared: None,
-            seen: None,
-            ahead: None,
-        })
+        let link = self.database.connect(self.by.get())?;
+        Ok(Line { link, listens: false, is_latched: false, is_direct: None })
     }
 
     /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
@@ -232,24 +202,12 @@ impl Tables {
 
     /// The rows of these locks, and the time that was read before them.
     fn read(&self, question: &Question<'_>) -> Result<Found, Error> {
-        let grammar = self.database.grammar();
-        if let Some(short) = self.short(|pen| grammar.read(question, pen)) {
-            // Else it is asked in full, whatever was wrong.
-            match self.ask(&[short], Again::No) {
-                Ok(answers) => return self.found(&answers),
-                Err(_) => self.unprepare(),
-            }
-        }
-        self.find(&[grammar.read(question, &mut Pen::plain())])
+        self.find(&[self.database.grammar().read(question)])
     }
 
     /// The same, whatever else is said before it.
     fn find(&self, statements: &[String]) -> Result<Found, Error> {
-        self.found(&self.ask_tables(statements)?)
-    }
-
-    fn found(&self, answers: &[Answer]) -> Result<Found, Error> {
-        let found = Found::parse(answers, self.shown())?;
+        let found = Found::parse(&self.ask_tables(statements)?, self.shown())?;
         if let Some(line) = &mut *self.line.borrow_mut() {
             line.is_direct = Some(line.link.is_direct(found.process));
         }
@@ -277,6 +235,15 @@ impl Tables {
         }
         entry.queue.waiting.sort_by_key(Waiting::key);
         Ok(())
+    }
+
+    /// Has the server do what may be done some time after a change. Nobody waits for that now.
+    fn tell(&self, behind: Option<String>) {
+        let Some(statement) = behind else { return };
+        let Some(mut line) = self.line.take() else { return };
+        if line.link.tell(&statement, self.by.get()).is_ok() {
+            self.line.replace(Some(line));
+        }
     }
 
     fn is_own(&self, token: &Token) -> bool {
@@ -319,15 +286,17 @@ impl Adapter for Tables {
         self.line.take();
     }
 
+    fn endurance(&self) -> Endurance {
+        let late = silent(self.shown());
+        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
+    }
+
     fn lock(
         &self,
         names: &BTreeSet<String>,
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
-        if let Some(ahead) = me.filter(|_| !self.insists.get()).and_then(|me| self.ahead(names, me)) {
-            return Ok(ahead);
-        }
         let read = |question: &Question<'_>| {
             if self.insists.get() {
                 self.find(&self.database.grammar().reserve_and_read(question))
@@ -349,7 +318,7 @@ impl Adapter for Tables {
         let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
         if !missing.is_empty() {
             let grammar = self.database.grammar();
-            let statements = [grammar.begin(&missing, found.now), grammar.read(&question, &mut Pen::plain())];
+            let statements = [grammar.begin(&missing, found.now), grammar.read(&question)];
             found = Found::parse(&self.ask(&statements, Again::Yes)?[1..], self.shown())?;
         }
         self.entries(&question, found)
@@ -364,16 +333,6 @@ impl Adapter for Tables {
         let question = Question { names, me, waiters: Waiters::All, with_ends: whom == CatchUp::All };
         let found = self.read(&question)?;
         self.entries(&question, found)
-    }
-
-    /// The server's clock has gone on for no longer than what has passed here since before it was read. A lease that begins
-    /// at that time ends no sooner than its holder reckons, who counts from before this request.
-    fn seen(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<LockRow>, Time)> {
-        let Seen { asked, now, entries } = self.line.borrow_mut().as_mut()?.seen.take()?;
-        let passed = Moment::now().since(asked);
-        let is_fit = passed <= SEEN_FOR && self.is_own(me) && entries.iter().map(|row| &row.name).eq(names);
-        let micros = u64::try_from(passed.as_micros()).ok().filter(|_| is_fit)?;
-        Some((entries, Time(now.0.saturating_add(micros))))
     }
 
     fn show(
@@ -419,16 +378,13 @@ impl Adapter for Tables {
                     && !matches!(row.record.lock, Lock::Exclusive { .. })
             })
         });
-        let begun = self.begun(&entries);
         let holds =
             |mine: &Arc<Mine>| entries.iter().all(|(row, _)| row.record.holds.contains_key(&mine.token));
         let is_holder = self.mine.as_ref().is_some_and(holds);
         let change = Change::of(entries, now, woken, self.insists.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
         let grammar = self.database.grammar();
-        let short = self.short(|pen| grammar.write(&change, pen));
-        let is_short = short.is_some();
-        let statement = short.unwrap_or_else(|| grammar.write(&change, &mut Pen::plain()));
+        let statement = grammar.write(&change);
         match self.ask_latched(grammar.before_write(&change).to_owned() + &statement, is_alone, Again::No) {
             Ok(answers) => {
                 let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
@@ -436,16 +392,11 @@ impl Adapter for Tables {
                     return Ok(Written::Conflict);
                 }
                 self.is_holder.set(is_holder);
-                self.tell_behind(grammar.behind(&change), begun);
+                self.tell(grammar.behind(&change));
                 self.secure(&change)
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
             Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),
-            // The next time it is asked in full.
-            Err(Failure::Refused(Error::Garbled(_))) if is_short => {
-                self.unprepare();
-                Ok(Written::Conflict)
-            }
             Err(Failure::NoTables(why)) => {
                 // There were tables when they were read. If there are none now, that is said where they are read again.
                 let names = change.read.iter().map(|(name, _)| name.clone()).collect();
@@ -490,8 +441,7 @@ impl Adapter for Tables {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        let (is_given_up, has_read_ahead) = Default::default();
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up, has_read_ahead }));
+        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
         Ok(Vec::new())
     }
 

@@ -20,7 +20,6 @@
 //! end. Watches are lost with a connection, and set again. A waiter says that it is there by writing to its place in the
 //! queue, which nobody watches: one request, whoever else waits.
 
-mod ahead;
 mod ask;
 mod hearing;
 mod judge;
@@ -41,8 +40,7 @@ use crate::clock::Moment;
 use crate::law::{Due, Record, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
-use crate::store::{Error, Listener, Subscription};
-use ahead::{Ahead, Told};
+use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
 use hearing::Hearing;
 use jute::{Answer, Ask, Code};
@@ -54,7 +52,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use sweep::TIDIES_EVERY;
@@ -101,10 +99,6 @@ pub struct Znodes {
     believed: RefCell<BTreeMap<Token, Due>>,
     /// Where this process waits, by lock.
     places: RefCell<BTreeMap<String, Place>>,
-    /// What this process will want to know when it gives back what it holds.
-    ahead: RefCell<Ahead>,
-    /// The lock as this process began to hold it.
-    told: RefCell<Option<Told>>,
     /// A server may lag behind what was done.
     must_sync: Cell<bool>,
     /// This user may write to locks, but not to the lives of all.
@@ -134,8 +128,6 @@ impl Znodes {
             heard: RefCell::default(),
             believed: RefCell::default(),
             places: RefCell::default(),
-            ahead: RefCell::default(),
-            told: RefCell::default(),
             must_sync: Cell::new(false),
             wakes_apart: Cell::new(false),
         }
@@ -154,6 +146,11 @@ impl Adapter for Znodes {
     fn reset(&mut self) {
         self.session.borrow_mut().hang_up();
         self.must_sync.set(true);
+    }
+
+    /// A session has one connection: a second attempt beside the first one would end that.
+    fn endurance(&self) -> Endurance {
+        Endurance::Long
     }
 
     /// The session is the lease, so it is as long.
@@ -237,8 +234,7 @@ impl Adapter for Znodes {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        let (is_given_up, has_asked_ahead) = Default::default();
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up, has_asked_ahead }));
+        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
         Ok(Vec::new())
     }
 

@@ -82,6 +82,18 @@ pub fn for_clients(params: &mut CertificateParams) {
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
 }
 
+/// For servers, and not for clients.
+#[cfg(feature = "etcd")]
+pub fn for_servers(params: &mut CertificateParams) {
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+}
+
+/// With no name (CN).
+#[cfg(feature = "etcd")]
+pub fn nameless(params: &mut CertificateParams) {
+    params.distinguished_name = rcgen::DistinguishedName::new();
+}
+
 fn named(hosts: &[&str], name: &str) -> CertificateParams {
     let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(hosts).expect("names of hosts");

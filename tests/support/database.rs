@@ -279,15 +279,18 @@ impl Server {
         }
     }
 
-    /// How many rows there are of locks, and of their ends.
+    /// How many rows there are of locks, without those of their refusals, and of their ends.
     pub fn rows(&self) -> (usize, usize) {
+        let own = "name NOT LIKE 'dlock.refused:%'";
         let [locks, ends] = match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(_) => {
-                [0, 2].map(|kind| format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind}"))
+                [0, 2].map(|kind| format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind} AND {own}"))
             }
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => ["locks", "ends"].map(|table| format!("SELECT count(*) FROM dlock_{table}")),
+            Self::Postgres(_) => {
+                ["locks", "ends"].map(|table| format!("SELECT count(*) FROM dlock_{table} WHERE {own}"))
+            }
         };
         (self.number(&locks), self.number(&ends))
     }
@@ -355,18 +358,6 @@ impl Server {
             }
         };
         u32::try_from(count).expect("not so many")
-    }
-
-    /// How many statements read a lock, since then.
-    pub fn read(&self) -> usize {
-        match self {
-            #[cfg(feature = "mysql")]
-            Self::Mysql(server) => server.log().matches("FROM dlock_locks AS l WHERE").count(),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(_) => self.number(
-                "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE query LIKE '%FROM dlock_locks AS l WHERE%'",
-            ),
-        }
     }
 
     /// Another user, whose statements may take a millisecond.

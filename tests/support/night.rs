@@ -92,7 +92,8 @@ pub fn round(plan: Plan, report: &mut Report) {
     let mut site = Site::new(arrangement);
     let has_queue = !matches!(arrangement, Arrangement::Quorum(_));
     let Site { world, hosts, store, .. } = &mut site;
-    let crowd = Crowd::new(world, hosts, has_queue);
+    let mut crowd = Crowd::new(world, hosts, has_queue);
+    crowd.stretch = profile.stretch();
     let mut played = play(&crowd, world, hosts, store, plan);
     let round = &mut played.round;
     (round.has_queue, round.is_calm) = (has_queue, profile == Profile::Calm);

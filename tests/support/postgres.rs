@@ -4,7 +4,7 @@
 use super::masters::steered_clock;
 use super::redis::next_port;
 use super::wait::{wait_for, wait_until};
-use super::world::{Database, suite_home};
+use super::world::{Database, World, suite_home};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -28,6 +28,20 @@ pub struct Postgres {
 }
 
 impl Postgres {
+    /// Makes a user `guest`, who may make tables and has this password; all but the tests' own user need one. The store's URL for
+    /// that user, without the password.
+    pub fn admit_guest(&self, password: &str) -> String {
+        let grant = "GRANT CREATE ON SCHEMA public TO guest";
+        self.ask("postgres", &format!("CREATE ROLE guest LOGIN PASSWORD '{password}'; {grant}"));
+        let rules = "host all app all trust\nhost all guest all scram-sha-256\n";
+        fs::write(self.data().join("pg_hba.conf"), rules).expect("a file");
+        self.ask("postgres", "SELECT pg_reload_conf()");
+        wait_until("the rules are in force", || {
+            self.ask("postgres", "SELECT count(*) FROM pg_hba_file_rules") == "2"
+        });
+        self.url("postgres").replace("app@", "guest@")
+    }
+
     /// A server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, options: &[&str]) -> Self {
         Self::start_steered(home, options, None)
@@ -217,6 +231,53 @@ impl Drop for Postgres {
             }
             drop(child.wait());
         }
+    }
+}
+
+/// PgBouncer before a server. Dropping it stops it.
+pub struct Pooler {
+    port: u16,
+    database: String,
+    child: Child,
+}
+
+impl Pooler {
+    /// In the directory of a world, which is open to all.
+    pub fn start(world: &World, server: u16, database: &str, mode: &str) -> Self {
+        let port = next_port();
+        let pool = if mode == "session" { 60 } else { 2 };
+        world.write(
+            "pgbouncer.ini",
+            &format!(
+                "[databases]\n{database} = user=app host=127.0.0.1 port={server}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+                 listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\nmax_client_conn = 200\n\
+                 default_pool_size = {pool}\n"
+            ),
+        );
+        let mut pooler = Command::new("setpriv");
+        pooler.args([
+            "--reuid=postgres",
+            "--regid=postgres",
+            "--clear-groups",
+            "--",
+            "/usr/sbin/pgbouncer",
+            "-q",
+        ]);
+        let pooler = pooler.arg(world.path("pgbouncer.ini")).stderr(Stdio::null()).spawn();
+        let child = pooler.expect("pgbouncer");
+        wait_until("pgbouncer is there", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Self { port, database: database.to_owned(), child }
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://app@127.0.0.1:{}/{}", self.port, self.database)
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }
 

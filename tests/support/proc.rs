@@ -2,7 +2,8 @@
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::Path;
 
 /// Whether the process runs, sleeps or is stopped. A zombie is dead: it does nothing any more.
@@ -85,13 +86,28 @@ pub fn signal(pid: i32, signal: Signal) {
     }
 }
 
+/// The most memory that the process has had at once, in KiB.
+pub fn peak_memory(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+    peak.and_then(|peak| peak.trim().parse().ok()).expect("it has not ended")
+}
+
+/// Whether this text is in the environment that the process was started with. Some claim gigabytes of it.
+pub fn has_in_environment(pid: i32, text: &[u8]) -> bool {
+    let mut environment = Vec::new();
+    // A process that is gone has none.
+    let _ = File::open(format!("/proc/{pid}/environ"))
+        .and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
+    environment.windows(text.len()).any(|window| window == text)
+}
+
 /// Kills whatever has this directory in its environment, except this process.
 pub fn kill_inhabitants(home: &Path) {
     let home = home.as_os_str().as_encoded_bytes();
     let ours = i32::try_from(std::process::id()).expect("a process id");
     for pid in pids().into_iter().filter(|pid| *pid != ours) {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if environment.windows(home.len()).any(|window| window == home) {
+        if has_in_environment(pid, home) {
             signal(pid, Signal::KILL);
         }
     }

@@ -26,6 +26,8 @@ pub enum Fault {
 pub struct Proxy {
     port: u16,
     plan: Arc<Mutex<Plan>>,
+    /// The connections that were made so far, from their clients' side.
+    clients: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,10 +58,12 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for the proxy");
         let port = listener.local_addr().expect("the proxy's address").port();
         let plan = Arc::new(Mutex::new(Plan::default()));
-        let proxy = Self { port, plan };
+        let proxy = Self { port, plan, clients: Arc::default() };
         let for_thread = proxy.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                let copy = client.try_clone().expect("a descriptor");
+                for_thread.clients.lock().expect("no test thread panics here").push(copy);
                 let proxy = for_thread.clone();
                 thread::spawn(move || proxy.serve(client, server));
             }
@@ -107,6 +111,18 @@ impl Proxy {
     /// From now on requests get through again, on new connections.
     pub fn end_outage(&self) {
         self.plan.lock().expect("no test thread panics here").outage = false;
+    }
+
+    /// How many connections were made so far.
+    pub fn connections(&self) -> usize {
+        self.clients.lock().expect("no test thread panics here").len()
+    }
+
+    /// Cuts all connections that there are. New ones may be made at once.
+    pub fn cut(&self) {
+        for client in self.clients.lock().expect("no test thread panics here").iter() {
+            drop(client.shutdown(Shutdown::Both));
+        }
     }
 
     /// How many requests there were since the last [`Proxy::plan`].

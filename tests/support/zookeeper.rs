@@ -269,13 +269,6 @@ impl ZooKeeper {
         figure.and_then(|figure| figure.trim().parse().ok()).expect("a number")
     }
 
-    /// How much it has written since its epoch began.
-    pub fn writes(&self) -> u64 {
-        let said = self.say("srvr").expect("an answer");
-        let zxid = said.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
-        zxid.and_then(|zxid| u64::from_str_radix(zxid, 16).ok()).expect("a number") & 0xffff_ffff
-    }
-
     /// Whether it is the leader of others.
     pub fn leads(&self) -> bool {
         self.say("srvr").is_some_and(|said| said.contains("Mode: leader"))

@@ -18,7 +18,7 @@ mod quorum;
 const OLDEST: u64 = 7;
 /// From here on people who compare times of two machines are misled, and fences after a failover may be, too.
 const CLOCK: Duration = Duration::from_secs(1);
-const MIND_CLOCK: &str = "locks do not mind, but fences after a failover";
+const MIND_CLOCK: &str = "locks are not affected, but fences after a failover";
 /// What a failover takes beside noticing: an election and a promotion.
 const ELECTION: Duration = Duration::from_secs(2);
 /// A renewal gets this part of the lease for one attempt (I6).
@@ -40,6 +40,25 @@ pub struct Criteria {
     pub files: Vec<SettingsFile>,
     /// The variables that have a password in them.
     pub exposed: Vec<&'static str>,
+    /// Where the password is from, in words; none where there is none.
+    pub password_from: Option<String>,
+    /// What goes to other machines in clear, if anything does that should not.
+    pub clear: Option<Clear>,
+}
+
+/// Other machines that are spoken to without TLS.
+#[derive(Debug, Clone)]
+pub struct Clear {
+    pub hosts: String,
+    /// How TLS would be asked for.
+    pub tls: Tls,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tls {
+    Scheme(&'static str),
+    /// A database is spoken to over TLS unless `sslmode=disable` is said. It is sent no password in clear.
+    SslMode,
 }
 
 /// A file that the settings lead to.
@@ -125,10 +144,11 @@ fn of_settings(criteria: &Criteria) -> Vec<Finding> {
         Some(who) => ok("store", format!("{} ({who})", criteria.store)),
         None => warn(
             "store",
-            format!("{}, the built-in default: nobody named one", criteria.store),
-            "name it by --store, DLOCK_STORE or /etc/dlock.toml, for the same default on another machine is another server",
+            format!("{}, the built-in default: no setting names a store", criteria.store),
+            "name it by --store, DLOCK_STORE or /etc/dlock.toml, because that default means a different server on each machine",
         ),
     }];
+    findings.extend(criteria.password_from.iter().map(|from| ok("password", from)));
     findings.extend(criteria.files.iter().map(of_file));
     findings.extend(criteria.exposed.iter().map(|variable| {
         warn(
@@ -137,7 +157,25 @@ fn of_settings(criteria: &Criteria) -> Vec<Finding> {
             "put the password into a file that only its user can read, and name that by DLOCK_PASSWORD_FILE or password-file",
         )
     }));
+    findings.extend(criteria.clear.iter().map(of_clear));
     findings
+}
+
+fn of_clear(Clear { hosts, tls }: &Clear) -> Finding {
+    let (found, tls) = match tls {
+        Tls::Scheme(scheme) => {
+            (format!("the password goes to {hosts} unencrypted"), format!("write {scheme}"))
+        }
+        Tls::SslMode => (
+            format!("everything goes to {hosts} unencrypted, and can be changed on the way"),
+            "leave out sslmode=disable".into(),
+        ),
+    };
+    warn(
+        "encryption",
+        found,
+        format!("{tls} (TLS; docs/stores.md), or make sure that nobody else is on that network"),
+    )
 }
 
 fn of_file(file: &SettingsFile) -> Finding {
@@ -159,8 +197,8 @@ fn of_file(file: &SettingsFile) -> Finding {
 fn unreachable(error: &Error) -> Finding {
     let advice = match error {
         Error::Denied(_) => "give dlock a user that may log in, with the rights that docs/stores.md names",
-        Error::Unfit(_) => "mend what it says, or name another store",
-        _ => "see that it runs, and that this machine may reach it",
+        Error::Unfit(_) => "fix what it says, or name another store",
+        _ => "check that it runs, and that this machine can reach it",
     };
     bad("reachable", error.to_string(), advice)
 }
@@ -233,7 +271,7 @@ fn of_eviction(info: &Info) -> Finding {
         // Every key of dlock's has a time to live, so volatile-… is no better.
         _ => bad(
             "eviction",
-            format!("{policy}: a full server throws locks away while their jobs run"),
+            format!("{policy}: a full server deletes locks while their jobs run"),
             "set maxmemory-policy noeviction, or give dlock a server of its own",
         ),
     }
@@ -296,7 +334,7 @@ fn of_clock(offset: Offset, minds: &str) -> Finding {
     if by < CLOCK {
         return ok("clock", found);
     }
-    warn("clock", found, format!("let a time service set both; {minds} and people who compare times do"))
+    warn("clock", found, format!("let a time service set both; {minds} and people who compare times are"))
 }
 
 fn of_rights(rights: &Rights) -> Vec<Finding> {
@@ -320,7 +358,7 @@ fn of_rights(rights: &Rights) -> Vec<Finding> {
         findings.push(bad("rights", format!("it refuses to be written: {said}"), "see the server's log"));
     }
     if findings.is_empty() {
-        findings.push(ok("rights", "all that locks need, tried with keys that are gone"));
+        findings.push(ok("rights", "all that locks need; tested with temporary keys, now removed"));
     }
     findings
 }
@@ -345,11 +383,29 @@ fn of_failover(after: Duration, criteria: &Criteria) -> Finding {
     ok("failover", found)
 }
 
+fn of_version(Database { version, members, .. }: &Database) -> Finding {
+    if *members == Some(1) || !may_end_what_is_kept(version) {
+        return ok("version", version.clone());
+    }
+    let found = format!(
+        "{version}: a leader that stood still may end leases that another one keeps, and so let two jobs run"
+    );
+    warn("version", found, "take etcd 3.4.31, 3.5.13 or later (etcd issue 15247; docs/stores.md)")
+}
+
+/// Mended in 3.4.31, 3.5.13 and 3.6.0.
+fn may_end_what_is_kept(version: &str) -> bool {
+    let Some(numbers) = version.strip_prefix("etcd ") else { return false };
+    let numbers: Vec<u32> = numbers.split('.').map_while(|number| number.parse().ok()).collect();
+    let [major, minor, patch] = numbers[..] else { return false };
+    (major, minor, patch) < (3, 4, 31) || ((major, minor) == (3, 5) && patch < 13)
+}
+
 fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
     let mut findings = vec![
         ok("reachable", "yes"),
         of_round_trips(&database.round_trips, criteria),
-        ok("version", database.version.clone()),
+        of_version(database),
         match database.role {
             Role::Master => ok("role", "it takes writes"),
             Role::Replica => bad("role", "a read-only standby", "name the primary"),
@@ -365,7 +421,7 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
         ),
     });
     findings.push(match &database.tried {
-        Ok(Tried::Done) => ok("rights", "all that locks need, tried with a lock that is gone"),
+        Ok(Tried::Done) => ok("rights", "all that locks need; tested with a temporary lock, now removed"),
         Ok(Tried::NoTables) => warn(
             "rights",
             "there are no tables yet, so nothing was tried; the first run makes them, if it may",
@@ -373,6 +429,13 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
         ),
         Err(error) => bad("rights", error.to_string(), "docs/stores.md has the tables and the rights"),
     });
+    findings.extend(database.almighty.as_ref().map(|user| {
+        warn(
+            "user",
+            format!("dlock logs in as {user}, which locks do not need"),
+            "give dlock a user of its own with the rights that docs/stores.md names, and nothing else",
+        )
+    }));
     findings.push(match database.bell {
         Bell::Heard => ok("wake-up", "a waiter is woken when it is its turn"),
         Bell::Unheard => warn(

@@ -15,12 +15,12 @@ use crate::job;
 use crate::law::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
-use crate::output::Kind;
 use crate::output::describe;
 use crate::output::live::Line;
 use crate::output::owner::who;
 use crate::output::question;
 use crate::output::time::span;
+use crate::output::{Event, Kind, What};
 use crate::store::{self, Store, View};
 use std::ops::ControlFlow;
 
@@ -33,25 +33,30 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     let asked = match holders(settings, name, &view, flags.slot)? {
         Found::Holders(holders) => holders,
         Found::Nobody(why) => {
-            printer.say(Kind::Note, &format!("{place} {why}"));
+            let what = if view.state == State::Free { What::Free } else { What::Unchanged };
+            printer.say(Kind::Note, what, &format!("{place} {why}"));
             return Ok(Exit::Ok);
         }
     };
     let kind = if flags.yes { Kind::Done } else { Kind::Warning };
-    asked.iter().for_each(|holder| printer.say(kind, &format!("{place}: {}", describe::hold(holder))));
+    let event = |what, holder| Event::from(what).held_by(Some(holder));
+    asked.iter().for_each(|holder| {
+        printer.say(kind, event(What::Held, holder), &format!("{place}: {}", describe::hold(holder)));
+    });
     let question = match asked.len() {
         1 => "ask for it to be stopped and given back?".into(),
         many => format!("ask for all {many} to be stopped and given back?"),
     };
     let nobody = format!(
-        "{place} is held, and there is no terminal to ask on whether that is to be stopped: -y goes on without asking; \
-         nobody was asked"
+        "{place} is held. No terminal to confirm on: add -y to have the job stopped. Nothing was done"
     );
     if !flags.yes && !question::is_yes(&question, &nobody)? {
-        printer.say(Kind::Note, &format!("nobody was asked; {place} is held as before"));
-        return Ok(Exit::Busy(Exit::BUSY));
+        let exit = Exit::Busy(Exit::BUSY);
+        let event = Event::from(What::Unchanged).held_by(asked.first()).ends(exit);
+        printer.say(Kind::Note, event, &format!("nothing was done; {place} is held as before"));
+        return Ok(exit);
     }
-    let pending = request(context, name, observer.store(), &asked)?;
+    let pending = request(context, name, flags, observer.store(), &asked)?;
     wait_for_ends(context, name, flags, observer, pending)
 }
 
@@ -96,10 +101,11 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
 fn request(
     context: &Context,
     name: &Name,
+    flags: &cli::Release,
     store: &mut dyn Store,
     asked: &[Holder],
 ) -> Result<Vec<Holder>, Error> {
-    let (printer, operator) = (&context.printer, owner("dlock release".into(), None));
+    let (printer, operator) = (&context.printer, owner("dlock release".into(), flags.reason.clone()));
     let mut pending = Vec::new();
     for holder in asked {
         let answer = store.request(name, holder.fence, &operator, context.deadline());
@@ -107,10 +113,10 @@ fn request(
         let unknown = format!("whether {who} is asked for {} is not known", name.key());
         let (kind, line) = match (answer.map_err(|error| context.unsure(error, &unknown))?, holder.owner.by) {
             (Requested::Gone, _) => {
-                printer.say(Kind::Note, &format!("{who} has given it back meanwhile"));
+                printer.say(Kind::Note, What::Released, &format!("{who} has given it back meanwhile"));
                 continue;
             }
-            (Requested::Asked, By::Run) => {
+            (Requested::Asked, By::Run | By::Hold) => {
                 (Kind::Done, format!("asked {who}; waiting until its job has ended"))
             }
             (Requested::Asked, By::Acquire) => {
@@ -122,7 +128,7 @@ fn request(
                 (Kind::Note, text)
             }
         };
-        printer.say(kind, &line);
+        printer.say(kind, Event::from(What::Asked).held_by(Some(holder)), &line);
         pending.push(holder.clone());
     }
     Ok(pending)
@@ -174,7 +180,8 @@ fn wait_for_ends(
                     let lives = view.holders.iter().any(|other| other.fence == holder.fence);
                     if !lives {
                         let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
-                        line.speak(kind, &ended(holder, &view, since));
+                        let event = Event::from(What::Released).held_by(Some(holder));
+                        line.say(kind, event, &ended(holder, &view, since));
                     }
                     lives
                 });
@@ -184,23 +191,25 @@ fn wait_for_ends(
             }
             Learned::Remark(Remark::Trouble(error)) => {
                 let origin = settings.store.origin();
-                line.speak(Kind::Warning, &format!("{error} ({origin}); still waiting, trying again"));
+                let text = format!("{error} ({origin}); still waiting, trying again");
+                line.say(Kind::Passing, What::Trouble, &text);
             }
             Learned::Remark(Remark::Recovered) => {
-                line.speak(Kind::Note, &format!("{} answers again", settings.store));
+                line.say(Kind::Note, What::Recovered, &format!("{} answers again", settings.store));
             }
             Learned::Over(Ok(Some(()))) => return Ok(Exit::Ok),
             Learned::Over(Ok(None)) => {
                 let whom = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
                 let bound = span(flags.timeout.unwrap_or_default());
                 let text = format!(
-                    "after the {bound} of --timeout {} in {} is still held by {whom}, who stays asked; --force takes it \
-                     away",
+                    "{} in {} is still held by {whom} after {bound} (--timeout). The job is still asked to stop; --force takes \
+                     the lock away",
                     name.key(),
                     settings.store
                 );
-                line.speak(Kind::Note, &text);
-                return Ok(Exit::Busy(Exit::BUSY));
+                let exit = Exit::Busy(Exit::BUSY);
+                line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
+                return Ok(exit);
             }
             Learned::Over(Err(error)) => return Err(context.with_origin(error).into()),
         }

@@ -13,13 +13,13 @@ use crate::output::describe;
 use crate::output::owner::who;
 use crate::output::question;
 use crate::output::time::span;
-use crate::output::{Kind, Printer};
+use crate::output::{Event, Kind, Printer, What};
 use crate::store::View;
 
 pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let when = if flags.now { When::Now } else { When::Safe };
-    let revoke = Revoke { when, by: owner("dlock release --force".into(), None) };
+    let revoke = Revoke { when, by: owner("dlock release --force".into(), flags.reason.clone()) };
     let mut store = context.open()?;
     // Where nobody can be asked, only what lets two jobs run needs a yes in advance.
     if !flags.yes && (flags.now || question::can_be_asked()) {
@@ -31,7 +31,8 @@ pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Re
     let was = store.revoke(name, &revoke, context.deadline());
     let unknown = format!("whether {} is taken away is not known, 'dlock status' shows it", name.key());
     let was = was.map_err(|error| context.unsure(error, &unknown))?;
-    printer.say(Kind::Note, &revoked(settings, name, when, was)?);
+    let what = if was == Revoked::Free { What::Free } else { What::Revoked };
+    printer.say(Kind::Note, what, &revoked(settings, name, when, was)?);
     Ok(Exit::Ok)
 }
 
@@ -43,18 +44,19 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
         None if view.holders.is_empty() => vec![describe::state(view)],
         None => view.holders.iter().map(describe::hold).collect(),
     };
-    shown.iter().for_each(|line| printer.say(Kind::Warning, &format!("{place}: {line}")));
+    let event = Event::from(What::Held).held_by(view.holders.first());
+    shown.iter().for_each(|line| printer.say(Kind::Warning, event, &format!("{place}: {line}")));
     let question = match when {
         When::Safe => "take it away?",
         When::Now => "take it away and grant it to the next at once, although the old job may still run?",
     };
     let nobody = format!(
-        "{place} is not free, and there is no terminal to ask on whether it is to be granted to the next at once: -y goes \
-         on without asking; nothing is taken away"
+        "{place} is not free. No terminal to confirm on: add -y to grant it to the next at once. Nothing was done"
     );
     let is_yes = question::is_yes(question, &nobody)?;
     if !is_yes {
-        printer.say(Kind::Note, &format!("nothing is taken away; {place} is as before"));
+        let event = Event::from(What::Unchanged).held_by(view.holders.first()).ends(Exit::Busy(Exit::BUSY));
+        printer.say(Kind::Note, event, &format!("nothing was done; {place} is as before"));
     }
     Ok(is_yes)
 }
@@ -65,7 +67,7 @@ fn all(holders: &[Holder]) -> String {
 
 /// Who stops what ran under it, and when the next one is granted it.
 fn then(holders: &[Holder], left: &str) -> String {
-    let by_dlock = holders.iter().filter(|holder| holder.owner.by == By::Run).count();
+    let by_dlock = holders.iter().filter(|holder| holder.owner.by != By::Acquire).count();
     if by_dlock == 0 {
         // Nobody says when a script has stopped.
         return format!("no dlock stops what a script does under it; the next grant comes in {left}");

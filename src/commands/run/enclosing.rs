@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::law::Proof;
 use crate::lease::Until;
 use crate::lock::{Key, Mode, Replicas, Wait};
-use crate::output::Kind;
 use crate::output::busy::listed;
+use crate::output::{Kind, What};
 
 /// A hold of the job around, confirmed by the store.
 #[derive(Debug, Clone)]
@@ -73,8 +73,10 @@ fn verify_when_reachable(
     until: Until,
     claims: &[&Held],
 ) -> Result<Vec<Option<Proof>>, Error> {
-    let trouble =
-        |error: &_| context.printer.say(Kind::Warning, &format!("{error}; still waiting, trying again"));
+    let trouble = |error: &_| {
+        let text = format!("{error}; still waiting, trying again");
+        context.printer.say(Kind::Passing, What::Trouble, &text);
+    };
     riding_out(until, trouble, || {
         in_another_process(|| verify(context, run, claims)).unwrap_or_else(|error| {
             Err(Error::Internal(format!(

@@ -4,17 +4,18 @@
 use super::enclosing::Enclosing;
 use crate::clock::Moment;
 use crate::commands::context::Context;
+use crate::commands::fate::{Fate, person};
 use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::job::{NotStarted, Process, StopReason};
-use crate::law::{Blocker, Done, Grant, Left, Proof, Ran, Superseded, Waiting};
+use crate::law::{Blocker, Done, Grant, Left, Outcome, Proof, Ran, Superseded, Waiting};
 use crate::lease::{Asker, Loss};
 use crate::lock::{Key, Mode, Wait};
-use crate::output::Kind;
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
 use crate::output::time::span;
+use crate::output::{Event, Kind, What};
 use crate::shell::word;
 use crate::store;
 use std::cell::{Cell, RefCell};
@@ -28,7 +29,36 @@ pub struct Messages<'a> {
     live: RefCell<Line>,
     /// What runs under the lock.
     job: Cell<&'static str>,
+    of: Subject,
     since: Moment,
+    /// Why the lease cannot be renewed now.
+    trouble: RefCell<Option<String>>,
+    /// How the lock was lost, where `--quiet` kept that from being said.
+    unsaid: RefCell<Option<String>>,
+}
+
+/// What the lock is for, as messages name it.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject {
+    /// The subcommand.
+    pub command: &'static str,
+    pub job: &'static str,
+    /// What happens to it when it must not go on.
+    pub stopped: &'static str,
+    /// What the guard did when dlock was killed.
+    pub orphaned: &'static str,
+    /// What did not happen where the lock was not obtained.
+    pub unrun: &'static str,
+}
+
+impl Subject {
+    pub const COMMAND: Self = Self {
+        command: "run",
+        job: "the command",
+        stopped: "is being stopped",
+        orphaned: "stopped the command",
+        unrun: "the command did not run",
+    };
 }
 
 /// By what right the command runs.
@@ -42,16 +72,17 @@ pub enum Right {
 
 impl<'a> Messages<'a> {
     /// Of a run that asks for these keys.
-    pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right) -> Self {
+    pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right, of: Subject) -> Self {
         let since = Moment::now();
         let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
         let live = RefCell::new(Line::new(&context.printer, since));
-        let job = Cell::new("the command");
-        Self { context, asked, right, live, job, since }
+        let job = Cell::new(of.job);
+        let (trouble, unsaid) = (RefCell::default(), RefCell::default());
+        Self { context, asked, right, live, job, of, since, trouble, unsaid }
     }
 
-    fn say(&self, kind: Kind, text: &str) {
-        self.live.borrow_mut().speak(kind, text);
+    fn say<'b>(&self, kind: Kind, event: impl Into<Event<'b>>, text: &str) {
+        self.live.borrow_mut().say(kind, event, text);
     }
 
     fn keys(&self) -> String {
@@ -105,7 +136,7 @@ impl<'a> Messages<'a> {
         let Proof { mode, slot, fence, .. } = enclosing.proof;
         let (place, slot) = (self.place(), slot.map(|slot| format!(", slot {slot}")).unwrap_or_default());
         let text = format!("the job around holds {place} ({mode}{slot}, fence {fence}): running under that");
-        self.say(Kind::Detail, &text);
+        self.say(Kind::Detail, What::Granted, &text);
     }
 
     pub fn granted(&self, grant: Grant) {
@@ -120,33 +151,45 @@ impl<'a> Messages<'a> {
             // The store counts from when it first heard of us.
             let waited = if kind == Kind::Note { Moment::now().since(self.since) } else { grant.waited };
             let (lock, waited) = (self.lock(), span(waited));
-            self.say(kind, &format!("got {lock}{mode} after {waited}, fence {}", grant.fence));
+            let text = format!("got {lock}{mode} after {waited}, fence {}", grant.fence);
+            self.say(kind, What::Granted, &text);
         }
     }
 
-    pub fn busy(&self, blocker: &Blocker, wait: Wait) {
+    pub fn busy(&self, blocker: &Blocker, wait: Wait, status: u8) {
         let tried = match wait {
             Wait::For(bound) => Tried::Waited(bound),
             Wait::No | Wait::Forever => Tried::Once,
         };
-        self.say(Kind::Note, &busy::busy(&self.asked, blocker, tried, "; the command did not run"));
+        let key = self.asked.key_of(blocker.at).as_str();
+        let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
+        let text = busy::busy(&self.asked, blocker, tried, &format!("; {}", self.of.unrun));
+        self.say(
+            Kind::Note,
+            event.by(blocker.paused.as_ref().map(|pause| &pause.by)).ends(Exit::Busy(status)),
+            &text,
+        );
     }
 
     /// Somebody else did it.
     pub fn done(&self, done: &Done) {
-        self.say(Kind::Note, &busy::done(&self.asked, done));
+        let key = self.asked.key_of(done.at).as_str();
+        let event = Event::from(What::Done).about(key).by(Some(&done.success.owner));
+        self.say(Kind::Note, event.ends(Exit::Ok), &busy::done(&self.asked, done));
     }
 
     /// One that came later does it.
-    pub fn superseded(&self, superseded: &Superseded) {
-        self.say(Kind::Note, &busy::superseded(&self.asked, superseded));
+    pub fn superseded(&self, superseded: &Superseded, status: u8) {
+        let by = Some(&superseded.by).filter(|by| !by.host.is_empty());
+        let event = Event::from(What::Superseded).about(self.asked.key_of(superseded.at).as_str()).by(by);
+        self.say(Kind::Note, event.ends(Exit::Busy(status)), &busy::superseded(&self.asked, superseded));
     }
 
     /// The store failed before the lock was ours.
     pub fn failed(&self, error: store::Error) -> Error {
         let keys = self.keys();
         let error = self.context.with_origin(error);
-        Error::Store(error.map(|text| format!("{keys}: {text}; the command did not run")))
+        Error::Store(error.map(|text| format!("{keys}: {text}; {}", self.of.unrun)))
     }
 
     /// The store grants, and too late.
@@ -160,7 +203,8 @@ impl<'a> Messages<'a> {
         let lock = self.lock();
         self.say(
             Kind::Warning,
-            &format!("an operator took {lock} away before the command ran; it did not run"),
+            Event::of_failure(Exit::Lost),
+            &format!("an operator took {lock} away just when it was granted; {}", self.of.unrun),
         );
     }
 
@@ -169,14 +213,17 @@ impl<'a> Messages<'a> {
         let origin = self.context.settings.store.origin();
         let keys = self.keys();
         let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
-        self.live.borrow_mut().announce(&text);
+        self.live.borrow_mut().announce(What::Trouble, &text);
     }
 
     pub fn recovered(&self) {
-        self.say(Kind::Note, &format!("{} answers again", self.asked.store));
+        self.trouble.take();
+        self.unsaid.take();
+        let text = format!("{} answers again", self.asked.store);
+        self.say(Kind::Note, What::Recovered, &text);
     }
 
-    pub fn not_started(&self, argv: &[OsString], why: NotStarted) {
+    pub fn not_started(&self, argv: &[OsString], why: NotStarted, exit: Exit) {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let given_back = self.given_back();
         let text = match why {
@@ -194,10 +241,10 @@ impl<'a> Messages<'a> {
                 std::io::Error::from_raw_os_error(errno)
             ),
             NotStarted::TooLate => {
-                format!("{} was granted, but too late to rely on it; the command did not run", self.lock())
+                format!("{} was granted, but too late to rely on it; {}", self.lock(), self.of.unrun)
             }
         };
-        self.say(Kind::Error, &text);
+        self.say(Kind::Error, Event::from(What::NotStarted).ends(exit), &text);
     }
 
     /// CMD has ended, and from now on it is the rest of the job that is spoken of.
@@ -222,7 +269,7 @@ impl<'a> Messages<'a> {
             "the command {how}; {} is kept until the rest of the job has ended (--tree): {named}",
             self.lock()
         );
-        self.say(Kind::Detail, &text);
+        self.say(Kind::Detail, What::Ended, &text);
     }
 
     pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: OnLost) {
@@ -231,61 +278,93 @@ impl<'a> Messages<'a> {
             OnLost::Stop => format!("then {job} is stopped"),
             OnLost::Warn => format!("{job} runs on after that, without the lock"),
         };
-        let text = format!(
-            "cannot renew {} ({error}, {}); trying again for {}, {then}",
-            self.keys(),
-            self.context.settings.store.origin(),
-            span(left)
-        );
-        self.say(Kind::Warning, &text);
+        let why = format!("{error}, {}", self.context.settings.store.origin());
+        let text = format!("cannot renew {} ({why}); trying again for {}, {then}", self.keys(), span(left));
+        self.say(Kind::Passing, What::Trouble, &text);
+        self.trouble.replace(Some(why));
     }
 
-    pub fn lost(&self, how: Loss, on_lost: OnLost) {
+    /// Why the lease could not be renewed, if that is known. The trouble may not have been said before.
+    fn because_of_trouble(&self) -> String {
+        self.trouble.borrow().as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
+    }
+
+    pub fn lost(&self, how: Loss, fate: &Fate, on_lost: OnLost) {
         if how == Loss::Deadline && on_lost == OnLost::Stop {
             // The guard, which stops the command for it, has said so.
             return;
         }
         let lock = self.lock();
         let happened = match how {
-            Loss::NotHeld => {
-                let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
-                format!(
-                    "{lock} is lost: it is not ours any more ('dlock status {}' shows whose)",
-                    keys.join(" ")
-                )
+            Loss::NotHeld => match (fate, fate.clause()) {
+                (Fate::Ended(end), _) if end.outcome == Outcome::Forced => {
+                    format!("{} took {lock} away", person(fate.by()))
+                }
+                (_, Some(clause)) => format!("{lock} is lost: {clause}"),
+                (_, None) => {
+                    let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
+                    format!(
+                        "{lock} is lost: it is not ours any more ('dlock status {}' shows whose)",
+                        keys.join(" ")
+                    )
+                }
+            },
+            Loss::Revoked => format!("{} took {lock} away", person(fate.by())),
+            Loss::Asked(asker) => format!("{} {lock} back", asked(asker, fate)),
+            Loss::Deadline => {
+                format!("{lock} is lost: it could not be renewed in time{}", self.because_of_trouble())
             }
-            Loss::Revoked => format!("an operator took {lock} away"),
-            Loss::Asked(asker) => format!("{} {lock} back", asked(asker)),
-            Loss::Deadline => format!("{lock} is lost: it could not be renewed in time"),
         };
         let job = self.job.get();
         let (kind, then) = match on_lost {
-            OnLost::Stop => (Kind::Warning, format!("{job} is being stopped")),
+            OnLost::Stop => (Kind::Warning, format!("{job} {}", self.of.stopped)),
             OnLost::Warn => (Kind::Note, format!("{job} runs on without it (--on-lost warn)")),
         };
-        self.say(kind, &format!("{happened}; {then}"));
+        if !self.context.printer.says(kind) {
+            self.unsaid.replace(Some(happened.clone()));
+        }
+        let what = if let Loss::Asked(asker) = how { asking(asker) } else { What::Lost };
+        self.say(kind, Event::from(what).by(fate.by()).ends(Exit::Lost), &format!("{happened}; {then}"));
+    }
+
+    /// The run ends with the status of a lost lock. That is said at the latest now.
+    pub fn ends_lost(&self) {
+        if let Some(happened) = self.unsaid.take() {
+            self.say(
+                Kind::Warning,
+                Event::of_failure(Exit::Lost),
+                &format!("{happened}; {} has ended without it (--on-lost warn)", self.job.get()),
+            );
+        }
     }
 
     /// The job is being stopped. That the lock is lost has been said.
-    pub fn stopping(&self, reason: StopReason, asker: Asker, run: &Run) {
-        let (lock, job) = (self.lock(), self.job.get());
-        let text = match reason {
+    pub fn stopping(&self, reason: StopReason, asker: Asker, fate: &Fate, run: &Run) {
+        let (lock, job, stopped) = (self.lock(), self.job.get(), self.of.stopped);
+        let (event, text) = match reason {
             StopReason::LeaseRanOut => {
-                format!("the lease of {lock} runs out and cannot be renewed; {job} is being stopped")
+                let why = self.because_of_trouble();
+                let text =
+                    format!("the lease of {lock} runs out and cannot be renewed{why}; {job} {stopped}");
+                (Event::of_failure(Exit::Lost), text)
             }
             StopReason::MaxRun => {
                 let most = span(run.max_run.unwrap_or_default());
-                format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped")
+                let text =
+                    format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped");
+                (Event::of_failure(Exit::TimedOut), text)
             }
             StopReason::Asked => {
-                format!("{} {lock} back; {job} is being stopped", asked(asker))
+                let text = format!("{} {lock} back; {job} {stopped}", asked(asker, fate));
+                (Event::from(asking(asker)).by(fate.by()).ends(Exit::Lost), text)
             }
             StopReason::GuardGone => {
-                format!("the guard process was killed; {job} under {lock} is being stopped")
+                let text = format!("the guard process was killed; {job} under {lock} {stopped}");
+                (Event::of_failure(Exit::Internal), text)
             }
             StopReason::Lost | StopReason::CallerGone => return,
         };
-        self.say(Kind::Warning, &text);
+        self.say(Kind::Warning, event, &text);
     }
 
     /// A process of the job may not be signalled.
@@ -297,16 +376,18 @@ impl<'a> Messages<'a> {
             Right::OfEnclosing => "",
         };
         let text = format!(
-            "process {pid} ({name}) of the command under {} cannot be stopped: it runs as another user (start dlock itself \
-             with sudo: 'sudo dlock run …'){then}",
-            self.lock()
+            "process {pid} ({name}) of {} under {} cannot be stopped: it runs as another user (start dlock itself \
+             with sudo: 'sudo dlock {} …'){then}",
+            self.of.job,
+            self.lock(),
+            self.of.command
         );
-        self.say(Kind::Warning, &text);
+        self.say(Kind::Warning, What::Unstoppable, &text);
     }
 
     /// The guard died while there was nothing to watch.
     pub fn guard_died_before_start(&self) -> String {
-        format!("the guard process was killed while waiting for {}; the command did not run", self.lock())
+        format!("the guard process was killed while waiting for {}; {}", self.lock(), self.of.unrun)
     }
 
     /// CMD was stopped, and dlock is about to be.
@@ -320,7 +401,8 @@ impl<'a> Messages<'a> {
             OnLost::Warn => "after that another may take it",
         };
         let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
-        self.say(Kind::Note, &format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left)));
+        let text = format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left));
+        self.say(Kind::Note, What::Suspended, &text);
     }
 
     pub fn left(&self, left: Left) {
@@ -334,33 +416,35 @@ impl<'a> Messages<'a> {
                 format!("nothing was left to give back of {lock}")
             }
         };
-        self.say(Kind::Detail, &text);
+        self.say(Kind::Detail, What::Released, &text);
     }
 
     /// The command has ended, and only then the store says that the lock was not ours any more.
-    pub fn lost_unnoticed(&self, exit: Exit) {
+    pub fn lost_unnoticed(&self, fate: &Fate, exit: Exit) {
+        let why = fate.clause().map(|clause| format!(": {clause}")).unwrap_or_default();
         let text = format!(
-            "{} was lost before the command ended (it ended with status {}): since the last heartbeat another may have run \
-             beside it",
+            "{} was lost before {} ended (it ended with status {}){why}; since the last heartbeat another may have \
+             run beside it",
             self.lock(),
+            self.of.job,
             exit.code()
         );
-        self.say(Kind::Warning, &text);
+        self.say(Kind::Warning, Event::of_failure(Exit::Lost).by(fate.by()), &text);
     }
 
     /// The store did not answer the release. After a loss nobody expects it to.
     pub fn not_given_back(&self, why: &str, exit: Exit, ran: Ran) {
         if exit != Exit::Lost {
             let command = match ran {
-                Ran::Yes | Ran::Cut(_) => "the command has ended",
-                Ran::No => "the command did not run",
+                Ran::Yes | Ran::Cut(_) => format!("{} has ended", self.of.job),
+                Ran::No => self.of.unrun.to_owned(),
             };
             let text = format!(
                 "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and at the latest \
                  it is free when its lease ends",
                 self.lock()
             );
-            self.say(Kind::Warning, &text);
+            self.say(Kind::Warning, Event::from(What::Unreleased).ends(exit), &text);
         }
     }
 
@@ -370,13 +454,13 @@ impl<'a> Messages<'a> {
             "dlock was killed, so its guard stopped the command; the job around still holds {}",
             self.place()
         );
-        self.context.printer.say(Kind::Error, &text);
+        self.context.printer.say(Kind::Error, What::Crashed, &text);
     }
 
     /// From the guard: dlock is gone, and so is its job.
     pub fn orphaned(&self, given_back: Result<Left, store::Error>) {
         let lock = self.lock();
-        let stopped = "dlock was killed, so its guard stopped the command";
+        let stopped = format!("dlock was killed, so its guard {}", self.of.orphaned);
         let text = match given_back {
             Ok(Left::NotHeld) => {
                 format!(
@@ -388,7 +472,7 @@ impl<'a> Messages<'a> {
                 format!("{stopped}; {lock} could not be given back ({error}) and is free when its lease ends")
             }
         };
-        self.context.printer.say(Kind::Error, &text);
+        self.context.printer.say(Kind::Error, What::Crashed, &text);
     }
 }
 
@@ -410,10 +494,18 @@ fn hint_at_shell(command: &str) -> &'static str {
     }
 }
 
-const fn asked(asker: Asker) -> &'static str {
+fn asking(asker: Asker) -> What {
     match asker {
-        Asker::Operator => "an operator asked for",
-        Asker::Newer => "a newer run (--replace) asked for",
+        Asker::Operator => What::Asked,
+        Asker::Newer => What::Superseded,
+    }
+}
+
+fn asked(asker: Asker, fate: &Fate) -> String {
+    match (asker, fate.by()) {
+        (Asker::Operator, by) => format!("{} asked for", person(by)),
+        (Asker::Newer, None) => "a newer run (--replace) asked for".into(),
+        (Asker::Newer, by) => format!("a newer run (--replace) of {} asked for", person(by)),
     }
 }
 

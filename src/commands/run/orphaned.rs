@@ -11,6 +11,7 @@ use crate::law::{End, Ran};
 use crate::lease::give_back;
 use crate::lock::{Names, Token};
 use crate::store::Store;
+use crate::sys;
 use std::time::Duration;
 
 /// A guard does not outlive the lease by trying to end it.
@@ -30,7 +31,14 @@ pub fn orphaned<'a>(
         Orphaned::Over { started, status, reason } => {
             let ran = if started { ran(reason, None) } else { Ran::No };
             let by = context.deadline().max(Moment::now().after(PATIENCE.min(run.ttl.get())));
-            let answer = give_back(store, names, token, &End { ran, job: status }, by);
+            let answer = give_back(
+                store,
+                names,
+                token,
+                &End { ran, job: status, once_per: run.once_per.is_some() },
+                by,
+            );
+            sys::kill_all_apart();
             if started && reason.is_some() {
                 messages.orphaned(answer);
             }

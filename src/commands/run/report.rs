@@ -3,10 +3,13 @@
 
 use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
+use crate::commands::fate::Fate;
 use crate::error;
 use crate::exit::{Ended, Exit};
+use crate::law;
 use crate::lease::{Asker, Loss};
 use crate::lock::Fence;
+use crate::output::json::Actor;
 use crate::output::report::{HowLost, Outcome, Report};
 use crate::output::time::millis;
 
@@ -28,6 +31,8 @@ pub struct RunReport {
     pub is_superseded: bool,
     pub job: Option<Ended>,
     pub lost: Option<Loss>,
+    /// What the store said of that.
+    pub fate: Fate,
 }
 
 impl RunReport {
@@ -39,7 +44,10 @@ impl RunReport {
         let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
         let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
             Loss::Deadline => HowLost::Expired,
-            Loss::NotHeld => HowLost::Vanished,
+            Loss::NotHeld => match &self.fate {
+                Fate::Ended(end) if end.outcome == law::Outcome::Forced => HowLost::Forced,
+                _ => HowLost::Vanished,
+            },
             Loss::Revoked => HowLost::Forced,
             Loss::Asked(Asker::Operator) => HowLost::Asked,
             Loss::Asked(Asker::Newer) => HowLost::Superseded,
@@ -51,6 +59,7 @@ impl RunReport {
             started: self.started,
             job: self.job.or(died).into(),
             lost,
+            forced_by: self.fate.by().filter(|_| lost.is_some()).map(Actor::from),
             key: flags.key.first().map(ToString::to_string),
             keys: each_once(&flags.key).iter().map(ToString::to_string).collect(),
             store: self.store.as_deref(),

@@ -9,7 +9,7 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::Token;
-use crate::output::{Kind, Printer, json};
+use crate::output::{Kind, Printer, What, json};
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, openat, readlinkat, renameat,
     statat, unlinkat,
@@ -57,7 +57,7 @@ impl ReportFile {
         });
         if let Err(why) = written {
             let text = format!("the report could not be written to {}: {why}", self.0.display());
-            printer.say(Kind::Warning, &text);
+            printer.say(Kind::Warning, What::Unwritten, &text);
         }
     }
 }

@@ -5,6 +5,7 @@
 use crate::error::Error;
 use crate::job;
 use crate::law::Proof;
+use crate::sys;
 use std::io;
 
 /// What the store said of each claim.
@@ -12,6 +13,10 @@ type Proofs = Vec<Option<Proof>>;
 
 /// Has `ask` called in another process. The outer failure is that this could not be done.
 pub fn in_another_process(ask: impl FnOnce() -> Result<Proofs, Error>) -> io::Result<Result<Proofs, Error>> {
-    let said = job::apart(|| serde_json::to_vec(&ask()).unwrap_or_default())?;
+    let said = job::apart(|| {
+        let said = serde_json::to_vec(&ask()).unwrap_or_default();
+        sys::kill_all_apart();
+        said
+    })?;
     serde_json::from_slice(&said).map_err(io::Error::other)
 }

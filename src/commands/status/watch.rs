@@ -15,6 +15,7 @@ use crate::output::screen::Screen;
 use crate::output::table;
 use crate::output::time::{self, span};
 use crate::output::{Coloured, coloured, escaped};
+use crate::store::Which;
 use crate::store::{self, Store};
 use rustix::event::{PollFd, PollFlags};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub fn watch(
         Signals::take(&[&job::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
     let foreground = Foreground::start(signals, move |teller| {
         loop {
-            teller.tell(look(&wanted, &mut *store, IN_A_LINE));
+            teller.tell(look(&wanted, &mut *store, Which::Live, IN_A_LINE));
             clock::sleep_until(Moment::now().after(every));
         }
     })?;

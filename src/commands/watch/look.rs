@@ -9,7 +9,7 @@ use crate::law::millis;
 use crate::lease::observer::{LISTEN_AT_LEAST, Observer, WATCH_EVERY};
 use crate::lock::Name;
 use crate::output::time::span;
-use crate::output::{self, Coloured, Kind};
+use crate::output::{self, Coloured, Event, Kind, What};
 use crate::store::{self, View, Which, events};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,9 +73,19 @@ impl Look {
         };
         look.begin().map_err(|error| look.context.with_origin(error))?;
         let (count, place) = (look.watched.len(), &look.context.settings.store);
-        look.context
-            .printer
-            .say(Kind::Detail, &format!("watching from now on; {place} has {count} of the locks"));
+        let names: Vec<Name> = look.watched.keys().cloned().collect();
+        if let Some(none) = look.wanted.unmatched(&names, place) {
+            look.context.printer.say(
+                Kind::Note,
+                What::Matched,
+                &format!("{none} that was used lately; new ones are watched"),
+            );
+        }
+        look.context.printer.say(
+            Kind::Detail,
+            What::Watching,
+            &format!("watching from now on; {place} has {count} of the locks"),
+        );
         Ok(look)
     }
 
@@ -114,7 +124,9 @@ impl Look {
                 // It is looked at when it is time to say again that one watches.
                 self.observer.postpone(name);
                 if self.damaged.insert(name.clone()) {
-                    self.context.printer.say(Kind::Error, &format!("{} is not watched: {error}", name.key()));
+                    let text = format!("{} is not watched: {error}", name.key());
+                    let event = Event::from(What::Unreadable).about(name.key());
+                    self.context.printer.say(Kind::Error, event, &text);
                 }
                 Ok(None)
             }
@@ -141,7 +153,7 @@ impl Look {
         let missing: BTreeSet<String> =
             missing.iter().map(|what| format!("{what}; {} not watched", its_locks(what))).collect();
         for what in missing.difference(&self.missing) {
-            self.context.printer.say(Kind::Warning, what);
+            self.context.printer.say(Kind::Warning, What::Unreadable, what);
         }
         self.missing = missing;
     }
@@ -211,7 +223,8 @@ impl Look {
         if self.cut_off.is_none() {
             self.cut_off = Some(Moment::now());
             self.context.printer.say(
-                Kind::Warning,
+                Kind::Passing,
+                What::Trouble,
                 &format!("{error}; nothing is seen until it answers again, and then what the log has of it"),
             );
         }
@@ -223,7 +236,8 @@ impl Look {
     fn answered(&mut self) {
         if let Some(since) = self.cut_off.take() {
             let (place, since) = (&self.context.settings.store, span(Moment::now().since(since)));
-            self.context.printer.say(Kind::Warning, &format!("{place} answers again, after {since}"));
+            let text = format!("{place} answers again, after {since}");
+            self.context.printer.say(Kind::Passing, What::Recovered, &text);
         }
     }
 }

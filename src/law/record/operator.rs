@@ -3,12 +3,10 @@
 
 use super::{Hold, Lock, Phase, Record};
 use crate::law::WATCH_KEPT;
-use crate::law::answer::{
-    Became, Foreign, Holder, Outcome, Patterns, Pause, Renewal, Requested, Revoked, State,
-};
-use crate::law::operation::{NewPattern, NewPause, Revoke, When};
+use crate::law::answer::{Foreign, Holder, Outcome, Pause, Renewal, Requested, Revoked, State};
+use crate::law::operation::{NewPause, Revoke, When};
 use crate::law::time::{Due, Time, millis};
-use crate::lock::{Fence, Owner, PATTERNS_MOST, Token};
+use crate::lock::{Fence, Owner, Token};
 
 impl Record {
     /// Asks the hold with this fence to end.
@@ -50,25 +48,6 @@ impl Record {
     /// Has nobody granted it for a while, whoever holds it goes on; or ends that. Whether it was so before.
     pub(in crate::law) fn pause(&mut self, now: Time, pause: Option<NewPause<'_>>) -> bool {
         std::mem::replace(&mut self.paused, pause.map(|new| paused(now, &new))).is_some()
-    }
-
-    /// In the record of the patterns: those in force.
-    pub fn patterns(&mut self, now: Time) -> Patterns {
-        self.expire(now);
-        Patterns { now: now.millis(), pauses: self.patterns.clone(), became: Became::WasNot }
-    }
-
-    /// In the record of the patterns: has one pause the keys that look like it, or does so no more.
-    pub(in crate::law) fn change_pattern(&mut self, now: Time, change: &NewPattern<'_>) -> Became {
-        let is_it = |pause: &Pause| pause.pattern.as_ref() == Some(change.pattern);
-        let was = self.patterns.iter().position(is_it);
-        if was.is_none() && change.pause.is_some() && self.patterns.len() >= PATTERNS_MOST {
-            return Became::Full;
-        }
-        was.map(|at| self.patterns.remove(at));
-        let new = change.pause.map(|(by, lasts)| NewPause { by, lasts, pattern: Some(change.pattern) });
-        self.patterns.extend(new.map(|new| paused(now, &new)));
-        if was.is_some() { Became::Was } else { Became::WasNot }
     }
 
     /// Takes the lock away from all who hold it.
@@ -147,5 +126,5 @@ impl Record {
 fn paused(now: Time, new: &NewPause<'_>) -> Pause {
     let since = now.millis();
     let until = since.saturating_add(millis(new.lasts));
-    Pause { by: new.by.clone(), since, until, pattern: new.pattern.cloned() }
+    Pause { by: new.by.clone(), since, until }
 }

@@ -340,7 +340,7 @@ impl State {
     fn leave(&mut self, law: Law, wishes: &[Wish], who: usize) -> Result<(), String> {
         let (names, now, id) = (names_of(&wishes[who]), self.now, self.askers[who].token);
         let held = names.iter().all(|name| holds(&self.table, name, id, now));
-        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)) };
+        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true };
         let since =
             self.table.records.values().find_map(|record| Some(record.holds.get(&token(id))?.since.0));
         let answer = law.leave(&mut self.table, now, &names, id, &end);

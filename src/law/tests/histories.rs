@@ -181,7 +181,7 @@ impl World {
 
     fn leave(&mut self, asker: &Asker, ran: Ran, job: Option<Ended>) -> Check {
         let now = self.now;
-        let end = End { ran, job };
+        let end = End { ran, job, once_per: asker.id.is_multiple_of(2) };
         let (answer, again) =
             self.run(&asker.names, |table| table.leave(now, &asker.names, &asker.token, &end))?;
         let same = matches!(
@@ -259,7 +259,7 @@ impl World {
                 let (lock, by) = (name(LOCKS[lock]), Owner::default());
                 let pause = lasts.map(|lasts| {
                     let lasts = Duration::from_millis(lasts);
-                    NewPause { by: &by, lasts, pattern: None }
+                    NewPause { by: &by, lasts }
                 });
                 let (was, _) = self.run(&lock.clone().into(), |table| table.pause(now, &lock, pause))?;
                 self.observer.paused(now, lock.as_str(), lasts, was)?;

@@ -319,7 +319,7 @@ impl Observer {
                 had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
             prop_assert_eq!(millis(cooling), kept.saturating_sub(now.millis()));
         }
-        if (ran, end.job) == (Ran::Yes, Some(Ended::Code(0))) {
+        if end.once_per && (ran, end.job) == (Ran::Yes, Some(Ended::Code(0))) {
             for name in &asker.names {
                 let at = (name.as_str().to_owned(), asker.id);
                 let Some(belief) = self.beliefs.get(&at).filter(|belief| live(belief) && !belief.revoked)

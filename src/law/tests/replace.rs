@@ -66,7 +66,7 @@ fn while_it_is_paused_nobody_is_asked() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     let (a, by) = (name("a"), Owner::default());
-    let pause = NewPause { by: &by, lasts: Duration::from_secs(3), pattern: None };
+    let pause = NewPause { by: &by, lasts: Duration::from_secs(3) };
     assert!(!scene.table.pause(scene.now, &a, Some(pause)));
     assert!(matches!(scene.replace(2, "a"), Acquired::Waiting(_)));
     assert_eq!(scene.renew(1, "a"), Renewal::Renewed);

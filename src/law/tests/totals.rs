@@ -11,7 +11,12 @@ impl Scene {
 
     /// Ends a hold whose job ended so.
     fn finish(&mut self, who: u32, locks: &str, job: Option<Ended>) -> Left {
-        self.table.leave(self.now, &Self::names(locks), &token(who), &End { ran: Ran::Yes, job })
+        self.table.leave(
+            self.now,
+            &Self::names(locks),
+            &token(who),
+            &End { ran: Ran::Yes, job, once_per: false },
+        )
     }
 
     fn fence(&mut self, lock: &str, who: u32) -> Fence {
@@ -96,7 +101,12 @@ fn jobs_are_counted_by_how_they_ended() {
     assert_eq!((ends(&stat), stat.held.sum), (vec![(Outcome::Released, 5)], 5000));
     // A command that never ran is no end.
     assert!(scene.queue(9, "a", X));
-    scene.table.leave(scene.now, &Scene::names("a"), &token(9), &End { ran: Ran::No, job: None });
+    scene.table.leave(
+        scene.now,
+        &Scene::names("a"),
+        &token(9),
+        &End { ran: Ran::No, job: None, once_per: false },
+    );
     let stat = scene.stat("a");
     assert_eq!((stat.waited.count(), stat.held.count()), (6, 5));
 }
@@ -109,7 +119,7 @@ fn what_did_not_end_by_itself_has_failed() {
     for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(Ended::Code(0)), None, None])) {
         assert!(scene.queue(who, "a", X));
         scene.pass(1000);
-        let end = End { ran: Ran::Cut(outcome), job };
+        let end = End { ran: Ran::Cut(outcome), job, once_per: false };
         assert_eq!(scene.table.leave(scene.now, &Scene::names("a"), &token(who), &end), GONE);
     }
     assert!(scene.queue(9, "a", X));
@@ -122,7 +132,7 @@ fn what_did_not_end_by_itself_has_failed() {
     let mut scene = Scene::new();
     scene.min_hold = Duration::from_secs(60);
     assert!(scene.ask(1, "a", X));
-    let end = End { ran: Ran::Cut(Outcome::Crashed), job: None };
+    let end = End { ran: Ran::Cut(Outcome::Crashed), job: None, once_per: false };
     let left = scene.table.leave(scene.now, &Scene::names("a"), &token(1), &end);
     assert!(matches!(left, Left::Released { cooling } if !cooling.is_zero()), "{left:?}");
 }

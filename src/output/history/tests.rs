@@ -1,5 +1,6 @@
 //! Pictures of invented histories. The text is printed, to be looked at with `--nocapture`.
 
+use super::axis::Axis;
 use super::*;
 use crate::lock::{Fence, Owner};
 
@@ -44,10 +45,13 @@ const PLAIN: Style = Style { coloured: Coloured::No, charset: Charset::Unicode }
 fn a_picture_fits_its_terminal() {
     for columns in [36, 50, 80, 140, 300] {
         for charset in [Charset::Unicode, Charset::Ascii] {
-            let text = picture(&log(), NOW, columns, Style { charset, ..PLAIN });
+            let text = picture(None, &log(), NOW, columns, Style { charset, ..PLAIN }).concat();
             println!("{text}");
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
-            assert_eq!(text.lines().count(), 8);
+            // On less than 60 columns the holders stand on lines of their own, and where there is no room for it who ended one.
+            let by = usize::from(text.contains("ended by"));
+            assert_eq!(text.lines().count(), by + if columns < 60 { 15 } else { 8 });
+            assert_eq!(by == 0, text.contains("ENDED BY"), "{text}");
             assert!(charset == Charset::Unicode || text.is_ascii(), "{text}");
             assert!(!text.contains('\x1b'));
         }
@@ -58,8 +62,8 @@ fn a_picture_fits_its_terminal() {
 fn colour_adds_nothing_but_colour() {
     let coloured = Style { coloured: Coloured::Yes, ..PLAIN };
     for (with, without) in [
-        (picture(&log(), NOW, 100, coloured), picture(&log(), NOW, 100, PLAIN)),
-        (table(&log(), coloured), table(&log(), PLAIN)),
+        (picture(None, &log(), NOW, 100, coloured).concat(), picture(None, &log(), NOW, 100, PLAIN).concat()),
+        (table(None, &log(), coloured).concat(), table(None, &log(), PLAIN).concat()),
     ] {
         let stripped =
             regex_lite::Regex::new("\x1b\\[[0-9]*m").map(|escape| escape.replace_all(&with, "").into_owned());
@@ -82,7 +86,7 @@ fn a_bar_is_where_its_time_is() {
     let same = vec![end(1, 0, 0, Outcome::Released, None); 2];
     let axis = Axis::over(&same, 40, Charset::Unicode);
     assert_eq!(axis.bar(&same[0]).chars().count(), 1, "no time at all is still drawn");
-    println!("{}", picture(&same, NOW, 80, PLAIN));
+    println!("{}", picture(None, &same, NOW, 80, PLAIN).concat());
 }
 
 #[test]
@@ -103,7 +107,7 @@ fn spans_of_any_length_have_marks_that_do_not_meet() {
 
 #[test]
 fn a_pipe_gets_everything() {
-    let text = table(&log(), PLAIN);
+    let text = table(None, &log(), PLAIN).concat();
     println!("{text}");
     assert!(text.contains("r\u{e9}port --all\\x1b[31m") && text.contains("@ 0"));
     assert_eq!(text.lines().count(), 8);
@@ -115,7 +119,83 @@ fn any_time_can_be_shown() {
     let style = Style { coloured: Coloured::No, charset: Charset::Unicode };
     for (since, ended) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 5000, u64::MAX)] {
         let log = [LoggedEnd { since, ended, ..end(1, 7, 0, Outcome::Released, None) }];
-        assert_eq!(picture(&log, NOW, 80, style).lines().count(), 2);
-        assert_eq!(table(&log, style).lines().count(), 2);
+        assert_eq!(picture(None, &log, NOW, 80, style).concat().lines().count(), 2);
+        assert_eq!(table(None, &log, style).concat().lines().count(), 2);
+    }
+}
+
+/// Nightly runs of some ten minutes, over two weeks.
+fn nights() -> Vec<LoggedEnd> {
+    let minutes = [12, 11, 14, 12, 0, 13, 12, 15, 12, 11, 12, 13, 9, 12];
+    let night = |(night, minutes): (usize, &u64)| {
+        let outcome = if *minutes == 0 { 3 } else { 0 };
+        end(24 * night as u64 + 7, *minutes, 0, Outcome::Released, Some(Ended::Code(outcome)))
+    };
+    minutes.iter().enumerate().map(night).collect()
+}
+
+fn ink(line: &str) -> usize {
+    line.chars().filter(|c| *c == '=').count()
+}
+
+#[test]
+fn nights_are_told_apart_by_how_long_they_took() {
+    let ascii = Style { charset: Charset::Ascii, ..PLAIN };
+    for columns in [80, 140] {
+        let text = picture(None, &nights(), NOW, columns, ascii).concat();
+        println!("{text}");
+        let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
+        assert!(
+            bars[7] > bars[0] && bars[0] > bars[12] && bars[12] > 2 * bars[4] && bars[4] == 1,
+            "{bars:?}"
+        );
+        assert!(bars[7] >= columns / 5, "the longest run takes the whole scale: {bars:?}");
+        let head = text.lines().next().unwrap_or_default();
+        assert!(head.contains("|0") && head.contains("|10m"), "{head}");
+        assert!(text.lines().nth(1).is_some_and(|line| !line.starts_with(char::is_alphabetic)), "{text}");
+    }
+}
+
+#[test]
+fn runs_of_very_different_lengths_have_a_logarithmic_scale() {
+    let mut log = nights();
+    log[2].ended = log[2].since + 7 * 3_600_000;
+    let text = picture(None, &log, NOW, 100, Style { charset: Charset::Ascii, ..PLAIN }).concat();
+    println!("{text}");
+    let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
+    assert!(bars[2] > bars[0] && bars[0] > 8, "{bars:?}");
+    assert!(text.lines().next().is_some_and(|head| head.contains("|10m") && head.contains("|1h")), "{text}");
+}
+
+#[test]
+fn a_time_axis_is_for_runs_that_are_close() {
+    assert!(axis::are_close(&log()));
+    assert!(!axis::are_close(&nights()));
+    // Twenty at a time, every night: they overlap, and yet most of the axis would be empty.
+    let crowd: Vec<_> = nights().into_iter().flat_map(|night| vec![night; 20]).collect();
+    assert!(!axis::are_close(&crowd));
+    assert!(axis::are_close(&nights()[..1]) && axis::are_close(&[]));
+}
+
+#[test]
+fn a_long_key_or_holder_takes_no_room_of_other_rows() {
+    let mut log = nights();
+    log.truncate(4);
+    log[1].owner.host = "ip-10-0-12-34.eu-central-1.compute.internal.example.org".into();
+    let long = "deployments/".repeat(12) + "production";
+    let keys = ["report", "report", &*long, &*long].map(String::from);
+    for columns in [80, 140] {
+        let text =
+            picture(Some(&keys), &log, NOW, columns, Style { charset: Charset::Ascii, ..PLAIN }).concat();
+        println!("{text}");
+        assert!(text.lines().all(|line| width(line) <= columns), "{text}");
+        let whole = text.replace(['\n', ' '], "");
+        assert_eq!(whole.matches(&long).count(), 1, "rows of the same key say it once: {text}");
+        assert!(whole.contains(&cell(&log[1].owner).replace(' ', "")), "{text}");
+        assert!(
+            text.lines().nth(1).is_some_and(|row| row.contains("app@web1 4711") && ink(row) > 5),
+            "{text}"
+        );
+        assert_eq!(text.lines().filter(|line| ink(line) > 0).count(), 4, "{text}");
     }
 }

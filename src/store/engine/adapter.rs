@@ -5,7 +5,7 @@ use super::queue::Queue;
 use crate::clock::Moment;
 use crate::law::{LoggedEnd, Record, Time};
 use crate::lock::{Name, Names, Token};
-use crate::store::{Error, Listener, Subscription};
+use crate::store::{Endurance, Error, Listener, Subscription};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -60,13 +60,6 @@ pub trait Adapter: Clone + Send {
         whom: CatchUp,
     ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
-    /// The records of these locks as `me`, which waits for them, saw them when it was woken, and a time that the coordinator's
-    /// clock has not passed by now. Of those who wait they tell of `me` alone, which is enough for who only confirms a
-    /// grant. Nothing where they were read otherwise, or too long ago.
-    fn seen(&self, _: &BTreeSet<String>, _me: &Token) -> Option<(Vec<Self::Entry>, Time)> {
-        None
-    }
-
     /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said itself since.
     /// Answers the locks that it waits for. One that turns out to have left is taken out of the queue.
     fn show(
@@ -96,6 +89,11 @@ pub trait Adapter: Clone + Send {
     /// Forgets every connection.
     fn reset(&mut self) {}
 
+    /// See [`crate::store::Store::endurance`].
+    fn endurance(&self) -> Endurance {
+        Endurance::Short
+    }
+
     /// The full names of all locks of which something is kept, or what is wrong with what is kept.
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error>;
 
@@ -104,6 +102,12 @@ pub trait Adapter: Clone + Send {
 
     /// The time on this process' clock by which leases are counted here.
     fn now(&self) -> Duration;
+
+    /// The token that stands for this one in all that the coordinator keeps. Its records and keys then tell no token by
+    /// which a hold could be renewed or given back.
+    fn stored(&self, token: &Token) -> Token {
+        token.clone()
+    }
 
     /// The token is about to be asked for: where the lease is a session, that is as long.
     fn attend(&mut self, _: &Token, _ttl: Duration) {}

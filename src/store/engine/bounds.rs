@@ -1,7 +1,7 @@
 //! Is a record what a dlock would have written? Somebody else may write where an adapter reads. (Texts and tokens are bounded by
 //! their types.)
 
-use crate::law::{Lock, Record};
+use crate::law::{Lock, REFUSALS_KEPT, Record};
 use crate::lock::SLOTS_MAX;
 
 /// No time and no fence is greater: what is added to them does not overflow.
@@ -43,6 +43,12 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
     }
     if let Some(success) = &record.success {
         check_number(success.since.max(success.ended).max(success.fence.0))?;
+    }
+    if record.refusals.len() > REFUSALS_KEPT {
+        return Err("it has too many refusals");
+    }
+    for refusal in &record.refusals {
+        check_number(refusal.at.max(refusal.waited))?;
     }
     for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
         check_number(until.0)?;

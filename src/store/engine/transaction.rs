@@ -60,6 +60,10 @@ pub struct Transaction<'a, A: Adapter> {
     is_reaped: bool,
     /// Where nobody in the queue is looked at: the fence of what is only to be confirmed.
     confirms: Option<u64>,
+    /// Whether a refusal need not be counted: others have changed the records too often.
+    pub may_go_uncounted: bool,
+    /// Whether there is nothing to write but such a count.
+    pub is_only_count: bool,
 }
 
 /// One record; what the law keeps is in the table meanwhile.
@@ -103,14 +107,6 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(Self { is_locked: true, ..Self::with(adapter, asked, entries, now) })
     }
 
-    /// The records as `me` saw them when it was woken, if it only has to confirm a grant.
-    pub fn seen(adapter: &'a A, names: &Names, me: &Token) -> Option<Self> {
-        let asked = full(names);
-        let (entries, now) = adapter.seen(&asked, me)?;
-        let transaction = Self { is_locked: true, ..Self::with(adapter, asked, entries, now) };
-        transaction.to_confirm(me).is_some().then_some(transaction)
-    }
-
     /// Reads the records of these locks, as they are now, to see what an operation would do.
     pub fn look(adapter: &'a A, names: &Names, me: Option<&Token>) -> Result<Self, Error> {
         let asked = full(names);
@@ -135,6 +131,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             dead: Vec::new(),
             is_reaped: false,
             confirms: None,
+            may_go_uncounted: false,
+            is_only_count: false,
         }
     }
 

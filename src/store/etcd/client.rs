@@ -7,6 +7,7 @@ use crate::clock::Moment;
 use crate::law::Time;
 use crate::store::Error;
 use crate::store::net::failure::plain;
+use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
 use crate::store::net::{Address, alarm};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -21,13 +22,19 @@ const PARTS_MOST: usize = 1 << 19;
 /// How long one waits before all members are asked again of which one is there and cannot serve: it is about to have a leader.
 const ROUND: Duration = Duration::from_millis(50);
 
+/// So begins what a member with users answers to a request with a client certificate that has a name.
+const NAMED_CERTIFICATE: &str = "CommonName of client sending a request against gateway";
+
+/// The code of an error by which a member says that it cannot serve now.
+const UNAVAILABLE: u16 = 14;
+
 /// Which cluster, and how to get into it.
 #[derive(Clone)]
 pub struct Target {
     /// At least one.
     pub members: Vec<Address>,
     pub user: Option<String>,
-    pub password: Option<String>,
+    pub password: Option<Password>,
     /// Set where they are spoken to over TLS.
     pub tls: Option<Tls>,
     /// What all keys begin with, without a slash at the end.
@@ -50,8 +57,6 @@ pub struct Client {
     cluster: Cell<Option<u64>>,
     /// When the operation under way is to end.
     pub by: Cell<Moment>,
-    /// What time a member has told last, and when.
-    clock: Cell<Option<(Time, Moment)>>,
 }
 
 /// What a request was answered: a value, or why not.
@@ -76,8 +81,7 @@ impl Clone for Client {
     fn clone(&self) -> Self {
         let member = self.member.clone();
         let (target, by, cluster) = (Arc::clone(&self.target), self.by.clone(), self.cluster.clone());
-        let clock = self.clock.clone();
-        Self { target, member, line: RefCell::default(), pass: self.pass.clone(), cluster, by, clock }
+        Self { target, member, line: RefCell::default(), pass: self.pass.clone(), cluster, by }
     }
 }
 
@@ -88,7 +92,7 @@ impl Client {
         let member = Cell::new(chance % target.members.len().max(1));
         let by = Cell::new(Moment::now());
         let (line, pass, cluster) = (RefCell::default(), RefCell::default(), Cell::new(None));
-        Self { target: Arc::new(target), member, line, pass, cluster, by, clock: Cell::new(None) }
+        Self { target: Arc::new(target), member, line, pass, cluster, by }
     }
 
     pub fn shown(&self) -> &str {
@@ -102,13 +106,6 @@ impl Client {
         }
     }
 
-    /// The time that a member would tell now, if one has told any.
-    pub fn now(&self) -> Option<Time> {
-        let (told, heard) = self.clock.get()?;
-        let passed = u64::try_from(Moment::now().since(heard).as_micros()).ok()?;
-        Some(Time(told.0.saturating_add(passed)))
-    }
-
     /// Which member is asked next.
     pub fn member(&self) -> usize {
         self.member.get()
@@ -120,13 +117,20 @@ impl Client {
         self.member.set((self.member.get() + 1) % self.target.members.len());
     }
 
-    /// Sends requests together. Each may arrive twice. While there is another member, one has half of the time that is left.
+    /// Sends requests together. Each may arrive twice. While there is another member, one has half of the time that is left,
+    /// and no longer than connecting and one operation may take.
     pub fn ask(&self, requests: &[Request]) -> Result<Vec<Reply>, Failure> {
         let members = self.target.members.len();
         let (mut asked, mut is_there, mut is_reused) = (0, false, self.line.borrow().is_some());
+        let mut unable = None;
         loop {
             let by = self.by.get();
-            let share = if asked + 1 < members { Moment::now().after(by.left() / 2) } else { by };
+            let each = self.target.connect_timeout + self.target.op_timeout;
+            let share = match members.saturating_sub(asked) {
+                _ if members == 1 => by,
+                1 => by.min(Moment::now().after(each)),
+                _ => Moment::now().after(each.min(by.left() / 2)),
+            };
             let failure = match self.ask_member(requests, share) {
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => failure,
@@ -137,11 +141,19 @@ impl Client {
                 self.line.take();
                 continue;
             }
+            // Some gateways hang up on whoever shows a login that has expired.
+            if matches!(failure, Failure::Broken(_)) {
+                self.pass.take();
+            }
             self.turn_away();
-            is_there |= matches!(failure, Failure::Unable(_));
+            if let Failure::Unable(error) = &failure {
+                is_there = true;
+                unable = Some(error.clone());
+            }
             asked += 1;
             if by.passed() || (asked >= members && !is_there) {
-                return Err(failure);
+                // What a member said tells more than that there was no time left to ask it again.
+                return Err(unable.map_or(failure, Failure::Unable));
             }
             if asked >= members {
                 (asked, is_there) = (0, false);
@@ -185,8 +197,8 @@ impl Client {
     pub fn connect(&self, by: Moment) -> Result<Connection, Failure> {
         let Target { members, tls, shown, connect_timeout, .. } = &*self.target;
         let address = &members[self.member.get()];
-        let by = by.min(Moment::now().after(*connect_timeout));
-        Connection::begin(shown, address, tls.as_ref(), by).map_err(|error| {
+        let reached = Moment::now().after(*connect_timeout);
+        Connection::begin(shown, address, tls.as_ref(), reached, by).map_err(|error| {
             if error.is_transient() { Failure::Silent(error) } else { Failure::Refused(error) }
         })
     }
@@ -198,13 +210,18 @@ impl Client {
 
     fn log_in(&self, line: &mut Connection, by: Moment) -> Result<(), Failure> {
         let shown = self.shown();
-        let (user, password) = (&self.target.user, &self.target.password);
-        let Some(password) = password else {
+        let Some(password) = &self.target.password else {
             return Err(Failure::Refused(Error::Denied(format!(
-                "{shown} has a user and no password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
+                "{shown} has a user and no password; give one by --password-file, --password-command or the config file"
             ))));
         };
-        let body = json!({ "name": user, "password": password }).to_string();
+        password::log_in(shown, Some(password), by, |text| {
+            self.authenticate(line, text.unwrap_or_default(), by)
+        })
+    }
+
+    fn authenticate(&self, line: &mut Connection, password: &str, by: Moment) -> Result<(), Failure> {
+        let body = json!({ "name": self.target.user, "password": password }).to_string();
         let answer = line.ask(&[Request { path: "auth/authenticate", body }], None, by)?;
         let reply = answer.into_iter().next().map(|answer| self.read(answer));
         match reply {
@@ -232,13 +249,15 @@ impl Client {
     fn read(&self, answer: Answer) -> Reply {
         let Answer { status, date, body } = answer;
         if status == 200 {
-            let now = time(date);
-            self.clock.set(Some((now, Moment::now())));
-            return Ok(Good { body, now });
+            return Ok(Good { body, now: time(date) });
         }
         let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
         let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
-        Err(said.unwrap_or_else(|| Said { code: 0, message: format!("HTTP {status}") }))
+        // A balancer, or what else stands before a member, has no words of etcd's.
+        let code = if matches!(status, 502..=504) { UNAVAILABLE } else { 0 };
+        let is_of_certificate = status == 400 && body.starts_with(NAMED_CERTIFICATE.as_bytes());
+        let message = if is_of_certificate { NAMED_CERTIFICATE.into() } else { format!("HTTP {status}") };
+        Err(said.unwrap_or(Said { code, message }))
     }
 
     /// A body that was expected to be such a value.
@@ -258,8 +277,18 @@ impl Client {
         let shown = self.shown();
         // Unavailable, and too late: no leader, another leader, a member that stops or only learns.
         let why = plain(&said.message);
-        matches!(said.code, 4 | 14)
-            .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}"))))
+        // Its gateway shows the member's own certificate to the member, which hangs up on that.
+        let is_own_handshake = self.target.tls.is_some()
+            && ["broken pipe", "connection reset", "handshake", "bad certificate"]
+                .iter()
+                .any(|end| why.contains(end));
+        let hint = if is_own_handshake {
+            "; with --client-cert-auth the certificate of a member has to be for clients, too (clientAuth; docs/stores.md)"
+        } else {
+            ""
+        };
+        matches!(said.code, 4 | UNAVAILABLE)
+            .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
     }
 
     /// What an error means.
@@ -275,7 +304,7 @@ impl Client {
             _ if why.contains("user name is empty") || why.contains("user name not found") => {
                 Error::Denied(format!(
                     "{shown} wants a user and a password; name the user by DLOCK_USERNAME or in the URL, and give the password \
-                 by DLOCK_PASSWORD_FILE, --password-file or the config file"
+                 by --password-file, --password-command or the config file"
                 ))
             }
             7 => Error::Denied(format!(
@@ -287,8 +316,13 @@ impl Client {
                 "{shown} has no space left and takes no writes (alarm NOSPACE): compact and defragment it, then disarm the alarm"
             )),
             8 => Error::Unavailable(format!("{shown} is overloaded: {why}")),
+            0 if why == NAMED_CERTIFICATE => Error::Denied(format!(
+                "{shown} has users, and its gateway takes no client certificate with a name (CN) then: give dlock one without \
+                 a CN (docs/stores.md)"
+            )),
             0 if why == "HTTP 404" => Error::Unfit(format!(
-                "{shown} has no JSON gateway at /v3: etcd 3.4 or later has, where --enable-grpc-gateway is not off"
+                "{shown} has no JSON gateway at /v3: etcd 3.4 or later has, where --enable-grpc-gateway is not off; one that is \
+                 started with --config-file has none unless that file says enable-grpc-gateway: true"
             )),
             2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
             code => Error::Garbled(format!("{shown} answered {code} {why}")),

@@ -5,14 +5,13 @@ use super::client::{Leased, grant, keep};
 use super::entry::{self, Layout, Node, Row};
 use super::lease::{Has, LeaseOf, seconds};
 use super::mine::Standing;
-use super::read::{Depth, Question, Source};
 use super::words::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
 use crate::clock::Moment;
-use crate::law::{LOG_KEPT, Lock, Phase, Record, Time, millis};
+use crate::law::{LOG_KEPT, Phase, Record, Time, millis};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::queue::Changes;
-use crate::store::engine::{self, Changed, Written};
+use crate::store::engine::{Changed, Written};
 use std::collections::BTreeSet;
 
 /// So many locks one run may have: with more, giving them back to those who wait might not fit into a transaction.
@@ -33,10 +32,6 @@ pub struct Draft<'a> {
     was: bool,
     /// How many locks it has or waits for now.
     locks: usize,
-    /// Those who were granted a lock alone, and the record of that.
-    alone: Vec<(Token, Vec<u8>)>,
-    /// The locks that whoever asks holds from now on, alone.
-    begun: BTreeSet<String>,
 }
 
 impl<'a> Draft<'a> {
@@ -45,26 +40,9 @@ impl<'a> Draft<'a> {
         let layout = keys.layout();
         let unchanged =
             |(node, _): &(Node, Changed)| Compare::unchanged(layout.lock(&node.name), node.version);
-        let mut compare: Vec<Compare> = entries.iter().map(unchanged).collect();
+        let compare: Vec<Compare> = entries.iter().map(unchanged).collect();
         let me = keys.asker.borrow().clone();
-        if keys.is_ahead.take() {
-            // It has its session still.
-            let holds = entries.iter().zip(&me).map(|((node, _), me)| layout.hold(&node.name, me));
-            compare.extend(holds.map(Compare::exists));
-        }
-        Self {
-            keys,
-            layout,
-            compare,
-            me,
-            acts: Vec::new(),
-            need: None,
-            place: None,
-            was: false,
-            locks: 0,
-            alone: Vec::new(),
-            begun: BTreeSet::new(),
-        }
+        Self { keys, layout, compare, me, acts: Vec::new(), need: None, place: None, was: false, locks: 0 }
     }
 
     fn put(&mut self, key: Bytes, value: Vec<u8>, lease: Option<u64>) {
@@ -120,9 +98,6 @@ impl<'a> Draft<'a> {
             self.acts.push(Act::Delete(Span { range_end: old, ..self.layout.ends(&name) }));
         }
         let body = entry::body(ends, now.millis(), &record)?;
-        if let Some(token) = granted_alone(&record) {
-            self.alone.push((token.clone(), entry::tell(&name, &body)?));
-        }
         let key = self.layout.lock(&name);
         self.put(key, body, None);
         Ok(())
@@ -141,8 +116,6 @@ impl<'a> Draft<'a> {
                 None => {
                     let of = LeaseOf::Holder(seconds(ttl));
                     self.need = Some((of, Has::No));
-                    let is_alone = matches!(node.record.lock, Lock::Exclusive { .. });
-                    self.begun.extend(is_alone.then(|| node.name.clone()));
                     let key = self.layout.hold(&node.name, &me);
                     self.put(key, millis(ttl).to_string().into(), Some(of.id(&me)));
                 }
@@ -183,20 +156,11 @@ impl<'a> Draft<'a> {
         }
         for token in woken {
             let key = self.layout.life(token);
-            // Who was granted one lock is told how that stands now. Others are told nothing, nor again what they were told before.
-            let mut told = self.alone.iter().filter(|(of, _)| of == token).map(|(_, told)| told.clone());
-            let value = told.next().filter(|_| told.next().is_none()).unwrap_or_default();
             let touch =
-                Put { key: key.clone(), value: Some(Bytes(value)), ignore_lease: true, ..Put::default() };
+                Put { key: key.clone(), value: Some(Bytes::default()), ignore_lease: true, ..Put::default() };
             let touch = Txn { compare: vec![Compare::exists(key)], success: vec![Act::Put(touch)] };
             self.acts.push(Act::Txn(touch));
         }
-        // Who has begun to hold one lock alone reads how that stands now: it may give back before anybody comes.
-        let begun = std::mem::take(&mut self.begun);
-        let (me, depth, source) = (None, Depth::Front, Source::Majority);
-        let question = Some(Question { names: &begun, me, depth, source })
-            .filter(|_| begun.len() == 1 && self.locks == 1);
-        self.acts.extend(question.iter().flat_map(|question| self.keys.asked(question, None)));
         let (compare, acts) = (std::mem::take(&mut self.compare), std::mem::take(&mut self.acts));
         let success = bundled(acts, compare.len());
         let txn = Txn { compare, success };
@@ -214,7 +178,6 @@ impl<'a> Draft<'a> {
             Has::No => grant(lease, of.seconds()),
         }));
         requests.push(txn.request(client)?);
-        let sent = Moment::now();
         let mut replies = client.ask(&requests)?;
         let (reply, leased) = (replies.pop(), replies.pop());
         // Somebody's lease has ended since this was read, perhaps the own one.
@@ -228,7 +191,7 @@ impl<'a> Draft<'a> {
         if matches!(&reply, Some(Err(said)) if said.is_too_large()) {
             return Ok(Written::too_large(client.shown()));
         }
-        let (answer, now) = client.txn_answer(reply)?;
+        let (answer, _) = client.txn_answer(reply)?;
         if !answer.succeeded {
             if let Some((lease, of, Has::No)) = need
                 && client.leased(leased).is_ok_and(|leased| leased == Leased::New(of.seconds()))
@@ -240,10 +203,6 @@ impl<'a> Draft<'a> {
         }
         let header = answer.header;
         self.keys.wrote.set(header.revision.0);
-        let read = question.and_then(|question| self.keys.answered(&question, None, answer, now).ok()?.pop());
-        self.keys.ahead.replace(read.map(|node| (node, Moment::now())));
-        let woke = self.keys.is_holder.get() && !woken.is_empty();
-        self.keys.woke.set(woke.then(|| Moment::now().since(sent)));
         self.keys.is_holder.set(matches!(need, Some((_, LeaseOf::Holder(_), _))));
         if let (Some(me), Some((lease, of, has))) = (&self.me, need) {
             self.keys.check_lease(lease, of, has, leased, &header)?;
@@ -258,11 +217,4 @@ impl<'a> Draft<'a> {
         }
         Ok(Written::Yes)
     }
-}
-
-/// To whom alone a lock was granted that has not confirmed it yet, where nobody else has anything of the lock.
-pub fn granted_alone(record: &Record) -> Option<&Token> {
-    let Lock::Exclusive { token, .. } = &record.lock else { return None };
-    let fence = engine::granted_alone(record, token).filter(|_| record.holds.len() == 1);
-    fence.map(|_| token)
 }

@@ -4,11 +4,13 @@
 //! | key behind the prefix | is |
 //! |---|---|
 //! | `lock/NAME` | the record of a lock, without who waits and without its ends |
-//! | `hold/NAME/TOKEN` | that a holder has its session: its lease ends the hold |
-//! | `wait/NAME/TICKET/TOKEN` | one who waits, on a short lease that it keeps |
-//! | `call/NAME/TICKET/TOKEN` | one who was granted the lock or passed over, on the same lease |
-//! | `life/TOKEN` | what others watch of one who holds or waits, and touch to wake it; on the lease of the one or the other. It says the record of the lock that was granted by the last touch |
+//! | `hold/NAME/HASH` | that a holder has its session: its lease ends the hold |
+//! | `wait/NAME/TICKET/HASH` | one who waits, on a short lease that it keeps |
+//! | `call/NAME/TICKET/HASH` | one who was granted the lock or passed over, on the same lease |
+//! | `life/HASH` | what others watch of one who holds or waits, and touch to wake it; on the lease of the one or the other |
 //! | `end/NAME/NUMBER` | one of the last ends |
+//!
+//! HASH is what stands for a token in all of this ([`crate::lock::Token::hashed`]).
 
 use super::words::{Bytes, Pair, Range, Span};
 use crate::law::{Due, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time};
@@ -250,18 +252,6 @@ impl Node {
 /// What is written of a record after so many ends.
 pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Body { format: FORMAT, ends, used, record })
-}
-
-/// What one is told who was granted the lock: which, and what was written of it.
-pub fn tell(name: &str, body: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
-    let body: &RawValue = serde_json::from_slice(body)?;
-    serde_json::to_vec(&(name, body))
-}
-
-/// The same, as it was told.
-pub fn told(value: &Bytes) -> Option<(String, Bytes)> {
-    let (name, body): (String, &RawValue) = serde_json::from_slice(&value.0).ok()?;
-    Some((name, Bytes(body.get().into())))
 }
 
 /// When a record was used last of which nothing else depends: its lock is free, if none of its holders has a session any more. In

@@ -6,7 +6,7 @@ use super::client::Client;
 use super::entry::Layout;
 use super::http::{Connection, Failure, Request};
 use super::read::{Depth, Question, Source};
-use super::words::{Bytes, Number, Pair, Streamed, Watched};
+use super::words::{Bytes, Number, Streamed, Watched};
 use crate::clock::Moment;
 use crate::law::Phase;
 use crate::lock::Token;
@@ -18,8 +18,6 @@ use std::time::Duration;
 
 /// How long nothing is heard after a subscription failed.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// Two watches tell of one step within this time of each other.
-const TOUCHED_WITHIN: Duration = Duration::from_millis(5);
 
 /// What of a key is heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,13 +62,13 @@ impl Ears {
         self.member == client.member() && self.keys == *keys
     }
 
-    /// Sleeps until something happens that is `new`, by its revision, or until then. Answers what.
+    /// Sleeps until something happens that is `new`, by its revision, or until then (false).
     pub fn hear(
         &mut self,
         client: &Client,
         new: impl Fn(u64) -> bool,
         until: Moment,
-    ) -> Result<Vec<Pair>, Failure> {
+    ) -> Result<bool, Failure> {
         while let Some(line) = self.connection.next_line(until)? {
             let said: Streamed<Watched> = client.parse(&line)?;
             let Some(watched) = said.result else {
@@ -79,13 +77,12 @@ impl Ears {
             if watched.canceled {
                 return Err(Failure::Unable(client.garbled("a watch ended")));
             }
-            let pairs = watched.events.into_iter().map(|event| event.kv);
-            let heard: Vec<Pair> = pairs.filter(|pair| new(pair.mod_revision.0)).collect();
-            if !heard.is_empty() || until.passed() {
-                return Ok(heard);
+            let is_heard = watched.events.iter().any(|event| new(event.kv.mod_revision.0));
+            if is_heard || until.passed() {
+                return Ok(is_heard);
             }
         }
-        Ok(Vec::new())
+        Ok(false)
     }
 }
 
@@ -105,20 +102,8 @@ impl Keys {
             _ => Ears::open(client, keys, seen, client.by.get())?,
         };
         let new = |revision| revision > seen && revision != wrote;
-        self.told.take();
-        let mut heard = ears.hear(client, new, until)?;
-        let life = layout.life(token);
-        // Whoever hears first that the one before it went hears in a moment what it was granted by that.
-        if !heard.is_empty() && heard.iter().all(|pair| pair.key != life) {
-            let Ok(more) = ears.hear(client, new, Moment::now().after(TOUCHED_WITHIN)) else {
-                return Ok(true);
-            };
-            heard.extend(more);
-        }
+        let is_heard = ears.hear(client, new, until)?;
         self.ears.replace(Some(ears));
-        let is_heard = !heard.is_empty();
-        let touch = heard.into_iter().rfind(|pair| pair.key == life);
-        self.told.replace(touch.filter(|touch| !touch.value.0.is_empty()));
         Ok(is_heard)
     }
 }
@@ -147,7 +132,7 @@ impl Hearing {
             self.ears = Some(Ears::open(client, heard, self.keys.read.get(), client.by.get())?);
             return Ok(is_news);
         };
-        Ok(!ears.hear(client, |_| true, until)?.is_empty())
+        ears.hear(client, |_| true, until)
     }
 
     /// Whether there may be something to hear already: for a holder, that it is no more one, or asked to end.

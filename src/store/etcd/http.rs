@@ -9,6 +9,7 @@ use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::dial;
 use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::password::Refusal;
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::{Session, Tls};
 use std::fmt::Write as _;
@@ -36,6 +37,21 @@ pub enum Failure {
     Unable(Error),
     /// Asking again or elsewhere does not mend it.
     Refused(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Refusal for Failure {
+    fn refusal(&self) -> Option<&Error> {
+        match self {
+            Self::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 impl From<Failure> for Error {
@@ -95,9 +111,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a member by `by`. `store` is how messages name it.
-    pub fn begin(store: &str, address: &Address, tls: Option<&Tls>, by: Moment) -> Result<Self, Error> {
-        let mut stream = dial::open(store, address, by)?;
+    /// Connects to a member, which is reached by `reached`, by `by`. `store` is how messages name it.
+    pub fn begin(
+        store: &str,
+        address: &Address,
+        tls: Option<&Tls>,
+        reached: Moment,
+        by: Moment,
+    ) -> Result<Self, Error> {
+        let mut stream = dial::open(store, address, tls, reached.min(by))?;
         let tls = match (tls, address) {
             (Some(tls), Address::Tcp { host, .. }) => {
                 Some(Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, by })?)
@@ -221,6 +243,11 @@ impl Connection {
                     "date" => date = seconds(value),
                     _ => {}
                 }
+            }
+            // What stands before a member and cannot reach it may say so in any form.
+            if matches!(status, 502..=504) && body.is_none() {
+                let why = format!("{} cannot serve now: HTTP {status}", self.store);
+                return Err(Failure::Unable(Error::Unavailable(why)));
             }
             if status != 100 {
                 self.body = body.ok_or_else(|| self.not_etcd())?;

@@ -6,16 +6,11 @@ use super::client::{self, Leased, grant};
 use super::entry::Node;
 use super::http::Request;
 use super::words::{Act, Bytes, Compare, Header, LeaseAnswer, Number, Pair, Put, Range, Span, Txn, bundled};
-use crate::clock::Moment;
 use crate::law::{SILENCE, millis};
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
-
-/// A lease to hold with is asked for ahead of time if it is not shorter than that of a waiter, which keeps both, nor longer
-/// than this, for that of a waiter that is killed lasts to its end.
-const AHEAD_MOST: Duration = Duration::from_secs(300);
 
 /// What is on a lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,11 +64,7 @@ impl Keys {
     ) -> Result<(), Error> {
         if has != Has::No {
             let kept = self.client.kept(reply)?;
-            return if kept.is_some_and(|(kept, _)| is_same_term(&kept, answer)) {
-                Ok(())
-            } else {
-                Err(self.unproved())
-            };
+            return self.check_proved(id, of, kept, answer);
         }
         match (self.client.leased(reply)?, of) {
             (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
@@ -89,9 +80,28 @@ impl Keys {
                     Range { span: Span { key: self.layout().lock(""), range_end: None }, ..Range::default() };
                 let txn = Txn { compare: Vec::new(), success: vec![Act::Range(proof)] };
                 let (answer, _) = self.client.txn(&txn)?;
-                let is_proved = kept.is_some_and(|(kept, _)| is_same_term(&kept, &answer.header));
-                if is_proved { Ok(()) } else { Err(self.unproved()) }
+                self.check_proved(id, of, kept, &answer.header)
             }
+        }
+    }
+
+    /// Whether the lease was kept by a member that had the right to, and is as long as was asked for. Any user of etcd may have
+    /// asked for a lease with this id before, of another length.
+    fn check_proved(
+        &self,
+        id: u64,
+        of: LeaseOf,
+        kept: Option<(Header, u64)>,
+        answer: &Header,
+    ) -> Result<(), Error> {
+        match kept {
+            Some((_, length)) if length < of.seconds() => {
+                self.leases.borrow_mut().remove(&id);
+                self.client.revoke(&[id])?;
+                Err(self.unproved())
+            }
+            Some((kept, _)) if is_same_term(&kept, answer) => Ok(()),
+            _ => Err(self.unproved()),
         }
     }
 
@@ -138,33 +148,6 @@ impl Keys {
         let parsed =
             replies.into_iter().map(|reply| reply.ok().map(|good| self.client.parse(&good.body)).transpose());
         Ok(parsed.collect::<Result<_, _>>()?)
-    }
-
-    /// The lease of a hold to come, if a quarter of it has passed since it was kept.
-    pub(super) fn due_ahead(&self) -> Option<LeaseOf> {
-        let of = self.wanted?;
-        let kept = self.ahead_kept.get();
-        kept.is_none_or(|kept| kept.after(Duration::from_secs(of.seconds()) / 4).passed()).then_some(of)
-    }
-
-    /// Asks for the lease of a hold to come, so that a grant need not wait for it.
-    pub(super) fn lease_ahead(&self, token: &Token) -> Result<(), Error> {
-        let Some(of @ LeaseOf::Holder(seconds)) = self.wanted else { return Ok(()) };
-        let lease = of.id(token);
-        let is_worth_it = (SILENCE.as_secs()..=AHEAD_MOST.as_secs()).contains(&seconds);
-        if !is_worth_it || self.leases.borrow().contains(&lease) {
-            return Ok(());
-        }
-        let mut replies = self.client.ask(&[grant(lease, seconds)])?;
-        if let Leased::New(granted) = self.client.leased(replies.pop())?
-            && granted != seconds
-        {
-            self.client.revoke(&[lease])?;
-            return Err(self.too_short(granted));
-        }
-        self.leases.borrow_mut().insert(lease);
-        self.ahead_kept.set(Some(Moment::now()));
-        Ok(())
     }
 
     fn too_short(&self, granted: u64) -> Error {

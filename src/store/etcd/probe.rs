@@ -5,7 +5,7 @@ use super::client::grant;
 use super::entry::{Row, body};
 use super::http::Request;
 use super::lease::LeaseOf;
-use super::words::{Act, Bytes, Number, Put, Range, Span, Status, Txn};
+use super::words::{Act, Bytes, MemberList, Number, Put, Range, Span, Status, Txn};
 use super::{EtcdStore, Keys};
 use crate::clock::Moment;
 use crate::law::{Record, Time};
@@ -28,8 +28,9 @@ impl EtcdStore {
         let version = self.adapter.version()?;
         let (round_trips, clock) = self.adapter.round_trips()?;
         let tried = self.adapter.tried();
-        let (role, forgets_by, bell) = (Role::Master, Vec::new(), Bell::Heard);
-        Ok(Database { round_trips, clock, version, role, forgets_by, tried, bell })
+        let members = self.adapter.members();
+        let (role, forgets_by, bell, almighty) = (Role::Master, Vec::new(), Bell::Heard, None);
+        Ok(Database { round_trips, clock, version, members, role, forgets_by, tried, bell, almighty })
     }
 }
 
@@ -46,6 +47,14 @@ impl Keys {
             None => Status::default(),
         };
         Ok(format!("etcd {}", status.version))
+    }
+
+    /// How many members the cluster has, if it says that.
+    fn members(&self) -> Option<usize> {
+        let mut replies =
+            self.client.ask(&[Request { path: "cluster/member/list", body: "{}".into() }]).ok()?;
+        let list: MemberList = self.client.parse(&replies.pop()?.ok()?.body).ok()?;
+        Some(list.members.len())
     }
 
     /// Fastest first, and the clock of the member, which is told to a second.

@@ -7,7 +7,6 @@ use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
 use crate::law::{LOG_KEPT, Time};
 use crate::lock::Token;
 use crate::store::Error;
-use crate::store::engine::ahead::AHEAD_FOR;
 use crate::store::engine::queue::{Place, Waiting};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -156,22 +155,6 @@ impl Keys {
             nodes.push(node);
         }
         Ok(nodes)
-    }
-
-    /// What was read with the own grant, for who gives back soon after that. Of those who wait it may believe in one who has
-    /// gone without a word since: what would be written for that one is on its lease, so nothing is written then.
-    pub(super) fn ahead(&self, names: &BTreeSet<String>, me: &Token) -> Option<(Vec<Node>, Time)> {
-        let (mut node, read) = self.ahead.take()?;
-        let now = self.client.now()?;
-        let is_fit =
-            !read.after(AHEAD_FOR).passed() && names.iter().eq([&node.name]) && node.is_enough_for(me);
-        if !is_fit {
-            return None;
-        }
-        node.judge(now, &BTreeMap::new());
-        self.asker.replace(Some(me.clone()));
-        self.is_ahead.set(true);
-        Some((vec![node], now))
     }
 
     /// Names all who wait for a lock, of whom only the first were read.

@@ -13,6 +13,8 @@ use crate::store::Error;
 use crate::store::file::directory::{Directory, FileName, FileRole};
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -20,6 +22,9 @@ use std::time::Duration;
 
 /// How long a pause is between two attempts where no thread can be made.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// How much of /proc/locks is read to find out who has a mutex, in bytes: some 5,000 locks.
+const LOCKS_SHOWN: u64 = 256 * 1024;
 
 const OPENING: &str = "open the mutex of the lock";
 
@@ -151,13 +156,39 @@ fn stuck(directory: &Directory, name: &str, fd: &OwnedFd, waited: Duration) -> E
 fn holder(fd: &OwnedFd) -> Option<(u32, bool)> {
     let stat = fstat(fd).ok()?;
     let file = format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino);
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    // 1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF; who waits has "->" in the second place.
-    let fields = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let pid: u32 = fields
-        .filter(|fields| fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*file))
-        .find_map(|fields| fields.get(4)?.parse().ok())?;
+    let pid = locker(File::open("/proc/locks").ok()?, &file)?;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let state = stat.rsplit_once(')')?.1.split_whitespace().next()?;
     Some((pid, matches!(state, "T" | "t")))
+}
+
+/// Which process has the file locked by this list, as far as it is read: every user of the machine may make it as long as he
+/// likes.
+fn locker(locks: impl Read, file: &str) -> Option<u32> {
+    // 1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF; who waits has "->" in the second place.
+    BufReader::new(locks.take(LOCKS_SHOWN)).lines().map_while(Result::ok).find_map(|line| {
+        let fields = line.split_whitespace().collect::<Vec<_>>();
+        let is_it = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file);
+        is_it.then(|| fields.get(4)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_file_locked_is_found() {
+        let locks = "1: POSIX  ADVISORY  WRITE 41 fe:00:7 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 42 fe:00:7 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 43 fe:00:7 0 EOF\n";
+        assert_eq!(locker(locks.as_bytes(), "fe:00:7"), Some(42));
+        assert_eq!(locker(locks.as_bytes(), "fe:00:70"), None);
+    }
+
+    #[test]
+    fn a_list_of_locks_without_an_end_is_given_up() {
+        assert_eq!(locker(std::io::repeat(b'\n'), "fe:00:7"), None);
+        assert_eq!(locker(std::io::repeat(b'x'), "fe:00:7"), None);
+    }
 }

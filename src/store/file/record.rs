@@ -13,11 +13,10 @@
 //! [`RecordFile::check`].
 
 use crate::law::LoggedEnd;
+use crate::law::millis;
 use crate::law::{
-    ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Pause, Phase, Record, SILENCE, Success, TICKET_KEPT,
-    Time,
+    ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time,
 };
-use crate::law::{millis, stat::Stat};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::bounds::{self, check_number};
@@ -29,14 +28,9 @@ use crate::store::file::liveness::{Told, told};
 use crate::store::file::queue::{self, How, Part, Room, Times};
 use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// One exclusive holder; one that is replaced by each change; one that has its waiters in it; one that has its log in it.
-const FORMER_FORMATS: [u32; 4] = [1, 2, 3, 4];
 
 /// All that is kept of one lock.
 #[derive(Debug, Serialize, Deserialize)]
@@ -73,61 +67,6 @@ struct Any {
     format: u32,
 }
 
-/// Where the third format has the rest.
-#[derive(Deserialize)]
-struct ThirdHeader {
-    at: usize,
-    length: usize,
-}
-
-/// And the fourth: the place, the length and the room of each part.
-#[derive(Deserialize)]
-struct FourthHeader {
-    body: [usize; 3],
-    queue: [usize; 3],
-}
-
-/// What is read of the formats before this one.
-#[derive(Deserialize)]
-struct Former {
-    name: String,
-    record: FormerRecord,
-    /// The newest first.
-    log: Vec<Box<RawValue>>,
-}
-
-#[derive(Deserialize)]
-struct FormerRecord {
-    lock: Value,
-    hold: Option<Value>,
-    #[serde(default)]
-    holds: BTreeMap<String, Value>,
-    waiters: BTreeMap<String, Value>,
-    fence: u64,
-    #[serde(default)]
-    stat: Stat,
-    #[serde(default)]
-    success: Option<Success>,
-    #[serde(default)]
-    paused: Option<Pause>,
-}
-
-impl FourthHeader {
-    /// Where the record is. Of a lock that somebody waits for nothing is taken over.
-    fn idle_body(&self) -> ThirdHeader {
-        let [at, length, _] = if self.queue[1] == 0 { self.body } else { [0; 3] };
-        ThirdHeader { at, length }
-    }
-}
-
-impl Former {
-    fn is_idle(&self) -> bool {
-        let record = &self.record;
-        let nobody = record.hold.is_none() && record.holds.is_empty() && record.waiters.is_empty();
-        record.lock == "Free" && nobody
-    }
-}
-
 impl RecordFile {
     fn new(name: &str, boot: &Boot) -> Self {
         let offset = boot.offset();
@@ -162,19 +101,17 @@ impl RecordFile {
     ) -> Result<Self, Error> {
         let Some(content) = content else { return Ok(Self::new(name.unwrap_or_default(), boot)) };
         let bad = |why: &str| Err(not_understood(directory, file, &content.bytes, why));
-        let mut kept = match Self::read(content, boot) {
-            Ok(Some(kept)) => kept,
-            Ok(None) => return bad("its format is another"),
+        let Some(slot) = &content.slot else { return bad("it does not begin as one") };
+        let mut kept: Self = match serde_json::from_slice(&content.bytes) {
+            Ok(kept) => kept,
             Err(error) => return bad(&shortened(&error.to_string())),
         };
         kept.queue = match queue::parse(&content.queue) {
             Ok(queue) => queue,
             Err(why) => return bad(why),
         };
-        if content.slot.is_some() {
-            kept.slot.clone_from(&content.slot);
-            (kept.ends, kept.ends_in) = (content.ends.clone(), How::Append);
-        }
+        kept.slot = Some(Arc::clone(slot));
+        (kept.ends, kept.ends_in) = (content.ends.clone(), How::Append);
         if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, FileRole::Record) != *file {
             return bad("it is that of another lock");
         }
@@ -188,41 +125,6 @@ impl RecordFile {
             return Ok(Self { slot: kept.slot, ..Self::new(&kept.name, boot) });
         }
         Ok(kept)
-    }
-
-    fn read(content: &Content, boot: &Boot) -> Result<Option<Self>, serde_json::Error> {
-        if content.slot.is_some() {
-            return serde_json::from_slice(&content.bytes).map(Some);
-        }
-        let first = content.bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let any: Any = serde_json::from_slice(first)?;
-        let bytes = match any.format {
-            3 | 4 => {
-                let ThirdHeader { at, length } = match any.format {
-                    3 => serde_json::from_slice(first)?,
-                    _ => serde_json::from_slice::<FourthHeader>(first)?.idle_body(),
-                };
-                content.bytes.get(at..at.saturating_add(length)).unwrap_or_default()
-            }
-            _ => &content.bytes,
-        };
-        Ok(FORMER_FORMATS.contains(&any.format).then(|| Self::of_former(bytes, boot)).flatten())
-    }
-
-    /// What a record of a former format keeps, where nobody holds its lock or waits for it: fence, log and totals. A busy
-    /// one is left to the dlock that wrote it.
-    fn of_former(bytes: &[u8], boot: &Boot) -> Option<Self> {
-        let former: Former = serde_json::from_slice(bytes).ok()?;
-        if !former.is_idle() {
-            return None;
-        }
-        let ends = former.log.iter().rev().flat_map(|end| [end.get().as_bytes(), b"\n"].concat()).collect();
-        let mut kept = Self { ends, ..Self::new(&former.name, boot) };
-        kept.record.fence = former.record.fence;
-        kept.record.stat = former.record.stat;
-        (kept.record.success, kept.record.paused) = (former.record.success, former.record.paused);
-        kept.used = kept.now(boot);
-        Some(kept)
     }
 
     /// Whether it is what a dlock would write.

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub(super) const FORMAT: u32 = 5;
+pub(super) const FORMAT: u32 = 1;
 /// No part of a record is larger.
 pub(super) const RECORD_MOST: u64 = 32 << 20;
 /// And its file, with what is not used of it.
@@ -142,7 +142,7 @@ impl Header {
 /// What a record file has in it.
 #[derive(Debug)]
 pub(super) struct Content {
-    /// The record; of a former format, or of none of dlock's, the whole file.
+    /// The record; where it is none of dlock's, the whole file.
     pub(super) bytes: Vec<u8>,
     /// The log of its queue.
     pub(super) queue: Vec<u8>,
@@ -205,7 +205,7 @@ pub(super) enum Draft {
         /// The header that names the new record.
         next: Header,
     },
-    /// In a file of its own: there is none yet, or one of a former format.
+    /// In a file of its own: there is none yet.
     File {
         /// That file.
         at: FileName,

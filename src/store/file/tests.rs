@@ -159,7 +159,7 @@ fn by() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)) }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
 }
 
 impl Process {
@@ -568,11 +568,8 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         (b"", true),
         (b"\0\0\0\0", true),
         (b"hello", true),
-        (b"{\"format\":1,\"anything\":[]}", false),
+        (b"{\"format\":1,\"anything\":[]}", true),
         (b"{\"format\":2,\"anything\":[]}", false),
-        (b"{\"format\":3,\"anything\":[]}", false),
-        (b"{\"format\":4,\"anything\":[]}", false),
-        (b"{\"format\":6,\"anything\":[]}", false),
     ] {
         let place = Place::new()?;
         std::fs::write(place.path(FileRole::Record)?, bytes)?;
@@ -587,70 +584,6 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
         assert_eq!(std::fs::read(place.path(FileRole::Record)?)?, bytes);
         assert!(process.store.inspect(&name()?, by()).is_err());
         assert!(process.store.all("dlock:").is_err());
-    }
-    Ok(())
-}
-
-/// As the first builds of dlock wrote it.
-fn former(format: u32, lock: &str, hold: &str, waiters: &str) -> Result<String> {
-    let (name, token) = (name()?, "0123456789abcdef0123456789abcdef");
-    let end = r#"{"outcome":"released","owner":{},"fence":8,"since":1,"ended":2,"waited":0}"#;
-    let rest = format!(
-        r#""name":"{}","boot":"b","offset":1700000000000123,"used":1,"lives":["{token}"],"record":{{"lock":{lock},"hold":{hold},"queue":[],"waiters":{waiters},"fence":9000000000000001,"spent":{{"{token}":{{"released":true,"until":1}}}},"log":[]}},"log":[{end}]}}"#,
-        name.as_str()
-    );
-    if format < 3 {
-        return Ok(format!("{{\"format\":{format},{rest}"));
-    }
-    let length = rest.len() + 1;
-    if format == 3 {
-        let header = format!("{{\"format\":3,\"at\":96,\"length\":{length},\"turn\":7}}");
-        return Ok(format!("{header:95}\n{{{rest}"));
-    }
-    // Those who wait stand behind it.
-    let waits = if waiters == "{}" { 0 } else { 80 };
-    let (body, queue) = (format!("[192,{length},{length}]"), format!("[{},{waits},2048]", 192 + length));
-    let header = format!("{{\"format\":4,\"turn\":7,\"body\":{body},\"queue\":{queue},\"notes\":[192,0,0]}}");
-    Ok(format!("{header:191}\n{{{rest}{:waits$}", ""))
-}
-
-#[test]
-fn an_idle_record_of_the_former_format_keeps_fence_and_log() -> Result<()> {
-    for format in [1, 2, 3, 4] {
-        let place = Place::new()?;
-        std::fs::write(place.path(FileRole::Record)?, former(format, "\"Free\"", "null", "{}")?)?;
-        let seen = place.store()?.inspect(&name()?, by())?;
-        assert_eq!((seen.state, seen.fence.map(|fence| fence.0)), (State::Free, Some(9_000_000_000_000_001)));
-        assert_eq!(place.store()?.all("dlock:")?.len(), 1);
-        let mut process = place.process()?;
-        assert_eq!(process.granted()?, 9_000_000_000_000_002);
-        process.leave()?;
-        assert!(
-            std::fs::read_to_string(place.path(FileRole::Record)?)?.contains("\"fence\":8"),
-            "its log is kept"
-        );
-    }
-    Ok(())
-}
-
-#[test]
-fn a_busy_record_of_the_former_format_is_left_alone() -> Result<()> {
-    for (lock, hold, waiters) in [
-        (r#"{"Held":{"token":"0123456789abcdef0123456789abcdef","until":9}}"#, "{}", "{}"),
-        (r#"{"Cooling":{"until":9}}"#, "null", "{}"),
-        (r#""Free""#, "{}", "{}"),
-        (r#""Free""#, "null", r#"{"0123456789abcdef0123456789abcdef":{}}"#),
-    ] {
-        for format in [1, 3, 4] {
-            let place = Place::new()?;
-            let bytes = former(format, lock, hold, waiters)?;
-            std::fs::write(place.path(FileRole::Record)?, &bytes)?;
-            let mut process = place.process()?;
-            let answer = process.acquire(Patience::None);
-            let error = answer.err().context("taken")?.to_string();
-            assert!(error.contains("another version"), "{error}");
-            assert_eq!(std::fs::read_to_string(place.path(FileRole::Record)?)?, bytes);
-        }
     }
     Ok(())
 }
@@ -1021,7 +954,12 @@ fn play(events: &[Event]) -> Result<()> {
             }
             Event::Leave(who, ran) => {
                 let process = &mut processes[*who];
-                process.store.leave(&name()?.into(), &process.token, &End { ran: *ran, job: None }, by())?;
+                process.store.leave(
+                    &name()?.into(),
+                    &process.token,
+                    &End { ran: *ran, job: None, once_per: false },
+                    by(),
+                )?;
                 holder = holder.filter(|(holder, _)| holder != who);
                 processes[*who] = fresh(ahead)?;
             }

@@ -26,6 +26,11 @@ fn is_ready(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
+/// Whether the alarm of this thread is readable.
+pub fn is_raised() -> bool {
+    ALARM.with_borrow(|alarm| alarm.as_ref().is_some_and(|alarm| is_ready(alarm.as_fd())))
+}
+
 /// The alarm of this thread.
 pub fn with<T>(work: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
     ALARM.with_borrow(|alarm| work(alarm.as_ref().map(AsFd::as_fd)))

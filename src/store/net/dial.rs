@@ -2,35 +2,61 @@
 
 use super::failure::unreachable;
 use super::streams::{Bounded, Stream};
-use super::tls::hello;
+use super::tls::{Tls, hello};
 use super::{Address, alarm};
 use crate::clock::Moment;
 use crate::store::Error;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 /// How long to wait before a full queue of a Unix socket is tried again.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
+/// A connect without an answer is begun anew after this time at the earliest, and after this part of the time waited so far.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+const AGAIN_SHARE: u32 = 16;
 
-/// A stream to the server of `store`.
-pub fn open(store: &str, address: &Address, by: Moment) -> Result<Stream, Error> {
+/// A stream to the server of `store`, which is spoken to over TLS or not.
+pub fn open(store: &str, address: &Address, tls: Option<&Tls>, by: Moment) -> Result<Stream, Error> {
     match address {
-        Address::Tcp { host, port } => tcp(host, *port, by).map(Stream::Tcp),
+        Address::Tcp { host, port } => resolve(host, *port, by).and_then(|addresses| {
+            if tls.is_none() {
+                check_local(host, &addresses)?;
+            }
+            connected_to_any(&addresses, by).map(Stream::Tcp)
+        }),
         Address::Unix(path) => unix(path, by).map(Stream::Unix),
     }
     .map_err(|error| match (address, error.kind()) {
         (Address::Unix(_), ErrorKind::PermissionDenied) => {
             Error::Denied(format!("{store}: no permission to connect to the socket"))
         }
+        (Address::Tcp { .. }, ErrorKind::InvalidInput) => {
+            Error::Misnamed(format!("{store} is not spoken to: {error}"))
+        }
         _ => unreachable(store, &error),
+    })
+}
+
+/// `localhost` needs no TLS because it is this machine. A hosts file or a name service may say that it is another one.
+fn check_local(host: &str, addresses: &[SocketAddr]) -> io::Result<()> {
+    let is_other = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
+    let other = addresses.iter().find(is_other).filter(|_| host == "localhost");
+    other.map_or(Ok(()), |other| {
+        let why = format!(
+            "the name localhost leads to {}, which is another machine, and without TLS a password would go there in clear; \
+             mend /etc/hosts or the name service, or write 127.0.0.1",
+            other.ip()
+        );
+        Err(io::Error::new(ErrorKind::InvalidInput, why))
     })
 }
 
@@ -47,7 +73,7 @@ pub fn speaks_tls(host: &str, port: u16, by: Moment) -> bool {
 
 /// How a server's answer to somebody who says this begins.
 fn answer_to(host: &str, port: u16, said: &[u8], by: Moment) -> io::Result<[u8; 2]> {
-    let mut stream = Stream::Tcp(tcp(host, port, by)?);
+    let mut stream = Stream::Tcp(connected_to_any(&resolve(host, port, by)?, by)?);
     let mut stream = Bounded { stream: &mut stream, by };
     stream.write_all(said)?;
     let mut first = [0; 2];
@@ -55,9 +81,8 @@ fn answer_to(host: &str, port: u16, said: &[u8], by: Moment) -> io::Result<[u8; 
     Ok(first)
 }
 
-/// A connection by TCP; several addresses share the time.
-pub fn tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
-    let addresses = resolve(host, port, by)?;
+/// A connection by TCP; the addresses share the time.
+fn connected_to_any(addresses: &[SocketAddr], by: Moment) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for (tried, address) in addresses.iter().enumerate() {
         let untried = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -76,7 +101,33 @@ pub fn tcp(host: &str, port: u16, by: Moment) -> io::Result<TcpStream> {
     Err(last)
 }
 
+/// How long connecting to an address has taken, for those that were reached.
+static REACHED: Mutex<BTreeMap<SocketAddr, Duration>> = Mutex::new(BTreeMap::new());
+
+/// Connects within a time. Where the address was reached before, a connect that gets no answer is begun anew now and then:
+/// the kernel sends again ever more seldom, and a network that is back must not be waited for that long.
 fn connected(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
+    let known = REACHED.lock().unwrap_or_else(PoisonError::into_inner).get(address).copied();
+    let began = Moment::now();
+    let until = began.after(within);
+    loop {
+        let limit = known.map_or(within, |took| {
+            (4 * took).max(AGAIN_AFTER).max(Moment::now().since(began) / AGAIN_SHARE).min(until.left())
+        });
+        let tried = Moment::now();
+        match connect_once(address, limit) {
+            Ok(stream) => {
+                let took = Moment::now().since(tried);
+                REACHED.lock().unwrap_or_else(PoisonError::into_inner).insert(*address, took);
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::TimedOut && !until.passed() && !alarm::is_raised() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn connect_once(address: &SocketAddr, within: Duration) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;

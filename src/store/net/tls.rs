@@ -229,6 +229,16 @@ impl Session {
         Stream::new(&mut self.connection, raw)
     }
 
+    /// Says that nothing more will come (close_notify), as far as that can be sent.
+    pub fn close(&mut self, raw: &mut impl Write) {
+        self.connection.send_close_notify();
+        while self.connection.wants_write() {
+            if self.connection.write_tls(raw).is_err() {
+                return;
+            }
+        }
+    }
+
     /// Whether something was decrypted that nobody has read.
     pub fn has_more(&mut self) -> io::Result<bool> {
         let state = self.connection.process_new_packets().map_err(io::Error::other)?;

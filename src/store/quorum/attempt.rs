@@ -45,7 +45,7 @@ impl QuorumStore {
                 Tried::Done(done) => return Ok(Acquired::Done(done)),
                 Tried::Superseded(superseded) => {
                     // The lease is short, and the token is spent wherever this arrives.
-                    let _ = self.leave_as("sent-home", names, &ask.token, "", by);
+                    let _ = self.leave_as("sent-home", names, &ask.token, "", false, by);
                     return Ok(Acquired::Superseded(superseded));
                 }
                 Tried::Spent => return Ok(Acquired::Spent),
@@ -72,7 +72,7 @@ impl QuorumStore {
             // Who does not wait still tries again if nobody got a majority: else all might be turned away.
             if is_held || by.left() < next * 2 {
                 // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
-                let _ = self.leave_as("refused", names, &ask.token, "", by);
+                let _ = self.leave_as("refused", names, &ask.token, "", false, by);
                 return Ok(Acquired::Busy(blocker));
             }
             sleep_until(Moment::now().after(next));
@@ -104,7 +104,7 @@ impl QuorumStore {
         let first = call(
             &scripts::ACQUIRE,
             name,
-            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms, name.prefix()],
+            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms],
         );
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));

@@ -390,7 +390,7 @@ impl Master {
             Some(connection) => connection,
             None => {
                 self.known.clear();
-                Connection::dial(target, by.min(Moment::now().after(target.connect_timeout)))?
+                Connection::dial(target, by)?
             }
         };
         if !may_go() {

@@ -2,7 +2,7 @@
 //! (`redis/scripts/record.lua`); `scripts/master.lua` tells what a master adds to them. What their replies mean together
 //! is not known here.
 
-use crate::store::redis::script::{CHANGE_PATTERNS, Code, HEED, LOOK, Layout, RECORD, hashes};
+use crate::store::redis::script::{Code, LOOK, Layout, NOTE_REFUSAL, RECORD, TELL_REFUSALS, hashes};
 
 /// On a master of a quorum. A hold is recorded under a name of its own, so that a single server's is not taken for it.
 pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
@@ -23,11 +23,7 @@ macro_rules! code {
     };
 }
 
-pub static ACQUIRE: Code = Code::new(
-    hashes::QUORUM_ACQUIRE,
-    &MASTER,
-    &[RECORD, START, TURN, HEED, include_str!("scripts/acquire.lua")],
-);
+pub static ACQUIRE: Code = turns!(QUORUM_ACQUIRE, "scripts/acquire.lua");
 pub static CONFIRM: Code = turns!(QUORUM_CONFIRM, "scripts/confirm.lua");
 pub static RENEW: Code = code!(QUORUM_RENEW, "scripts/renew.lua");
 pub static WIN_BACK: Code = code!(QUORUM_WIN_BACK, "scripts/win_back.lua");
@@ -36,11 +32,8 @@ pub static PROVE: Code = code!(QUORUM_PROVE, "scripts/prove.lua");
 pub static REQUEST: Code = code!(QUORUM_REQUEST, "scripts/request.lua");
 pub static FORGET: Code = code!(QUORUM_FORGET, "scripts/forget.lua");
 pub static PAUSE: Code = code!(QUORUM_PAUSE, "scripts/pause.lua");
-pub static PATTERNS: Code = Code::new(
-    hashes::QUORUM_PATTERNS,
-    &MASTER,
-    &[RECORD, START, CHANGE_PATTERNS, "return answer(what, shown)"],
-);
 pub static REVOKE: Code = code!(QUORUM_REVOKE, "scripts/revoke.lua");
+pub static REFUSE: Code = Code::new(hashes::QUORUM_REFUSE, &MASTER, &[RECORD, START, NOTE_REFUSAL]);
+pub static REFUSED: Code = Code::new(hashes::QUORUM_REFUSED, &MASTER, &[RECORD, START, TELL_REFUSALS]);
 pub static INSPECT: Code =
     Code::new(hashes::QUORUM_INSPECT, &MASTER, &[RECORD, LOOK, START, include_str!("scripts/inspect.lua")]);

@@ -28,7 +28,7 @@ impl RedisStore {
         if let Some(ahead) = self.ahead.take_if(|ahead| ahead.names == some && ahead.ends == ends)
             && let Some((reply, ahead)) = self.hear(ahead, names, by)
         {
-            return self.views(some, reply, ahead, by);
+            return self.views(some, reply, ahead);
         }
         self.ahead = None;
         let (reply, ahead) = loop {
@@ -38,7 +38,7 @@ impl RedisStore {
                 seen => break seen?,
             }
         };
-        self.views(some, reply, ahead, by)
+        self.views(some, reply, ahead)
     }
 
     /// The first of these locks, and those behind it of which one script may tell.
@@ -105,13 +105,7 @@ impl RedisStore {
     }
 
     /// Takes an answer apart, while the server works on what was asked `ahead`.
-    fn views(
-        &mut self,
-        names: &[Name],
-        mut reply: Reply,
-        ahead: Option<Ahead>,
-        by: Moment,
-    ) -> Result<Vec<View>, Error> {
+    fn views(&mut self, names: &[Name], mut reply: Reply, ahead: Option<Ahead>) -> Result<Vec<View>, Error> {
         let mut views = Vec::new();
         for name in names {
             if reply.is_empty() && !views.is_empty() {
@@ -123,10 +117,6 @@ impl RedisStore {
                 // It is the first the next time.
                 Err(_) => break,
             }
-        }
-        if let Some(new) = views.iter().find(|view| view.may_be_new()) {
-            let patterns = super::Store::patterns(self, new.name.prefix(), None, by)?;
-            views.iter_mut().filter(|view| view.may_be_new()).for_each(|view| view.heed(&patterns));
         }
         self.ahead = ahead;
         Ok(views)

@@ -74,7 +74,7 @@ impl Caller {
     /// Scripts run on servers that belong together in this way.
     pub fn new(topology: Box<dyn Topology>, target: &Target) -> Self {
         Self {
-            route: Route::new(topology, target.connect_timeout, target.op_timeout),
+            route: Route::new(topology, target.op_timeout),
             shown: target.shown.clone(),
             acknowledge: Acknowledge::new(Replicas::None),
             knows_scripts: true,
@@ -222,7 +222,8 @@ impl Caller {
         self.send_source_next = true;
         let Self { route, acknowledge, overdue, knows_scripts, lacked_script, .. } = self;
         let exchanged = route.exchange(Whom::Lock(first), by, |connection, by| {
-            if let Some(mut kept) = overdue.take().filter(|kept| kept.is_at(connection)) {
+            // A node that is only asked where the lock is does not touch the renewal that waits for its answer.
+            if let Some(mut kept) = overdue.take_if(|kept| kept.is_at(connection)) {
                 match kept.race(connection, by) {
                     Ok(First::Kept(value)) => {
                         kept.take_the_place_of(connection);
@@ -249,8 +250,12 @@ impl Caller {
                 _ => Ok((value, (acknowledged, sent))),
             }
         });
-        if let (Some(connection), Some(ttl)) = (self.route.unanswered.take(), request.lease) {
-            self.overdue = Some(Overdue::new(connection, sent, ttl));
+        match (self.route.unanswered.take(), request.lease, &mut self.overdue) {
+            (Some(connection), Some(_), Some(kept)) if connection.is_owed() => kept.keep_other(connection),
+            // The renewal went to another node, which may only have known the way.
+            (Some(_), Some(_), Some(_)) => {}
+            (Some(connection), Some(ttl), none) => *none = Some(Overdue::new(connection, sent, ttl)),
+            _ => {}
         }
         let (value, (acknowledged, sent)) = exchanged?;
         (self.send_source_next, self.knows_scripts, self.overdue) = (false, true, None);
@@ -273,6 +278,7 @@ impl Caller {
                     return Ok(Some(Said { value, acknowledged: Ok(()), sent }));
                 }
                 Ok(None) if kept.is_to_try() => {
+                    kept.take_other().map(|other| self.route.take_back(other));
                     self.overdue = Some(kept);
                     return Ok(None);
                 }

@@ -12,6 +12,7 @@ use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::password::{Password, log_in};
 use crate::store::net::streams::{Bounded, Channel, Inbox, Stream, any_readable};
 use crate::store::net::tls::{Session, speaks_no_tls};
 use crate::store::net::{Address, dial};
@@ -72,10 +73,23 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects by `by`. AUTH and SELECT go out with the first command, in the same write.
+    /// Connects by `by`, within the connect timeout once the password is known. AUTH and SELECT go out with the first command, in
+    /// the same write. Where the password may have changed, the answer to AUTH is waited for: a refused password is read again.
     pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
+        let settles = target.password.as_ref().is_some_and(Password::may_change);
+        log_in(&target.shown, target.password.as_ref(), by, |password| {
+            let by = by.min(Moment::now().after(target.connect_timeout));
+            let mut connection = Self::open(target, password, by)?;
+            if settles {
+                connection.send(Vec::new(), by)?;
+            }
+            Ok(connection)
+        })
+    }
+
+    fn open(target: &Target, password: Option<&str>, by: Moment) -> Result<Self, Error> {
         let store = &target.shown;
-        let mut stream = dial::open(store, &target.address, by)?;
+        let mut stream = dial::open(store, &target.address, target.tls.as_ref(), by)?;
         let tls = match (&target.tls, &target.address) {
             (Some(tls), Address::Tcp { host, port }) => {
                 // The rest is for finding out who it is that is silent.
@@ -93,7 +107,11 @@ impl Connection {
             stream,
             tls,
             inbox: Inbox::default(),
-            preface: target.greeting().into_iter().map(|command| (Before::Greeting, command)).collect(),
+            preface: target
+                .greeting(password)
+                .into_iter()
+                .map(|command| (Before::Greeting, command))
+                .collect(),
             owed: VecDeque::new(),
             aside: Vec::new(),
             asking: Asking::No,
@@ -104,6 +122,19 @@ impl Connection {
 
     pub const fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// Whether replies that come before the one to the next command are still to come.
+    pub fn is_owed(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Waits for those replies until `by`.
+    pub fn settle(&mut self, by: Moment) -> Result<(), Error> {
+        while self.is_owed() {
+            self.settle_next(by)?;
+        }
+        Ok(())
     }
 
     /// Has a command sent before the next one, in the same write. Its reply is [`Connection::aside`] afterwards.
@@ -153,6 +184,9 @@ impl Connection {
     /// The connection, if it is idle and still good: a server that closed it (its own `timeout`, a restart) has said
     /// so by now.
     pub fn if_good(mut self) -> Option<Self> {
+        while self.is_owed() && self.has_news().ok()? {
+            self.settle_next(Moment::now()).ok()?;
+        }
         matches!(self.has_news(), Ok(false)).then_some(self)
     }
 
@@ -232,9 +266,7 @@ impl Connection {
 
     /// Waits for the next reply until `by`, whatever it says.
     pub fn reply(&mut self, by: Moment) -> Result<Value, Error> {
-        while !self.owed.is_empty() {
-            self.settle_next(by)?;
-        }
+        self.settle(by)?;
         self.parse(by)
     }
 

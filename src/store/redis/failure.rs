@@ -23,7 +23,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
     match code {
         // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
         _ if code == "NOAUTH" || text.contains("unauthenticated") => {
-            denied("wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file")
+            denied("wants a password; give one by --password-file, --password-command or the config file")
         }
         "WRONGPASS" => denied("refused the user name or the password"),
         "NOPERM" if text.contains("access") => denied(&format!(

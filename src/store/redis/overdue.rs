@@ -4,7 +4,9 @@
 //!
 //! The request, or the connection, may also be lost. So now and then another connection is tried, seldom at first and
 //! often where the job would soon have to end. There a question goes first that costs a server nothing: only when it
-//! is answered, and the renewal still is not, that is sent again.
+//! is answered, and the renewal still is not, that is sent again. The other connection is kept as well until the job would
+//! soon have to end: a server that stands still for less than half of the lease sees two new connections of a holder. With TLS or
+//! behind sentinels it sees more, because a connection whose handshake or ROLE is not answered is dropped.
 
 use super::connection::Connection;
 use super::script;
@@ -21,6 +23,8 @@ pub struct Overdue {
     pub sent: Moment,
     ttl: Duration,
     try_at: Moment,
+    /// The connection that was tried last, on which the question is not answered yet.
+    other: Option<Connection>,
 }
 
 pub enum First {
@@ -33,16 +37,15 @@ pub enum First {
 impl Overdue {
     /// Listens on a connection on which the renewal was sent.
     pub fn new(connection: Connection, sent: Moment, ttl: Duration) -> Self {
-        Self { connection, sent, ttl, try_at: Moment::now() }
+        Self { connection, sent, ttl, try_at: Moment::now(), other: None }
     }
 
-    /// Whether it is time to try another connection. An outage of half the ttl may begin with this very renewal: from
-    /// shortly before its end on there is no time to lose, and before it there is.
+    /// Whether it is time to try another connection.
     pub fn is_to_try(&mut self) -> bool {
         let now = Moment::now();
         let due = self.try_at <= now;
         if due {
-            let hurry_from = self.sent.after(self.ttl * 7 / 16);
+            let hurry_from = self.hurry_from();
             self.try_at = if hurry_from <= now {
                 // Each attempt, from its start on: one that listened first would have too little time left to connect.
                 now
@@ -62,9 +65,30 @@ impl Overdue {
         self.connection.answer(until.max(Moment::now().after(self.ttl / 32))).map(Some)
     }
 
+    /// Keeps the other connection as well.
+    pub fn keep_other(&mut self, other: Connection) {
+        self.other = Some(other);
+    }
+
+    /// The other connection, to be tried again. It may be dead, so a new one is made when there is no time to lose.
+    pub fn take_other(&mut self) -> Option<Connection> {
+        let mut other = self.other.take().filter(|_| !self.hurry_from().passed())?;
+        other.has_answered();
+        Some(other)
+    }
+
+    /// From here on each attempt makes a new connection. An outage of half the ttl that began with this renewal ends a little
+    /// later.
+    fn hurry_from(&self) -> Moment {
+        self.sent.after(self.ttl * 15 / 32)
+    }
+
     /// Who is answered first, of this connection and `other`, to the same server? An error where neither is.
     pub fn race(&mut self, other: &mut Connection, by: Moment) -> Result<First, Error> {
-        other.post(vec![cmd("TIME")], by)?;
+        if !other.is_owed() {
+            other.preface(cmd("TIME"));
+            other.post(Vec::new(), by)?;
+        }
         let (now, mut broken) = (Moment::now(), false);
         while !broken && other.listen_beside(&self.connection, by)? {
             match self.connection.listen(now) {
@@ -80,9 +104,12 @@ impl Overdue {
                 break;
             }
         }
+        let answered = other.settle(by);
+        if answered.is_err() && !broken {
+            other.keep_for_the_answer();
+        }
         // Whatever it says, it is there.
-        other.reply(by)?;
-        Ok(First::Other)
+        answered.map(|()| First::Other)
     }
 
     /// The connection, when the answer has come.

@@ -5,9 +5,10 @@
 use crate::exit::Ended;
 use crate::law::stat::{Histogram, Stat};
 use crate::law::{
-    Became, Blocker, Done, Foreign, Holder, LOG_KEPT, LoggedEnd, Outcome, Patterns, Pause, State, Success,
+    Blocker, Done, Foreign, Holder, LOG_KEPT, LoggedEnd, Outcome, Pause, REFUSALS_KEPT, Refusal, State,
+    Success,
 };
-use crate::lock::{Fence, Mode, Name, Owner, Pattern, SLOTS_MAX};
+use crate::lock::{Fence, Mode, Name, Owner, SLOTS_MAX};
 use crate::store::{Error, View, Waiter};
 use redis::Value;
 use std::sync::Arc;
@@ -241,34 +242,9 @@ impl Reply {
         let json = self.text()?;
         // What is none, the scripts take for none.
         let Ok(fields) = serde_json::from_str::<Vec<String>>(&json) else { return Ok(None) };
-        let (by, since, until, pattern) = match fields.as_slice() {
-            [by, since, until] => (by, since, until, None),
-            [by, since, until, pattern] => (by, since, until, Some(pattern)),
-            _ => return Ok(None),
-        };
-        let pattern = pattern.and_then(|text| Pattern::try_from(text.clone()).ok());
+        let [by, since, until] = fields.as_slice() else { return Ok(None) };
         let (since, until) = (self.number_in(since)?, self.number_in(until)?);
-        Ok(Some(Pause { by: self.owner_or_unknown(by), since, until, pattern }))
-    }
-
-    /// The rest of an answer about patterns: what became of one, and those in force.
-    pub fn patterns(mut self, what: &str) -> Result<Patterns, Error> {
-        let became = match what {
-            "was" => Became::Was,
-            "was-not" => Became::WasNot,
-            "full" => Became::Full,
-            _ => return Err(self.unknown()),
-        };
-        Ok(Patterns { now: self.now, pauses: self.pauses()?, became })
-    }
-
-    /// The next field as pauses that come from patterns.
-    pub fn pauses(&mut self) -> Result<Vec<Pause>, Error> {
-        let (mut nested, mut pauses) = (self.nested()?, Vec::new());
-        while !nested.is_empty() {
-            pauses.extend(nested.pause()?.filter(|pause| pause.pattern.is_some()));
-        }
-        Ok(pauses)
+        Ok(Some(Pause { by: self.owner_or_unknown(by), since, until }))
     }
 
     /// The next four fields: a hold that succeeded.
@@ -336,6 +312,21 @@ impl Reply {
         }
         log.truncate(LOG_KEPT);
         Ok(log)
+    }
+
+    /// The next field as refusals. One that is not understood is passed over: nothing depends on it.
+    pub fn refusals(&mut self) -> Result<Vec<Refusal>, Error> {
+        let (mut nested, mut refusals) = (self.nested()?, Vec::new());
+        while !nested.is_empty() {
+            let text = nested.text()?;
+            let Some((at, json)) = text.split_once(' ') else { continue };
+            let (at, refusal) = (self.number_in(at), serde_json::from_str::<Refusal>(json));
+            if let (Ok(at), Ok(refusal)) = (at, refusal) {
+                refusals.push(Refusal { at, waited: refusal.waited.min(NUMBERS_END), ..refusal });
+            }
+        }
+        refusals.truncate(REFUSALS_KEPT);
+        Ok(refusals)
     }
 
     /// The error for an answer that no script gives.

@@ -145,20 +145,18 @@ pub struct Route {
     pub unanswered: Option<Connection>,
     pub last_master: LastMaster,
     looks_at_replicas: bool,
-    connect_timeout: Duration,
     op_timeout: Duration,
 }
 
 impl Route {
     /// A route that connects when it is first used.
-    pub fn new(topology: Box<dyn Topology>, connect_timeout: Duration, op_timeout: Duration) -> Self {
+    pub fn new(topology: Box<dyn Topology>, op_timeout: Duration) -> Self {
         Self {
             topology,
             connections: Vec::new(),
             unanswered: None,
             last_master: LastMaster::default(),
             looks_at_replicas: false,
-            connect_timeout,
             op_timeout,
         }
     }
@@ -299,8 +297,7 @@ impl Route {
             connection.asking = hop.asking;
             return Ok(connection);
         }
-        let by = hop.until.min(Moment::now().after(self.connect_timeout));
-        let mut connection = Connection::dial(&hop.target, by)?;
+        let mut connection = Connection::dial(&hop.target, hop.until)?;
         self.topology.greet(&mut connection, hop.until.min(Moment::now().after(self.op_timeout)))?;
         connection.asking = hop.asking;
         Ok(connection)

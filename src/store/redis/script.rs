@@ -6,7 +6,7 @@
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
 use crate::law;
-use crate::lock::{Name, ONCE_PER_MOST, PATTERNS_MOST, PAUSE_MOST, SLOTS_MAX};
+use crate::lock::{Name, ONCE_PER_MOST, PAUSE_MOST, SLOTS_MAX};
 use redis::{Cmd, ServerError, Value, cmd};
 use std::sync::OnceLock;
 
@@ -16,10 +16,6 @@ pub mod hashes;
 pub const RECORD: &str = include_str!("scripts/record.lua");
 /// What it was, as whoever looks is shown it.
 pub const LOOK: &str = include_str!("scripts/look.lua");
-/// How a lock that was never granted comes by a pause.
-pub const HEED: &str = include_str!("scripts/heed.lua");
-/// The patterns by which keys are paused.
-pub const CHANGE_PATTERNS: &str = include_str!("scripts/patterns.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 
 /// One script.
@@ -38,14 +34,11 @@ macro_rules! changes {
     };
 }
 
-pub static ACQUIRE: Code =
-    Code::new(hashes::ACQUIRE, &SERVER, &[RECORD, QUEUE, HEED, include_str!("scripts/acquire.lua")]);
+pub static ACQUIRE: Code = changes!(ACQUIRE, "scripts/acquire.lua");
 pub static RENEW: Code = changes!(RENEW, "scripts/renew.lua");
 pub static LEAVE: Code = changes!(LEAVE, "scripts/leave.lua");
 pub static FORGET: Code = changes!(FORGET, "scripts/forget.lua");
 pub static PAUSE: Code = changes!(PAUSE, "scripts/pause.lua");
-pub static PATTERNS: Code =
-    Code::new(hashes::PATTERNS, &SERVER, &[RECORD, CHANGE_PATTERNS, "return { what, int(us), shown }"]);
 pub static REVOKE: Code = changes!(REVOKE, "scripts/revoke.lua");
 pub static REQUEST: Code = changes!(REQUEST, "scripts/request.lua");
 pub static PROVE: Code = Code::new(hashes::PROVE, &SERVER, &[RECORD, include_str!("scripts/prove.lua")]);
@@ -54,6 +47,14 @@ pub static ENDS: Code =
     Code::new(hashes::ENDS, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/ends.lua")]);
 pub static INSPECT: Code =
     Code::new(hashes::INSPECT, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
+
+/// The reply of a single server. A master of a quorum has a function of the same name, which adds what the master is.
+const ANSWER: &str = "local function answer(what, ...) return { what, int(us), ... } end";
+pub const NOTE_REFUSAL: &str = include_str!("scripts/refuse.lua");
+pub const TELL_REFUSALS: &str = include_str!("scripts/refused.lua");
+
+pub static REFUSE: Code = Code::new(hashes::REFUSE, &LOOKED_AT, &[RECORD, ANSWER, NOTE_REFUSAL]);
+pub static REFUSED: Code = Code::new(hashes::REFUSED, &LOOKED_AT, &[RECORD, ANSWER, TELL_REFUSALS]);
 
 /// How the records of an arrangement are laid out.
 pub struct Layout {
@@ -131,7 +132,6 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("LOG_KEPT", law::LOG_KEPT as u64),
         ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
         ("PAUSE_MOST", law::millis(PAUSE_MOST)),
-        ("PATTERNS_MOST", PATTERNS_MOST as u64),
         ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
         ("PARTS", layout.kinds.len() as u64 + 1),
     ];
@@ -184,13 +184,16 @@ mod tests {
             ("LEAVE", &LEAVE),
             ("FORGET", &FORGET),
             ("PAUSE", &PAUSE),
-            ("PATTERNS", &PATTERNS),
             ("REVOKE", &REVOKE),
             ("REQUEST", &REQUEST),
             ("PROVE", &PROVE),
             ("WATCH", &WATCH),
             ("ENDS", &ENDS),
             ("INSPECT", &INSPECT),
+            ("REFUSE", &REFUSE),
+            ("REFUSED", &REFUSED),
+            ("QUORUM_REFUSE", &quorum::REFUSE),
+            ("QUORUM_REFUSED", &quorum::REFUSED),
             ("QUORUM_ACQUIRE", &quorum::ACQUIRE),
             ("QUORUM_CONFIRM", &quorum::CONFIRM),
             ("QUORUM_RENEW", &quorum::RENEW),
@@ -200,7 +203,6 @@ mod tests {
             ("QUORUM_REQUEST", &quorum::REQUEST),
             ("QUORUM_FORGET", &quorum::FORGET),
             ("QUORUM_PAUSE", &quorum::PAUSE),
-            ("QUORUM_PATTERNS", &quorum::PATTERNS),
             ("QUORUM_REVOKE", &quorum::REVOKE),
             ("QUORUM_INSPECT", &quorum::INSPECT),
         ];

@@ -41,8 +41,7 @@ impl Subscription {
             match self.connection.take().filter(|connection| connection.target().address == target.address) {
                 Some(connection) => connection,
                 None => {
-                    let mut connection =
-                        Connection::dial(&target, Moment::now().after(target.connect_timeout).min(until))?;
+                    let mut connection = Connection::dial(&target, until)?;
                     connection.send(vec![self.pop()], by())?;
                     connection
                 }

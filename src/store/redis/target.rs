@@ -2,6 +2,7 @@
 //! here connects.
 
 use crate::store::net::Address;
+use crate::store::net::password::Password;
 use crate::store::net::tls::Tls;
 use redis::{Cmd, cmd};
 use std::fmt;
@@ -15,7 +16,7 @@ pub struct Target {
     pub database: u32,
     pub username: Option<String>,
     /// For AUTH. Never shown.
-    pub password: Option<String>,
+    pub password: Option<Password>,
     /// Set where it is spoken to over TLS; over TCP only.
     pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
@@ -32,10 +33,10 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// What a new connection says first, in the same write as what is asked.
-    pub fn greeting(&self) -> Vec<Cmd> {
+    /// What a new connection says first.
+    pub fn greeting(&self, password: Option<&str>) -> Vec<Cmd> {
         let mut greeting = Vec::new();
-        if let Some(password) = &self.password {
+        if let Some(password) = password {
             let mut auth = cmd("AUTH");
             if let Some(username) = &self.username {
                 auth.arg(username);

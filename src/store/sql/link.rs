@@ -4,6 +4,7 @@ use super::statement::Grammar;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
+use crate::store::net::password::Password;
 use crate::store::net::tls::Tls;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 pub struct Target {
     pub address: Address,
     pub user: String,
-    pub password: Option<String>,
+    pub password: Option<Password>,
     pub database: String,
     /// Set where it is spoken to over TLS.
     pub tls: Option<Tls>,

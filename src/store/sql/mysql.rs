@@ -15,7 +15,7 @@
 //! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
 
 use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::{LOG_KEPT, Time};
@@ -39,6 +39,10 @@ const TABLES: [&str; 1] = [
 
 /// The time of the server when the statement began, in microseconds since 1970.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// How each statement names the table that it reads or changes. A view has no indexes, so a server refuses one in its place before
+/// it runs anything of it: a view that somebody else made runs functions of his with the rights of whoever looks into it.
+const TABLE: &str = "dlock_locks FORCE INDEX (PRIMARY)";
 
 /// Where one waits.
 const QUEUED: &str = "kind = 1 AND place = 0";
@@ -64,7 +68,7 @@ impl Database for Mysql {
     }
 
     fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(&self.target, settings(&self.target), by)?))
+        Ok(Box::new(Connection::begin(&self.target, &settings(&self.target), by)?))
     }
 
     fn grammar(&self) -> &dyn Grammar {
@@ -121,29 +125,23 @@ impl Grammar for Words {
 
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that. They are not there while the
     /// rows are put in order, for what a server sorts with them in it, it writes to a disk.
-    fn read(&self, question: &Question<'_>, _: &mut Pen) -> String {
+    fn read(&self, question: &Question<'_>) -> String {
         let names = self.list(&mut question.names.iter().map(String::as_str));
         let me = question.me.map(|me| self.bytes(me.secret().as_bytes())).unwrap_or_default();
         let (note, rows) = match question.waiters {
-            Waiters::Own => (
-                "w.body",
-                format!(
-                    "dlock_locks AS w WHERE w.kind = 1 AND w.place < {GONE} AND w.name IN ({names}) AND w.id = {me}"
-                ),
-            ),
             Waiters::Front => {
                 let columns = "name, id, ticket, since, silent, forget, mode, place, said";
                 let first = question.names.iter().map(|name| {
                     format!(
-                        "(SELECT {columns} FROM dlock_locks WHERE {QUEUED} AND name = {} ORDER BY ticket, id LIMIT {})",
+                        "(SELECT {columns} FROM {TABLE} WHERE {QUEUED} AND name = {} ORDER BY ticket, id LIMIT {})",
                         self.bytes(name.as_bytes()),
                         FRONT + 1
                     )
                 });
                 let first = first.collect::<Vec<_>>().join(" UNION ALL ");
                 let rows = format!(
-                    "({first} UNION ALL (SELECT {columns} FROM dlock_locks WHERE kind = 1 AND place = 1 AND name IN ({names}))) AS w \
-                     LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.id"
+                    "({first} UNION ALL (SELECT {columns} FROM {TABLE} WHERE kind = 1 AND place = 1 AND name IN ({names}))) AS w \
+                     LEFT JOIN dlock_locks AS n FORCE INDEX (PRIMARY) ON n.kind = 1 AND n.name = w.name AND n.id = w.id"
                 );
                 ("n.body", rows)
             }
@@ -153,23 +151,25 @@ impl Grammar for Words {
                 let rows = format!(
                     "(SELECT name, id, ticket, since, silent, forget, mode, place, said, \
                      CASE WHEN ROW_NUMBER() OVER forth <= 4 OR LEAD(id) OVER forth IS NULL{mine} THEN id END AS noted \
-                     FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
+                     FROM {TABLE} WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
                      WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, id)) AS w \
-                     LEFT JOIN dlock_locks AS n ON n.kind = 1 AND n.name = w.name AND n.id = w.noted"
+                     LEFT JOIN dlock_locks AS n FORCE INDEX (PRIMARY) ON n.kind = 1 AND n.name = w.name AND n.id = w.noted"
                 );
                 ("n.body", rows)
             }
         };
         let heard = match question.waiters {
             Waiters::Front => {
-                format!("(SELECT MAX(said) FROM dlock_locks AS o WHERE o.{QUEUED} AND o.name = l.name)")
+                format!(
+                    "(SELECT MAX(said) FROM dlock_locks AS o FORCE INDEX (PRIMARY) WHERE o.{QUEUED} AND o.name = l.name)"
+                )
             }
-            Waiters::All | Waiters::Own => "NULL".into(),
+            Waiters::All => "NULL".into(),
         };
         let null = |count| ", NULL".repeat(count);
         let mut text = format!(
             "SELECT 't', NULL, {NOW}, CONNECTION_ID(){} \
-             UNION ALL SELECT 'r', HEX(l.name), l.version, l.used, HEX(l.body), {heard}{} FROM dlock_locks AS l \
+             UNION ALL SELECT 'r', HEX(l.name), l.version, l.used, HEX(l.body), {heard}{} FROM dlock_locks AS l FORCE INDEX (PRIMARY) \
              WHERE l.kind = 0 AND l.name IN ({names}) \
              UNION ALL SELECT 'w', HEX(w.name), w.id, w.ticket, w.since, w.silent, w.forget, w.mode, w.place, w.said, \
              HEX({note}) FROM {rows}",
@@ -178,20 +178,23 @@ impl Grammar for Words {
         );
         if question.with_ends {
             text += &format!(
-                " UNION ALL SELECT 'e', HEX(name), version, HEX(body){} FROM dlock_locks WHERE kind = 2 AND name IN ({names})",
+                " UNION ALL SELECT 'e', HEX(name), version, HEX(body){} FROM {TABLE} WHERE kind = 2 AND name IN ({names})",
                 null(7)
             );
         }
         text
     }
 
+    /// The condition is always true, and has the table named as the others name it.
     fn begin(&self, names: &[&String], now: Time) -> String {
-        let rows = join(names.iter().map(|name| {
-            format!("(0, {}, x'', {}, {}, 0, x'')", self.bytes(name.as_bytes()), now.0, now.millis())
-        }));
+        let rows = names.iter().map(|name| {
+            let (name, now, millis) = (self.bytes(name.as_bytes()), now.0, now.millis());
+            format!("SELECT 0 AS kind, {name} AS name, x'' AS id, {now} AS version, {millis} AS used, 0 AS kept, x'' AS body")
+        });
+        let rows = rows.collect::<Vec<_>>().join(" UNION ALL ");
         format!(
-            "INSERT INTO dlock_locks (kind, name, id, version, used, kept, body) VALUES {rows} \
-             ON DUPLICATE KEY UPDATE kind = dlock_locks.kind"
+            "INSERT INTO dlock_locks (kind, name, id, version, used, kept, body) SELECT v.* FROM ({rows}) AS v \
+             WHERE NOT EXISTS (SELECT 1 FROM {TABLE} WHERE FALSE) ON DUPLICATE KEY UPDATE kind = dlock_locks.kind"
         )
     }
 
@@ -201,15 +204,15 @@ impl Grammar for Words {
             format!("kind = 0 AND name = {} AND id = x'' AND {}", self.bytes(name.as_bytes()), is_open())
         });
         vec![format!(
-            "UPDATE dlock_locks FORCE INDEX (PRIMARY) SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; {}",
+            "UPDATE {TABLE} SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; {}",
             rows.collect::<Vec<_>>().join(" OR "),
-            self.read(question, &mut Pen::plain())
+            self.read(question)
         )]
     }
 
     /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that
     /// was read, it writes all rows, and else none.
-    fn write(&self, change: &Change, _: &mut Pen) -> String {
+    fn write(&self, change: &Change) -> String {
         let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
         let read = change.read.iter().map(|(name, version)| {
             format!(
@@ -251,13 +254,13 @@ impl Grammar for Words {
         );
         // Whose row could never be removed is told so, and makes none.
         let right = if change.come.iter().any(|(_, _, note)| note.is_some()) {
-            "DELETE FROM dlock_locks WHERE FALSE; "
+            "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE FALSE; "
         } else {
             ""
         };
         format!(
             "{right}INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
-             (SELECT COUNT(*) AS n FROM dlock_locks FORCE INDEX (PRIMARY) WHERE {read} FOR UPDATE) AS c \
+             (SELECT COUNT(*) AS n FROM {TABLE} WHERE {read} FOR UPDATE) AS c \
              WHERE c.n = {} ON DUPLICATE KEY UPDATE {change_to}, body = COALESCE(v.body, dlock_locks.body); \
              SELECT ROW_COUNT() > 0",
             change.read.len()
@@ -271,12 +274,13 @@ impl Grammar for Words {
             format!("kind = 1 AND name = {name} AND id = {id} AND place = {GONE}")
         });
         let gone = gone.collect::<Vec<_>>().join(" OR ");
-        (!gone.is_empty()).then(|| format!("DELETE FROM dlock_locks WHERE {gone}"))
+        (!gone.is_empty())
+            .then(|| format!("DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE {gone}"))
     }
 
     fn notes(&self, name: &str, tokens: &[Token]) -> String {
         format!(
-            "SELECT id, HEX(body) FROM dlock_locks WHERE kind = 1 AND place < {GONE} AND name = {} AND id IN ({})",
+            "SELECT id, HEX(body) FROM {TABLE} WHERE kind = 1 AND place < {GONE} AND name = {} AND id IN ({})",
             self.bytes(name.as_bytes()),
             join(tokens.iter().map(|token| self.bytes(token.secret().as_bytes())))
         )
@@ -284,7 +288,7 @@ impl Grammar for Words {
 
     fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
         format!(
-            "UPDATE dlock_locks SET said = {NOW} DIV 1000 + {millis} WHERE {QUEUED} AND name IN ({}) AND id = {}",
+            "UPDATE {TABLE} SET said = {NOW} DIV 1000 + {millis} WHERE {QUEUED} AND name IN ({}) AND id = {}",
             self.list(&mut names.iter().map(|name| name.as_str())),
             self.bytes(token.secret().as_bytes())
         )
@@ -292,7 +296,7 @@ impl Grammar for Words {
 
     fn waits(&self, names: &Names, token: &Token) -> String {
         format!(
-            "SELECT 1 FROM dlock_locks WHERE {QUEUED} AND name IN ({}) AND id = {}",
+            "SELECT 1 FROM {TABLE} WHERE {QUEUED} AND name IN ({}) AND id = {}",
             self.list(&mut names.iter().map(|name| name.as_str())),
             self.bytes(token.secret().as_bytes())
         )
@@ -300,11 +304,11 @@ impl Grammar for Words {
 
     fn versions(&self, names: &BTreeSet<String>) -> String {
         let names = self.list(&mut names.iter().map(String::as_str));
-        format!("SELECT version FROM dlock_locks WHERE kind = 0 AND name IN ({names}) ORDER BY name")
+        format!("SELECT version FROM {TABLE} WHERE kind = 0 AND name IN ({names}) ORDER BY name")
     }
 
     fn names(&self) -> String {
-        "SELECT HEX(name) FROM dlock_locks WHERE kind = 0 AND kept IN (1, 3)".into()
+        format!("SELECT HEX(name) FROM {TABLE} WHERE kind = 0 AND kept IN (1, 3)")
     }
 
     fn time(&self) -> String {
@@ -314,13 +318,16 @@ impl Grammar for Words {
     fn survey(&self) -> String {
         "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), @@read_only, CONCAT_WS(' and ', \
          IF(@@innodb_flush_log_at_trx_commit <> 1, CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit), \
-         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL))"
+         NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL)), \
+         (SELECT CONCAT('a user with the right ', MIN(privilege_type)) FROM information_schema.user_privileges \
+         WHERE privilege_type IN ('SUPER', 'CREATE USER', 'FILE', 'SYSTEM_USER') \
+         AND grantee = CONCAT('''', REPLACE(CURRENT_USER(), '@', '''@'''), ''''))"
             .into()
     }
 
     fn remove(&self, name: &str) -> Vec<String> {
         vec![format!(
-            "DELETE FROM dlock_locks WHERE kind IN (0, 1, 2) AND name = {}",
+            "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE kind IN (0, 1, 2) AND name = {}",
             self.bytes(name.as_bytes())
         )]
     }
@@ -330,13 +337,15 @@ impl Grammar for Words {
         let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
         // Where a client ended before it could remove its own row.
         let left = format!(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE FROM dlock_locks WHERE kind = 1 AND place = {GONE} LIMIT {TIDIED}"
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l FROM \
+             (SELECT name, id FROM {TABLE} WHERE kind = 1 AND place = {GONE} LIMIT {TIDIED}) AS v \
+             JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 1 AND l.name = v.name AND l.id = v.id AND l.place = {GONE}"
         );
         let idle = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l, o FROM \
-             (SELECT name FROM dlock_locks WHERE kind = 0 AND {old} LIMIT {TIDIED}) AS v \
-             JOIN dlock_locks AS l ON l.kind = 0 AND l.name = v.name AND l.{old} \
-             LEFT JOIN dlock_locks AS o ON o.kind IN (1, 2) AND o.name = l.name"
+             (SELECT name FROM {TABLE} WHERE kind = 0 AND {old} LIMIT {TIDIED}) AS v \
+             JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 0 AND l.name = v.name AND l.{old} \
+             LEFT JOIN dlock_locks AS o FORCE INDEX (PRIMARY) ON o.kind IN (1, 2) AND o.name = l.name"
         );
         vec![left, idle]
     }
@@ -369,10 +378,6 @@ impl Grammar for Words {
     fn bytes(&self, bytes: &[u8]) -> String {
         format!("x'{}'", hex(bytes))
     }
-
-    fn to_hex(&self, column: &str) -> String {
-        format!("HEX({column})")
-    }
 }
 
 /// Whether nobody has reserved a lock.
@@ -401,6 +406,11 @@ fn meaning(store: &str, said: &Said) -> Failure {
             unfit(format!("{store} has a table with the name of dlock's, and it is not dlock's: {text}"))
         }
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
+        1176 | 1347 => denied(format!(
+            "{store} has a view in the place of the table dlock_locks, or a table without its primary key: {text}; a view runs \
+             what its maker wrote with the rights of this user; have an administrator look who made it, and make the table as \
+             docs/stores.md says"
+        )),
         1242 => unfit(format!(
             "{store} keeps dlock_locks in an engine without transactions: have an administrator run \
              ALTER TABLE dlock_locks ENGINE=InnoDB when nothing runs under its locks"
@@ -408,7 +418,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1193 | 1286 => unfit(format!("{store} has no InnoDB for the table of dlock: {text}")),
         1049 => unfit(format!("{store}: there is no such database: {text}")),
         1045 | 1698 if !said.is_password_given => denied(format!(
-            "{store} wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file"
+            "{store} wants a password; give one by --password-file, --password-command or the config file"
         )),
         1045 | 1698 => denied(format!("{store} refused the user name or the password")),
         1129 | 1130 | 1820 | 1862 | 3118 | 4151 => {

@@ -9,6 +9,7 @@ use crate::store::net::failure::{is_end, unreachable};
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::Session;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::time::Duration;
 
 /// No answer is longer: so much say the rows of ten thousand who wait, each with a command of a thousand characters, of which each
 /// takes two digits; or the names of a hundred thousand locks.
@@ -18,6 +19,8 @@ pub const ANSWER_MOST: usize = 32 << 20;
 const VALUES_MOST: usize = 1 << 20;
 /// No row that is asked for has more of them.
 const COLUMNS_MOST: usize = 64;
+/// How long a connection that cannot take a few bytes is waited for when it is closed.
+const FAREWELL: Duration = Duration::from_millis(1);
 const READ_SIZE: usize = 16 * 1024;
 
 /// A connection, and what has come by it.
@@ -31,12 +34,18 @@ pub struct Pipe {
     /// How much has come since something was sent, and how many values in rows.
     come: usize,
     values: usize,
+    /// Told to the server before the connection is closed; empty before the login.
+    pub farewell: &'static [u8],
+    /// The process that connected. A copy in a process that was forked says nothing.
+    process: u32,
 }
 
 impl Pipe {
-    /// Connects by `by`, without TLS.
+    /// Connects by `by`, without TLS. The connect timeout covers reaching the server; logging in may take until the end of
+    /// the operation, for a new connection would be no quicker.
     pub fn open(target: &Target, by: Moment) -> Result<Self, Error> {
-        let stream = dial::open(&target.shown, &target.address, by)?;
+        let reached = by.min(Moment::now().after(target.connect_timeout));
+        let stream = dial::open(&target.shown, &target.address, target.tls.as_ref(), reached)?;
         Ok(Self {
             store: target.shown.clone(),
             stream,
@@ -45,6 +54,8 @@ impl Pipe {
             taken: 0,
             come: 0,
             values: 0,
+            farewell: &[],
+            process: std::process::id(),
         })
     }
 
@@ -117,6 +128,21 @@ impl Pipe {
         let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
         let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
         if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+    }
+}
+
+/// A server counts a client that only hangs up as one that failed, and writes a warning into its log.
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        if self.farewell.is_empty() || self.process != std::process::id() {
+            return;
+        }
+        let by = Moment::now().after(FAREWELL);
+        if self.send(self.farewell, by).is_ok()
+            && let Some(session) = &mut self.tls
+        {
+            session.close(&mut Bounded { stream: &mut self.stream, by });
+        }
     }
 }
 

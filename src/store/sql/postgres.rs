@@ -1,12 +1,11 @@
 //! How is PostgreSQL asked, and what do its answers mean? The words, and what each of its errors means to a lock. The bytes are
 //! told in [`wire`].
 //!
-//! Statements go out as simple queries. They are whole, with nothing prepared, so that PgBouncer may stand in between; where
-//! nobody does, a connection that waits prepares those of a hand-over. The time of such a statement is that of its arrival,
-//! before it looks at any row.
+//! Statements go out as simple queries. Nothing is prepared, so that PgBouncer may stand in between. The time of such a statement
+//! is that of its arrival, before it looks at any row.
 
 use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Grammar, Pen, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::law::Time;
@@ -14,22 +13,29 @@ use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::failure::plain;
+use guard::{NO_TABLE, READS};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::{Connection, Said};
 
+mod guard;
 mod wire;
 
+/// These alone are made under the search path of the user.
 const TABLES: [&str; 3] = [
-    "CREATE TABLE IF NOT EXISTS dlock_locks (name bytea PRIMARY KEY, version bigint NOT NULL, used bigint NOT NULL, \
-     kept smallint NOT NULL, body bytea NOT NULL) WITH (fillfactor = 50)",
-    "CREATE TABLE IF NOT EXISTS dlock_waiters (name bytea, token text COLLATE \"C\", ticket bigint NOT NULL, \
-     since bigint NOT NULL, silent bigint NOT NULL, forget bigint NOT NULL, mode integer NOT NULL, place smallint NOT NULL, \
-     said bigint NOT NULL, note bytea, PRIMARY KEY (name, token)) WITH (fillfactor = 50)",
-    "CREATE TABLE IF NOT EXISTS dlock_ends (name bytea, number bigint, entry bytea NOT NULL, PRIMARY KEY (name, number))",
+    "CREATE TABLE IF NOT EXISTS dlock_locks (name pg_catalog.bytea PRIMARY KEY, version bigint NOT NULL, used bigint NOT NULL, \
+     kept smallint NOT NULL, body pg_catalog.bytea NOT NULL) WITH (fillfactor = 50)",
+    "CREATE TABLE IF NOT EXISTS dlock_waiters (name pg_catalog.bytea, token pg_catalog.text COLLATE pg_catalog.\"C\", \
+     ticket bigint NOT NULL, since bigint NOT NULL, silent bigint NOT NULL, forget bigint NOT NULL, mode integer NOT NULL, \
+     place smallint NOT NULL, said bigint NOT NULL, note pg_catalog.bytea, PRIMARY KEY (name, token)) WITH (fillfactor = 50)",
+    "CREATE TABLE IF NOT EXISTS dlock_ends (name pg_catalog.bytea, number bigint, entry pg_catalog.bytea NOT NULL, \
+     PRIMARY KEY (name, number))",
 ];
 
-/// The time of the server when the statement arrived, in microseconds since 1970.
-const NOW: &str = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint";
+/// The time of the server when the statement arrived, in microseconds since 1970. `pg_catalog` has no operator with exactly these
+/// types.
+const NOW: &str =
+    "(extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8";
 
 /// A server.
 pub struct Postgres {
@@ -64,58 +70,56 @@ impl Grammar for Words {
     }
 
     /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
-    fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String {
-        let names = join(question.names.iter().map(|name| pen.put("bytea", self.bytes(name.as_bytes()))));
-        let me = |pen: &mut Pen| question.me.map(|me| pen.put("text", format!("'{}'", me.secret())));
+    fn read(&self, question: &Question<'_>) -> String {
+        let names = join(question.names.iter().map(|name| self.bytes(name.as_bytes())));
+        let me = || question.me.map(|me| format!("'{}'", me.secret()));
         let (noted, rows) = match question.waiters {
-            Waiters::Own => (
-                "encode(note, 'hex')".into(),
-                format!("dlock_waiters WHERE name IN ({names}) AND token = {}", me(pen).unwrap_or_default()),
-            ),
             Waiters::Front => {
                 let first = question.names.iter().map(|name| {
                     format!(
-                        "(SELECT * FROM dlock_waiters WHERE name = {} AND place = 0 ORDER BY ticket, token LIMIT {})",
-                        pen.put("bytea", self.bytes(name.as_bytes())),
+                        "(SELECT * FROM ONLY dlock_waiters WHERE name = {} AND place = 0 ORDER BY ticket, token LIMIT {})",
+                        self.bytes(name.as_bytes()),
                         FRONT + 1
                     )
                 });
                 let first = first.collect::<Vec<_>>().join(" UNION ALL ");
-                let beside = format!("SELECT * FROM dlock_waiters WHERE name IN ({names}) AND place <> 0");
-                ("encode(note, 'hex')".into(), format!("({first} UNION ALL {beside}) AS w"))
+                let beside =
+                    format!("SELECT * FROM ONLY dlock_waiters WHERE name IN ({names}) AND place <> 0");
+                ("pg_catalog.encode(note, 'hex')".into(), format!("({first} UNION ALL {beside}) AS w"))
             }
             Waiters::All => {
-                let mine = me(pen).map(|me| format!(" OR token = {me} OR lead(token) OVER forth = {me}"));
+                let mine =
+                    me().map(|me| format!(" OR token = {me} OR pg_catalog.lead(token) OVER forth = {me}"));
                 let mine = mine.unwrap_or_default();
                 let noted = format!(
-                    "CASE WHEN row_number() OVER forth <= 4 OR lead(token) OVER forth IS NULL{mine} THEN encode(note, 'hex') END"
+                    "CASE WHEN pg_catalog.row_number() OVER forth <= 4 OR pg_catalog.lead(token) OVER forth IS NULL{mine} THEN pg_catalog.encode(note, 'hex') END"
                 );
                 let rows = format!(
-                    "dlock_waiters WHERE name IN ({names}) WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)"
+                    "ONLY dlock_waiters WHERE name IN ({names}) WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)"
                 );
                 (noted, rows)
             }
         };
         let heard = match question.waiters {
             Waiters::Front => {
-                "(SELECT max(said)::text FROM dlock_waiters AS o WHERE o.name = l.name AND o.place = 0)"
+                "(SELECT pg_catalog.max(said)::text FROM ONLY dlock_waiters AS o WHERE o.name = l.name AND o.place = 0)"
             }
-            Waiters::All | Waiters::Own => "NULL::text",
+            Waiters::All => "NULL::text",
         };
         let null = |count| ", NULL::text".repeat(count);
         let mut text = format!(
-            "SELECT 't'::text, NULL::text, {NOW}::text, pg_backend_pid()::text{} \
-             UNION ALL SELECT 'r', encode(name, 'hex'), version::text, used::text, encode(body, 'hex'), {heard}{} \
-             FROM dlock_locks AS l WHERE name IN ({names}) \
-             UNION ALL SELECT 'w', encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
+            "{READS}SELECT 't'::text, NULL::text, {NOW}::text, pg_catalog.pg_backend_pid()::text{} \
+             UNION ALL SELECT 'r', pg_catalog.encode(name, 'hex'), version::text, used::text, pg_catalog.encode(body, 'hex'), {heard}{} \
+             FROM ONLY dlock_locks AS l WHERE name IN ({names}) \
+             UNION ALL SELECT 'w', pg_catalog.encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
              mode::text, place::text, said::text, {noted} FROM {rows}",
             null(7),
             null(5)
         );
         if question.with_ends {
             text += &format!(
-                " UNION ALL SELECT 'e', encode(name, 'hex'), number::text, encode(entry, 'hex'){} \
-                 FROM dlock_ends WHERE name IN ({names})",
+                " UNION ALL SELECT 'e', pg_catalog.encode(name, 'hex'), number::text, pg_catalog.encode(entry, 'hex'){} \
+                 FROM ONLY dlock_ends WHERE name IN ({names})",
                 null(7)
             );
         }
@@ -135,54 +139,56 @@ impl Grammar for Words {
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
         let names = self.list(&mut question.names.iter().map(String::as_str));
         let reserve = format!(
-            "SET LOCAL synchronous_commit TO off; WITH v AS MATERIALIZED (SELECT name FROM dlock_locks \
-             WHERE name IN ({names}) AND {open} ORDER BY name FOR UPDATE) UPDATE dlock_locks AS l \
-             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2 FROM v WHERE l.name = v.name",
+            "SET LOCAL synchronous_commit TO off; WITH v AS MATERIALIZED (SELECT name FROM ONLY dlock_locks \
+             WHERE name IN ({names}) AND {open} ORDER BY name FOR UPDATE) UPDATE ONLY dlock_locks AS l \
+             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2::pg_catalog.int2 FROM v WHERE l.name = v.name",
             open = is_open()
         );
-        vec![reserve, self.read(question, &mut Pen::plain())]
+        vec![reserve, self.read(question)]
     }
 
     /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the
     /// version that was read, it changes them and everything else, and else nothing.
-    fn write(&self, change: &Change, pen: &mut Pen) -> String {
-        let bytes = |pen: &mut Pen, bytes: &[u8]| pen.put("bytea", self.bytes(bytes));
-        let name = |pen: &mut Pen, name: &str| bytes(pen, name.as_bytes());
-        let token = |pen: &mut Pen, token: &Token| pen.put("text", format!("'{}'", token.secret()));
+    fn write(&self, change: &Change) -> String {
+        let bytes = |bytes: &[u8]| self.bytes(bytes);
+        let name = |name: &str| bytes(name.as_bytes());
+        let token = |token: &Token| format!("'{}'", token.secret());
         let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
-        let read = change.read.iter().map(|(of, version)| {
-            format!("name = {} AND version = {}{open}", name(pen, of), pen.put("bigint", version))
-        });
+        let read = change
+            .read
+            .iter()
+            .map(|(of, version)| format!("name = {} AND version = {}{open}", name(of), version));
         let read = read.collect::<Vec<_>>().join(" OR ");
         let mut parts = vec![
             format!(
-                "same AS MATERIALIZED (SELECT name FROM dlock_locks WHERE {read} ORDER BY name FOR UPDATE)"
+                "same AS MATERIALIZED (SELECT name FROM ONLY dlock_locks WHERE {read} ORDER BY name FOR UPDATE)"
             ),
             format!(
-                "go AS MATERIALIZED (SELECT 1 FROM (SELECT count(*) AS n FROM same) AS s WHERE n = {})",
+                "go AS MATERIALIZED (SELECT 1 FROM (SELECT pg_catalog.count(*) AS n FROM same) AS s WHERE n = {})",
                 change.read.len()
             ),
         ];
         for (at, body) in change.bodies.iter().enumerate() {
             parts.push(format!(
-                "b{at} AS (UPDATE dlock_locks SET version = {}, used = {}, kept = {}, body = {} FROM go WHERE name = {})",
-                pen.put("bigint", body.version + 1),
-                pen.put("bigint", body.used),
-                pen.put("smallint", u8::from(body.is_kept)),
-                bytes(pen, &body.body),
-                name(pen, &body.name)
+                "b{at} AS (UPDATE ONLY dlock_locks SET version = {}, used = {}, kept = {}, body = {} FROM go WHERE name = {})",
+                body.version + 1,
+                body.used,
+                u8::from(body.is_kept),
+                bytes(&body.body),
+                name(&body.name)
             ));
         }
         if !change.gone.is_empty() {
-            let gone =
-                join(change.gone.iter().map(|(of, who)| format!("({}, {})", name(pen, of), token(pen, who))));
-            parts.push(format!("g AS (DELETE FROM dlock_waiters USING go WHERE (name, token) IN ({gone}))"));
+            let gone = join(change.gone.iter().map(|(of, who)| format!("({}, {})", name(of), token(who))));
+            parts.push(format!(
+                "g AS (DELETE FROM ONLY dlock_waiters USING go WHERE (name, token) IN ({gone}))"
+            ));
         }
         if !change.come.is_empty() {
             let come = join(change.come.iter().filter_map(|(of, waiting, note)| {
-                let (of, who) = (name(pen, of), token(pen, &waiting.token()?));
-                let columns = columns(waiting, pen);
-                let note = note.as_ref().map_or("NULL::bytea".into(), |note| bytes(pen, note));
+                let (of, who) = (name(of), token(&waiting.token()?));
+                let columns = columns(waiting);
+                let note = note.as_ref().map_or("NULL::bytea".into(), |note| bytes(note));
                 Some(format!("({of}, {who}, {columns}, {note})"))
             }));
             parts.push(format!(
@@ -193,48 +199,41 @@ impl Grammar for Words {
             ));
         }
         if !change.ends.is_empty() {
-            let ends = join(change.ends.iter().map(|(of, number, end)| {
-                format!("({}, {}, {})", name(pen, of), pen.put("bigint", number), bytes(pen, end))
-            }));
+            let ends = join(
+                change
+                    .ends
+                    .iter()
+                    .map(|(of, number, end)| format!("({}, {}, {})", name(of), number, bytes(end))),
+            );
             parts.push(format!(
                 "e AS (INSERT INTO dlock_ends (name, number, entry) SELECT v.* FROM (VALUES {ends}) AS v, go \
                  ON CONFLICT (name, number) DO UPDATE SET entry = excluded.entry)"
             ));
         }
         if !change.old_ends.is_empty() {
-            let old = change.old_ends.iter().map(|(of, number)| {
-                format!("name = {} AND number <= {}", name(pen, of), pen.put("bigint", number))
-            });
+            let old = change
+                .old_ends
+                .iter()
+                .map(|(of, number)| format!("name = {} AND number <= {}", name(of), number));
             let old = old.collect::<Vec<_>>().join(" OR ");
-            parts.push(format!("o AS (DELETE FROM dlock_ends USING go WHERE {old})"));
+            parts.push(format!("o AS (DELETE FROM ONLY dlock_ends USING go WHERE {old})"));
         }
         let bells = if change.woken.is_empty() {
             "0".into()
         } else {
             let bells = join(change.woken.iter().map(|token| {
                 let bell = format!("'{}'", channel(token));
-                format!("({})", pen.put("text", bell))
+                format!("({})", bell)
             }));
-            format!("(SELECT count(pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)")
+            format!(
+                "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)"
+            )
         };
-        format!("WITH {} SELECT (SELECT count(*) FROM go), {bells}", parts.join(", "))
+        format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {bells}", parts.join(", "))
     }
 
     fn before_write(&self, change: &Change) -> &'static str {
         if is_told_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" }
-    }
-
-    /// A statement is planned once, whatever its values, when it is done first.
-    fn prepare(&self, statements: &[(String, Pen)]) -> Option<String> {
-        let mut text = String::from("SET plan_cache_mode = force_generic_plan");
-        for (at, (statement, pen)) in statements.iter().enumerate() {
-            text += &format!("; PREPARE dlock_{at} AS {statement}; {}", self.execute(at, pen));
-        }
-        Some(text)
-    }
-
-    fn execute(&self, at: usize, pen: &Pen) -> String {
-        format!("EXECUTE dlock_{at}({})", pen.values())
     }
 
     fn secure(&self, change: &Change) -> Option<String> {
@@ -242,7 +241,10 @@ impl Grammar for Words {
             format!("({}, {number}, {})", self.bytes(name.as_bytes()), self.bytes(end))
         });
         is_told_early(change).then(|| {
-            format!("UPDATE dlock_ends SET entry = entry WHERE (name, number, entry) IN ({})", join(ends))
+            format!(
+                "UPDATE ONLY dlock_ends SET entry = entry WHERE (name, number, entry) IN ({})",
+                join(ends)
+            )
         })
     }
 
@@ -250,29 +252,67 @@ impl Grammar for Words {
     fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
         let names = self.list(&mut names.iter().map(|name| name.as_str()));
         format!(
-            "SET LOCAL synchronous_commit TO off; UPDATE dlock_waiters SET said = {NOW} / 1000 + {millis} \
+            "SET LOCAL synchronous_commit TO off; UPDATE ONLY dlock_waiters SET said = {NOW} / 1000 + {millis} \
              WHERE name IN ({names}) AND token = '{}' AND place = 0",
             token.secret()
         )
     }
 
     fn time(&self) -> String {
-        format!("SELECT {NOW}")
+        format!("{NO_TABLE}SELECT {NOW}")
     }
 
     fn survey(&self) -> String {
-        "SELECT 'PostgreSQL ' || current_setting('server_version'), CASE WHEN pg_is_in_recovery() THEN '1' ELSE '0' END, \
-         concat_ws(' and ', CASE WHEN current_setting('fsync') = 'off' THEN 'fsync off' END, \
-         CASE WHEN current_setting('synchronous_commit') = 'off' THEN 'synchronous_commit off' END)"
-            .into()
+        let setting = |name| format!("pg_catalog.current_setting('{name}')");
+        format!(
+            "{NO_TABLE}SELECT pg_catalog.concat('PostgreSQL ', {}), CASE WHEN pg_catalog.pg_is_in_recovery() THEN '1' ELSE '0' END, \
+             pg_catalog.concat_ws(' and ', CASE WHEN {fsync} = 'off' THEN 'fsync off' END, \
+             CASE WHEN {commit} = 'off' THEN 'synchronous_commit off' END), \
+             CASE WHEN {} = 'on' THEN 'a superuser' END",
+            setting("server_version"),
+            setting("is_superuser"),
+            fsync = setting("fsync"),
+            commit = setting("synchronous_commit"),
+        )
+    }
+
+    fn notes(&self, name: &str, tokens: &[Token]) -> String {
+        format!(
+            "{READS}SELECT token, {} FROM ONLY dlock_waiters WHERE name = {} AND token IN ({})",
+            to_hex("note"),
+            self.bytes(name.as_bytes()),
+            join(tokens.iter().map(|token| format!("'{}'", token.secret())))
+        )
+    }
+
+    fn waits(&self, names: &Names, token: &Token) -> String {
+        let names = self.list(&mut names.iter().map(|name| name.as_str()));
+        format!(
+            "{READS}SELECT 1 FROM ONLY dlock_waiters WHERE name IN ({names}) AND token = '{}' AND place = 0",
+            token.secret()
+        )
+    }
+
+    fn versions(&self, names: &BTreeSet<String>) -> String {
+        let names = self.list(&mut names.iter().map(String::as_str));
+        format!("{READS}SELECT version FROM ONLY dlock_locks WHERE name IN ({names}) ORDER BY name")
+    }
+
+    fn names(&self) -> String {
+        format!("{READS}SELECT {} FROM ONLY dlock_locks WHERE kept IN (1, 3)", to_hex("name"))
+    }
+
+    fn remove(&self, name: &str) -> Vec<String> {
+        let table = |table| format!("DELETE FROM ONLY {table} WHERE name = {}", self.bytes(name.as_bytes()));
+        ["dlock_ends", "dlock_waiters", "dlock_locks"].map(table).to_vec()
     }
 
     fn tidy(&self) -> Vec<String> {
         let old = format!("{NOW} / 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
         vec![format!(
-            "WITH old AS (DELETE FROM dlock_locks WHERE used < {old} RETURNING name), \
-             w AS (DELETE FROM dlock_waiters USING old WHERE dlock_waiters.name = old.name) \
-             DELETE FROM dlock_ends USING old WHERE dlock_ends.name = old.name"
+            "WITH old AS (DELETE FROM ONLY dlock_locks WHERE used < {old} RETURNING name), \
+             w AS (DELETE FROM ONLY dlock_waiters USING old WHERE dlock_waiters.name = old.name) \
+             DELETE FROM ONLY dlock_ends USING old WHERE dlock_ends.name = old.name"
         )]
     }
 
@@ -281,36 +321,33 @@ impl Grammar for Words {
     }
 
     fn bell(&self, token: &Token) -> Option<String> {
-        Some(format!("LISTEN {}", channel(token)))
+        Some(format!("{NO_TABLE}LISTEN {}", channel(token)))
     }
 
     fn hold_latch(&self, token: &Token) -> Option<String> {
-        Some(format!("SELECT pg_try_advisory_lock({}); ", latch(token)))
+        Some(format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", latch(token)))
     }
 
     fn drop_latch(&self) -> Option<String> {
-        Some("SELECT pg_advisory_unlock_all(); ".into())
+        Some("SELECT pg_catalog.pg_advisory_unlock_all(); ".into())
     }
 
     /// An error that is caught there is in no log of the server.
     fn sleep_at_latch(&self, token: &Token, span: Duration) -> Option<String> {
         let latch = latch(token);
         Some(format!(
-            "DO $$ BEGIN PERFORM set_config('dlock.slept', '2', false); IF NOT pg_try_advisory_lock_shared({latch}) THEN \
-             PERFORM set_config('lock_timeout', '{}', true); PERFORM pg_advisory_lock_shared({latch}); \
-             PERFORM set_config('dlock.slept', '1', false); END IF; PERFORM pg_advisory_unlock_shared({latch}); \
-             EXCEPTION WHEN lock_not_available THEN PERFORM set_config('dlock.slept', '0', false); END $$; \
-             SELECT current_setting('dlock.slept')",
+            "{NO_TABLE}DO $$ BEGIN PERFORM pg_catalog.set_config('dlock.slept', '2', false); \
+             IF NOT pg_catalog.pg_try_advisory_lock_shared({latch}) THEN \
+             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); PERFORM pg_catalog.pg_advisory_lock_shared({latch}); \
+             PERFORM pg_catalog.set_config('dlock.slept', '1', false); END IF; PERFORM pg_catalog.pg_advisory_unlock_shared({latch}); \
+             EXCEPTION WHEN lock_not_available THEN PERFORM pg_catalog.set_config('dlock.slept', '0', false); END $$; \
+             SELECT pg_catalog.current_setting('dlock.slept')",
             span.as_millis().max(1)
         ))
     }
 
     fn bytes(&self, bytes: &[u8]) -> String {
-        format!("decode('{}', 'hex')", hex(bytes))
-    }
-
-    fn to_hex(&self, column: &str) -> String {
-        format!("encode({column}, 'hex')")
+        format!("pg_catalog.decode('{}', 'hex')", hex(bytes))
     }
 }
 
@@ -320,17 +357,22 @@ fn is_told_early(change: &Change) -> bool {
     !change.woken.is_empty() && !change.ends.is_empty()
 }
 
+/// A column of bytes as hexadecimal digits.
+fn to_hex(column: &str) -> String {
+    format!("pg_catalog.encode({column}, 'hex')")
+}
+
 /// Whether nobody has reserved a lock.
 fn is_open() -> String {
     format!("(kept < 2 OR used NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST})")
 }
 
 /// A waiter's columns behind name and token.
-fn columns(waiting: &Waiting, pen: &mut Pen) -> String {
+fn columns(waiting: &Waiting) -> String {
     let Waiting { ticket, since, silent, forget, .. } = waiting;
-    let times = join([ticket, since, silent, forget].into_iter().map(|time| pen.put("bigint", time)));
+    let times = join([ticket, since, silent, forget].into_iter().map(ToString::to_string));
     let (mode, place) = (mode(waiting.mode), place(waiting.place));
-    format!("{times}, {}, {}, 0", pen.put("integer", mode), pen.put("smallint", place))
+    format!("{times}, {}, {}, 0", mode, place)
 }
 
 fn latch(token: &Token) -> i64 {
@@ -351,7 +393,15 @@ fn meaning(store: &str, said: &Said) -> Failure {
         // A serialization failure, a deadlock, somebody who makes the same table or row.
         "40001" | "40P01" | "23505" | "42P07" | "42710" => Failure::Conflict,
         "42P01" => Failure::NoTables(Error::Unfit(format!("{store} has no tables for locks: {text}"))),
-        "42703" | "42804" => {
+        "22P02" if guard::found(&text) == Some(guard::CHANGED) => Failure::Conflict,
+        "22P02" if guard::found(&text).is_some() => {
+            let found = guard::found(&text).unwrap_or_default();
+            denied(format!(
+                "{store}: dlock does not use {found}: code of whoever made that could run with the rights of this user; have an \
+                 administrator look at it, and make the tables as docs/stores.md says"
+            ))
+        }
+        "42703" | "42804" | "42809" => {
             unfit(format!("{store} has tables with the names of dlock's, and they are not dlock's: {text}"))
         }
         "42501" | "3F000" => denied(format!(
@@ -399,6 +449,6 @@ mod tests {
         let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
         let texts = Words.reserve_and_read(&question);
         assert!(texts[0].contains("UPDATE") && !texts[0].contains("dlock_waiters"), "{texts:?}");
-        assert_eq!(texts[1..], [Words.read(&question, &mut Pen::plain())]);
+        assert_eq!(texts[1..], [Words.read(&question)]);
     }
 }

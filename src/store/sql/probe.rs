@@ -1,7 +1,7 @@
 //! Can this database hold locks? Asks it what it is, and takes a lock there that nobody else has, as one who waits does, and
 //! removes it again.
 
-use super::statement::{Change, NewBody, Pen};
+use super::statement::{Change, NewBody};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
 use crate::law::{Record, Time, millis};
@@ -32,8 +32,9 @@ impl SqlStore {
             true if self.adapter.has_a_latch()? => Bell::Heard,
             true => Bell::Missing,
         };
-        let [version, standby, forgets] = said;
+        let [version, standby, forgets, rights] = said;
         Ok(Database {
+            members: Some(1),
             round_trips,
             clock,
             version,
@@ -41,17 +42,18 @@ impl SqlStore {
             forgets_by: Some(forgets).filter(|by| !by.is_empty()).into_iter().collect(),
             tried,
             bell,
+            almighty: Some(rights).filter(|rights| !rights.is_empty()),
         })
     }
 }
 
 impl Tables {
-    fn survey(&self) -> Result<[String; 3], Error> {
+    fn survey(&self) -> Result<[String; 4], Error> {
         let mut answers = self.ask(&[self.database.grammar().survey()], Again::Yes)?;
         let row = answers[0].rows.pop().unwrap_or_default();
         let mut texts =
             row.into_iter().map(|text| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned());
-        Ok([(); 3].map(|()| texts.next().unwrap_or_default()))
+        Ok([(); 4].map(|()| texts.next().unwrap_or_default()))
     }
 
     /// Fastest first, and the clock as the fastest has told it.
@@ -79,9 +81,11 @@ impl Tables {
     fn has_a_latch(&self) -> Result<bool, Error> {
         let token = probe_token()?;
         let grammar = self.database.grammar();
-        let asked = grammar.hold_latch(&token).map(|hold| hold + &grammar.time());
-        let answers =
-            asked.map(|asked| self.ask(&[asked, grammar.drop_latch().unwrap_or_default()], Again::Yes));
+        let latches = [grammar.hold_latch(&token), grammar.drop_latch()];
+        // Behind the time, which is asked without the tables: there may be none.
+        let asked = latches.map(|latch| latch.map(|latch| format!("{}; {latch}", grammar.time())));
+        let asked: Vec<_> = asked.into_iter().flatten().collect();
+        let answers = (!asked.is_empty()).then(|| self.ask(&asked, Again::Yes));
         Ok(matches!(answers, Some(Ok(_))))
     }
 
@@ -116,7 +120,7 @@ impl Tables {
         };
         let grammar = self.database.grammar();
         let mut statements: Vec<String> = grammar.bell(&token).into_iter().collect();
-        statements.push(grammar.write(&change, &mut Pen::plain()));
+        statements.push(grammar.write(&change));
         statements.extend(grammar.remove(&name));
         self.ask(&statements, Again::No)?;
         Ok(Tried::Done)

@@ -31,8 +31,6 @@ pub enum Waiters {
     All,
     /// Those of the first [`FRONT`] of each queue, of one more if there is one, and of those who stand beside it.
     Front,
-    /// That of who asks alone.
-    Own,
 }
 
 /// A lock. Nobody is tracked: no connection tells who lives.

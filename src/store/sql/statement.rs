@@ -8,7 +8,6 @@ use crate::store::engine::Changed;
 use crate::store::engine::queue::{Changes, Place, Waiting};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::time::Duration;
 
 /// How long a lock is reserved, in milliseconds: some round trips.
@@ -61,39 +60,6 @@ pub struct NewBody {
     pub body: Vec<u8>,
 }
 
-/// How the values of a statement are written.
-#[derive(Debug, Default)]
-pub struct Pen {
-    /// Those that stand apart from it.
-    apart: Option<Vec<String>>,
-}
-
-impl Pen {
-    /// Into the statement.
-    pub fn plain() -> Self {
-        Self::default()
-    }
-
-    /// Apart, with `$1`, `$2` and so on in their places: then all statements of a shape are the same.
-    pub fn apart() -> Self {
-        Self { apart: Some(Vec::new()) }
-    }
-
-    /// A value of that type.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL prepares nothing"))]
-    pub fn put(&mut self, kind: &str, value: impl Display) -> String {
-        let Some(apart) = &mut self.apart else { return value.to_string() };
-        apart.push(value.to_string());
-        format!("${}::{kind}", apart.len())
-    }
-
-    /// Those that stand apart, with commas between them.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL prepares nothing"))]
-    pub fn values(&self) -> String {
-        self.apart.as_deref().unwrap_or_default().join(", ")
-    }
-}
-
 /// The words of one kind of database. Each answers a whole statement, or several to be sent together.
 pub trait Grammar {
     /// Makes the tables, if they are missing.
@@ -101,7 +67,7 @@ pub trait Grammar {
 
     /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
     /// columns more. A lock of which not all waiters are read tells until when one of them has said to be there.
-    fn read(&self, question: &Question<'_>, pen: &mut Pen) -> String;
+    fn read(&self, question: &Question<'_>) -> String;
 
     /// The time, in microseconds since 1970.
     fn time(&self) -> String;
@@ -115,22 +81,11 @@ pub trait Grammar {
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String>;
 
     /// Answers 1 in the last row if it was done.
-    fn write(&self, change: &Change, pen: &mut Pen) -> String;
+    fn write(&self, change: &Change) -> String;
 
     /// Words to be put before that.
     fn before_write(&self, _: &Change) -> &'static str {
         ""
-    }
-
-    /// Has a connection that nobody else uses prepare these statements, each with values that stand apart and do nothing, and do
-    /// each once. Nothing where that would not pay.
-    fn prepare(&self, _: &[(String, Pen)]) -> Option<String> {
-        None
-    }
-
-    /// Does the prepared statement with that number.
-    fn execute(&self, _: usize, _: &Pen) -> String {
-        String::new()
     }
 
     /// What is to follow a write some time, if it was done. Nobody waits for it, and nothing is wrong where it is not done.
@@ -145,47 +100,26 @@ pub trait Grammar {
     }
 
     /// What does not change about these waiters: of each its token and that.
-    fn notes(&self, name: &str, tokens: &[Token]) -> String {
-        format!(
-            "SELECT token, {} FROM dlock_waiters WHERE name = {} AND token IN ({})",
-            self.to_hex("note"),
-            self.bytes(name.as_bytes()),
-            join(tokens.iter().map(|token| format!("'{}'", token.secret())))
-        )
-    }
+    fn notes(&self, name: &str, tokens: &[Token]) -> String;
 
     /// A waiter is not silent for so many milliseconds from now on. Changes as many rows as it waits in.
     fn heard(&self, names: &Names, token: &Token, millis: u64) -> String;
 
     /// One row for each of these locks that the token waits for.
-    fn waits(&self, names: &Names, token: &Token) -> String {
-        let names = self.list(&mut names.iter().map(|name| name.as_str()));
-        format!(
-            "SELECT 1 FROM dlock_waiters WHERE name IN ({names}) AND token = '{}' AND place = 0",
-            token.secret()
-        )
-    }
+    fn waits(&self, names: &Names, token: &Token) -> String;
 
     /// One row for each of these locks, in order of name: what changes when anything does.
-    fn versions(&self, names: &BTreeSet<String>) -> String {
-        let names = self.list(&mut names.iter().map(String::as_str));
-        format!("SELECT version FROM dlock_locks WHERE name IN ({names}) ORDER BY name")
-    }
+    fn versions(&self, names: &BTreeSet<String>) -> String;
 
     /// The names of all locks of which there is anything to tell.
-    fn names(&self) -> String {
-        format!("SELECT {} FROM dlock_locks WHERE kept IN (1, 3)", self.to_hex("name"))
-    }
+    fn names(&self) -> String;
 
     /// One row: what the database calls itself, with its version; 1 if it is a standby; and what is set so that a crash may
-    /// take back what was done, as a text, empty if nothing is.
+    /// take back what was done, as a text, empty if nothing is; and what the user is that may do all there, if it is that.
     fn survey(&self) -> String;
 
     /// Removes all that is kept of a lock.
-    fn remove(&self, name: &str) -> Vec<String> {
-        let table = |table| format!("DELETE FROM {table} WHERE name = {}", self.bytes(name.as_bytes()));
-        ["dlock_ends", "dlock_waiters", "dlock_locks"].map(table).to_vec()
-    }
+    fn remove(&self, name: &str) -> Vec<String>;
 
     /// Removes what is too old to keep.
     fn tidy(&self) -> Vec<String>;
@@ -214,9 +148,6 @@ pub trait Grammar {
 
     /// These bytes.
     fn bytes(&self, bytes: &[u8]) -> String;
-
-    /// The bytes of a column, as hexadecimal digits.
-    fn to_hex(&self, column: &str) -> String;
 
     fn list(&self, names: &mut dyn Iterator<Item = &str>) -> String {
         join(names.map(|name| self.bytes(name.as_bytes())))
@@ -252,25 +183,6 @@ pub fn place(place: Place) -> u8 {
 }
 
 impl Change {
-    /// What is written between the end of one job and the begin of the next, of a lock that there is not: it is given back and
-    /// granted to one who waits, and that one confirms it.
-    pub fn of_hand_over(token: &Token) -> Option<[Self; 2]> {
-        let change = || {
-            let body = NewBody { name: String::new(), version: 0, used: 0, is_kept: false, body: Vec::new() };
-            Self { read: vec![(String::new(), 0)], bodies: vec![body], ..Self::default() }
-        };
-        let bytes = token.secret().as_bytes().try_into().ok()?;
-        let next = Waiting::new(bytes, 0, Mode::Exclusive, Place::Parked);
-        let released = Self {
-            come: vec![(String::new(), next, None)],
-            ends: vec![(String::new(), 0, Vec::new())],
-            old_ends: vec![(String::new(), 0)],
-            woken: vec![token.clone()],
-            ..change()
-        };
-        Some([released, Self { gone: vec![(String::new(), token.clone())], ..change() }])
-    }
-
     /// What became of these rows.
     pub fn of(
         rows: Vec<(LockRow, Changed)>,

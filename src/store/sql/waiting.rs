@@ -1,9 +1,7 @@
 //! How does a waiter sleep until it is its turn? At the latch of the one before it, which the server lets it have when that
 //! one gives the lock back; else until its bell rings; and where there is neither it looks now and then.
 
-use super::row::Waiters;
-use super::statement::Question;
-use super::{Again, Answer, Failure, Seen, Tables};
+use super::{Again, Answer, Failure, Tables};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use crate::store::Error;
@@ -11,9 +9,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-/// Who has fewer before it has the server [prepare](Tables::prepare) what it will ask. It takes a server of PostgreSQL 3 ms, and
-/// a megabyte as long as the connection lasts.
-const PREPARES_WITHIN: u64 = 256;
 /// Where no bell is heard, who is next looks this often whether it was granted the lock.
 pub(super) const POLL: Duration = Duration::from_millis(25);
 /// Who was woken by the latch of the one before it looks after so many milliseconds, and so many more, for a latch is let go
@@ -29,22 +24,6 @@ impl Tables {
     pub(super) fn still_waits(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
         let answers = self.ask(&[self.database.grammar().waits(names, token)], Again::Yes)?;
         Ok(answers[0].rows.len() == names.as_slice().len())
-    }
-
-    /// The same, for who was woken: what is read with it is what is needed next if the lock was granted to it.
-    fn still_waits_woken(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
-        let asked = Moment::now();
-        let names = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let question = Question { names: &names, me: Some(token), waiters: Waiters::Own, with_ends: false };
-        let found = self.read(&question).map_err(Failure::Refused)?;
-        let (entries, now) = self.entries(&question, found).map_err(Failure::Refused)?;
-        if entries.iter().all(|row| row.queue.is_queued(token)) {
-            return Ok(true);
-        }
-        if let Some(line) = &mut *self.line.borrow_mut() {
-            line.seen = Some(Seen { asked, now, entries });
-        }
-        Ok(false)
     }
 
     /// Has the bell of `token` rung on this connection. Whether it was not before.
@@ -136,9 +115,6 @@ impl Tables {
         until: Moment,
     ) -> Result<bool, Failure> {
         let mut looks = 0;
-        if before.is_some() && ahead < PREPARES_WITHIN {
-            self.prepare(token)?;
-        }
         loop {
             match before.map_or(Ok(None), |before| self.sleep_at_latch(before, until))? {
                 Some(false) => return Ok(false),
@@ -146,7 +122,7 @@ impl Tables {
                     self.allow();
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
-                        if !self.still_waits_woken(names, token)? {
+                        if !self.still_waits(names, token)? {
                             break;
                         }
                     }

@@ -12,7 +12,6 @@ use std::sync::atomic::AtomicBool;
 pub(super) struct Mine {
     pub(super) token: Token,
     pub(super) is_given_up: AtomicBool,
-    pub(super) has_asked_ahead: AtomicBool,
 }
 
 /// The life of this process.

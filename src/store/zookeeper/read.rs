@@ -1,7 +1,6 @@
 //! What is there? The nodes of the locks in one round trip, and in another one what they tell to be wanted of those who wait
-//! and hold, unless it was foreseen. All of it is judged before it is given to the law.
+//! and hold. All of it is judged before it is given to the law.
 
-use super::ahead::{Ahead, HOLDERS, Question};
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
 use super::stamp::STAMP_GOOD;
@@ -15,6 +14,8 @@ use crate::store::engine::{CatchUp, granted_alone};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// Of so many who hold or have left it is looked at once whether they live.
+const HOLDERS: usize = 8;
 /// So many of a queue are read at once where several of them may be granted the lock.
 const FRONT: usize = 3;
 /// Who waits reads so many of the last ends: enough to tell how long a run mostly takes.
@@ -45,17 +46,10 @@ impl Znodes {
             let life = self.life.get().filter(|life| !life.was_ended);
             let mine = self.mine.as_ref().filter(|_| life.is_some());
             let began = Moment::now();
-            let known = (is_own && whom == CatchUp::Due).then(|| self.known(names)).flatten();
-            let (Question { stamps, dial, first, ahead }, mut answers) = match known {
-                Some(known) => known,
-                None => {
-                    let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
-                    let ahead = if is_own { self.ahead.take() } else { Ahead::default() };
-                    let (asks, question) = self.question(names, whom, stamps, ahead);
-                    (question, self.ask(&asks, Again::Yes)?)
-                }
-            };
-            let mut told = answers.split_off(first + 2 * names.len()).into_iter();
+            let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
+            let dial = self.session.borrow().dial();
+            let (asks, first) = self.asks(names, whom, stamps);
+            let mut answers = self.ask(&asks, Again::Yes)?;
             if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
                 self.make_base()?;
                 continue;
@@ -103,42 +97,18 @@ impl Znodes {
                 // It was changed between the two questions.
                 continue;
             };
-            let notes: Vec<_> = told.by_ref().take(ahead.notes.len()).collect();
-            for (token, answer) in ahead.lives.into_iter().zip(told) {
-                self.looked(token, &answer);
-            }
-            for ((name, token, path), answer) in ahead.notes.into_iter().zip(notes) {
-                let entry = entries.iter_mut().find(|entry| entry.name == name);
-                // Of whom it is not known whether he lives, both are asked for again.
-                let is_known = self.lives.borrow().contains_key(&token);
-                if let (Ok(Answer::Data(data, stat)), Some(entry)) = (answer, entry)
-                    && is_known
-                    && entry.path_of(&token).is_some_and(|at| at == path)
-                {
-                    self.saw(entry, token, data, stat);
-                }
-            }
             if !self.fetch(&mut entries, me, whom, now)? {
                 // Somebody has left since.
                 continue;
             }
             self.must_sync.set(false);
-            if let Some(me) = me.filter(|_| is_own) {
-                self.look_ahead(&entries, me);
-            }
             self.judge(&mut entries, me, whom, now);
             return Ok((entries, now));
         }
     }
 
-    /// What is to be asked about these locks.
-    pub(super) fn question(
-        &self,
-        names: &BTreeSet<String>,
-        whom: CatchUp,
-        stamps: bool,
-        ahead: Ahead,
-    ) -> (Vec<Ask>, Question) {
+    /// What is to be asked about these locks, and how much of it comes before them. `stamps` is whether the clock is asked.
+    fn asks(&self, names: &BTreeSet<String>, whom: CatchUp, stamps: bool) -> (Vec<Ask>, usize) {
         let mut asks = Vec::with_capacity(2 * names.len() + 3);
         if stamps {
             asks.push(Ask::Set { path: self.clock(), data: Vec::new() });
@@ -155,9 +125,7 @@ impl Znodes {
             let path = self.lock_path(name);
             asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
         }
-        asks.extend(ahead.notes.iter().map(|(.., path)| Ask::Get { path: path.clone() }));
-        asks.extend(ahead.lives.iter().map(|life| self.look(life)));
-        (asks, Question { stamps, dial: self.session.borrow().dial(), first, ahead })
+        (asks, first)
     }
 
     fn silent_clock(&self) -> Error {

@@ -7,16 +7,19 @@ use super::wire::{Connection, Failure};
 use crate::clock::Moment;
 use crate::law::millis;
 use crate::store::Error;
-use crate::store::net::Address;
+use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
+use crate::store::net::{Address, alarm};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 /// How long the session of one who only asks something may be silent.
 const BRIEFLY: Duration = Duration::from_secs(10);
-/// Between two rounds over all servers where none of them serves just now: they may be choosing a leader.
+/// The first pause between two rounds over all servers where none of them serves: they may be choosing a leader. Each one
+/// after it is twice as long.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The longest of these pauses.
+const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// A session says so many times within its timeout that it lives, at least.
 const SIGNS: u32 = 4;
 
@@ -26,7 +29,7 @@ pub struct Target {
     /// Its servers; at least one.
     pub servers: Vec<Address>,
     /// User and password; what is made then is its own.
-    pub login: Option<(String, String)>,
+    pub login: Option<(String, Password)>,
     /// The node below which everything is, without a slash at its end; empty for the root.
     pub chroot: String,
     /// Set where it is spoken to over TLS.
@@ -133,21 +136,24 @@ impl Session {
         if self.line.is_some() {
             return Ok(());
         }
-        let by = Moment::now().after(self.target.connect_timeout).min(by);
         let count = self.target.servers.len();
-        let mut untried = count;
+        let (mut untried, mut pause) = (count, PAUSE);
         loop {
+            // A single server is waited for: another connection to it would be no quicker.
+            let each = self.target.connect_timeout + self.target.op_timeout;
             let share = by.left() / u32::try_from(untried).unwrap_or(1).max(1);
+            let share = if count == 1 { by.left() } else { share.min(each) };
             match self.try_next(Moment::now().after(share)) {
                 Ok(()) => return Ok(()),
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => {
                     untried -= 1;
                     if untried == 0 {
-                        if count == 1 || by.left() <= PAUSE {
+                        if count == 1 || by.left() <= PAUSE || alarm::pause(pause).is_err() {
                             return Err(failure);
                         }
-                        thread::sleep(PAUSE);
+                        // Servers that choose a leader hang up at once, on each of a crowd.
+                        pause = (pause * 2).min(PAUSE_MOST).min(by.left() / 8).max(PAUSE);
                         untried = count;
                     }
                 }
@@ -171,8 +177,15 @@ impl Session {
         loop {
             let wanted_ms = i32::try_from(millis(wanted)).unwrap_or(i32::MAX);
             let hello = hello(self.seen, wanted_ms, self.id, &self.password);
-            let (mut line, welcome) =
-                Connection::begin(&shown, server, target.tls.as_ref(), target.access(), &hello, by)?;
+            let reached = Moment::now().after(target.connect_timeout).min(by);
+            let (mut line, welcome) = Connection::begin(
+                &shown,
+                server,
+                target.tls.as_ref(),
+                target.access(),
+                &hello,
+                (reached, by),
+            )?;
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
                     return Err(Failure::Broken(Error::Unavailable(format!("{shown} begins no session"))));
@@ -195,7 +208,9 @@ impl Session {
                 return Err(Failure::Refused(unfit_ttl(&target.shown, ttl, self.timeout)));
             }
             if let Some((user, password)) = &target.login {
-                line.log_in(format!("{user}:{password}").into_bytes(), by)?;
+                password::log_in(&shown, Some(password), by, |text| {
+                    line.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), by)
+                })?;
             }
             self.line = Some(line);
             self.dial += 1;
@@ -223,22 +238,6 @@ impl Session {
             self.line = None;
         }
         heard
-    }
-
-    /// Has these asked behind what is asked next, on this connection.
-    pub fn ask_behind(&mut self, asks: Vec<Ask>) {
-        if let Some(line) = &mut self.line {
-            line.ask_behind(asks);
-        }
-    }
-
-    /// What was answered to that, if there still is that connection. What watches have told by now is taken in as well.
-    pub fn told(&mut self, by: Moment) -> Option<Vec<Result<Answer, Code>>> {
-        let told = self.line.as_mut()?.told(by);
-        if told.is_err() {
-            self.line = None;
-        }
-        told.ok()
     }
 
     /// Goes to another server the next time, with the same session.

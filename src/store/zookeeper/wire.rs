@@ -8,6 +8,7 @@ use super::jute::{self, Access, Answer, Ask, Code, Event, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::password::Refusal;
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::{Session as TlsSession, Tls};
 use crate::store::net::{Address, dial};
@@ -35,6 +36,21 @@ pub enum Failure {
     Refused(Error),
 }
 
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Refusal for Failure {
+    fn refusal(&self) -> Option<&Error> {
+        match self {
+            Self::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -54,12 +70,6 @@ pub struct Connection {
     /// How much was taken since something was asked.
     come: usize,
     number: i32,
-    /// What is sent behind the next questions, and not waited for.
-    behind: Vec<Ask>,
-    /// What was sent so and is not answered yet.
-    owed: VecDeque<(i32, Ask)>,
-    /// What was answered to such.
-    told: Vec<Result<Answer, Code>>,
     /// How far the server has come, as far as it said.
     seen: i64,
     /// What watches have told.
@@ -78,7 +88,7 @@ pub fn say(
     word: &str,
     by: Moment,
 ) -> Result<String, Error> {
-    let mut stream = dial::open(store, address, by)?;
+    let mut stream = dial::open(store, address, tls, by)?;
     let mut raw = Bounded { stream: &mut stream, by };
     let mut session = match (tls, address) {
         (Some(tls), Address::Tcp { host, .. }) => Some(TlsSession::begin(store, tls, host, &mut raw)?),
@@ -98,16 +108,16 @@ pub fn say(
 }
 
 impl Connection {
-    /// Connects by `by`, and says the first words.
+    /// Reaches the server by the first of these moments, and has said the first words by the second one.
     pub fn begin(
         store: &str,
         address: &Address,
         tls: Option<&Tls>,
         access: Access,
         hello: &[u8],
-        by: Moment,
+        (reached, by): (Moment, Moment),
     ) -> Result<(Self, Welcome), Failure> {
-        let mut stream = dial::open(store, address, by).map_err(Failure::Broken)?;
+        let mut stream = dial::open(store, address, tls, reached).map_err(Failure::Broken)?;
         let tls = match (tls, address) {
             (Some(tls), Address::Tcp { host, .. }) => {
                 let mut raw = Bounded { stream: &mut stream, by };
@@ -124,9 +134,6 @@ impl Connection {
             taken: 0,
             come: 0,
             number: 0,
-            behind: Vec::new(),
-            owed: VecDeque::new(),
-            told: Vec::new(),
             seen: 0,
             events: VecDeque::new(),
             sent: Moment::now(),
@@ -166,11 +173,6 @@ impl Connection {
             numbers.push(self.next_number());
             bytes.extend(ask.framed(self.number, self.access));
         }
-        for ask in std::mem::take(&mut self.behind) {
-            let number = self.next_number();
-            bytes.extend(ask.framed(number, self.access));
-            self.owed.push_back((number, ask));
-        }
         self.send(&bytes, by)?;
         asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, by)).collect()
     }
@@ -178,26 +180,6 @@ impl Connection {
     fn next_number(&mut self) -> i32 {
         self.number = self.number.checked_add(1).unwrap_or(1);
         self.number
-    }
-
-    /// Has these sent behind the next questions. Nobody waits for their answers before [`Connection::told`]. What was answered
-    /// to such before is forgotten: it was behind a write that came too late.
-    pub fn ask_behind(&mut self, asks: Vec<Ask>) {
-        self.told.clear();
-        self.behind = asks;
-    }
-
-    /// The answers to all that was sent so, waited for; and what else has come by now is taken in.
-    pub fn told(&mut self, by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
-        while !self.owed.is_empty() {
-            let frame = self.asked_frame(by)?;
-            self.sort(&frame)?;
-        }
-        self.wait(Moment::now()).map_err(|error| self.failure(&error))?;
-        while let Some(frame) = self.take()? {
-            self.sort(&frame)?;
-        }
-        Ok(std::mem::take(&mut self.told))
     }
 
     fn answer(&mut self, ask: &Ask, number: i32, by: Moment) -> Result<Result<Answer, Code>, Failure> {
@@ -234,18 +216,9 @@ impl Connection {
                 self.is_pinged = false;
                 Ok(None)
             }
-            number => {
+            _ => {
                 self.seen = self.seen.max(head.seen);
-                if self.owed.front().is_none_or(|(owed, _)| *owed != number) {
-                    return Ok(Some((head, rest)));
-                }
-                if let Some((_, ask)) = self.owed.pop_front() {
-                    self.told.push(match head.code {
-                        Code(0) => ask.answer(rest).ok_or_else(|| self.not_zookeeper())?,
-                        code => Err(code),
-                    });
-                }
-                Ok(None)
+                Ok(Some((head, rest)))
             }
         }
     }

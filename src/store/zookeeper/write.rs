@@ -44,7 +44,6 @@ impl Znodes {
             all.push(Ask::Check { path: self.life_path(asker), version: None });
         }
         let mut holds = false;
-        let behind = asker.as_ref().and_then(|asker| self.ask_behind(&entries, asker));
         for (mut entry, changed) in entries {
             onlookers.extend(entry.record.watchers.keys().cloned());
             if entry.is_stale() {
@@ -90,10 +89,6 @@ impl Znodes {
         }
         let mut asks = vec![Ask::All(all)];
         asks.extend(others.into_iter().map(wake));
-        let told = behind.map(|(behind, told)| {
-            self.session.borrow_mut().ask_behind(behind);
-            told
-        });
         let answer = match self.ask(&asks, Again::No) {
             Ok(answers) => answers.into_iter().next(),
             // Whether it was done shows when it is tried again: if it was, the versions are others.
@@ -113,9 +108,6 @@ impl Znodes {
                 if let Some(life) = life.filter(|_| holds) {
                     // It was there when that was written, so the lease is its session from then on.
                     self.life.set(Some(Life { holds, ..life }));
-                }
-                if let Some(told) = told {
-                    self.begins(told);
                 }
                 Ok(Written::Yes)
             }

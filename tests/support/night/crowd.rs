@@ -153,6 +153,8 @@ pub struct Crowd<'s> {
     urls: Vec<String>,
     words: Vec<Vec<OsString>>,
     wishes: &'static [Wish],
+    /// How many times as long leases are as they mostly are.
+    pub stretch: u64,
     pub book: Book,
     next: AtomicU64,
     /// Whose process has not been waited for yet, by its id.
@@ -179,6 +181,7 @@ impl<'s> Crowd<'s> {
             is_plain: false,
             urls: hosts.iter().map(|host| host.url.clone()).collect(),
             words: hosts.iter().map(|host| host.words.clone()).collect(),
+            stretch: 1,
             wishes: if has_queue { &WISHES } else { &PLAIN_WISHES },
             book: Book::new(world),
             next: AtomicU64::new(1),
@@ -233,9 +236,10 @@ impl<'s> Crowd<'s> {
     /// One for which its number decides where, and for which key.
     fn long_run(&self, number: usize, dice: &mut Dice) {
         let hosts = self.words.len();
-        let span = LONG_TTL_MS + dice.roll(3 * LONG_TTL_MS);
+        let ttl_ms = LONG_TTL_MS * self.stretch;
+        let span = ttl_ms + dice.roll(3 * ttl_ms);
         let (group, host) = (number / hosts % GROUPS, number % hosts);
-        self.one_run(&LONG, Choice { group, host, ttl_ms: LONG_TTL_MS, span, patience: &["-w"] }, dice);
+        self.one_run(&LONG, Choice { group, host, ttl_ms, span, patience: &["-w"] }, dice);
     }
 
     fn any_run(&self, dice: &mut Dice) {
@@ -250,7 +254,7 @@ impl<'s> Crowd<'s> {
         let wish = self.wishes.iter().find(wanted).expect("the shares add up");
         let host = usize::try_from(dice.roll(3)).expect("a few");
         let group = usize::try_from(dice.roll(7)).expect("a few") % GROUPS;
-        let ttl_ms = *dice.of(&[3000, 5000, 5000]);
+        let ttl_ms = *dice.of(&[3000, 5000, 5000]) * self.stretch;
         let waits = matches!(wish.kind, Kind::Replace | Kind::OncePer(_))
             || !matches!(wish.kind, Kind::MinHold(_)) && dice.roll(4) > 0;
         let span = match dice.roll(80) {

@@ -4,7 +4,7 @@
 use super::check::{FULL_DIRECTORY, Hit, Kind, SECOND, Time, Trouble};
 use super::crowd::{Crowd, now};
 use super::hosts::Host;
-use super::network::Weather;
+use super::network::{Link, Weather};
 use super::site::{Arrangement, StoreSide, set_clock};
 use crate::support::cluster;
 use crate::support::proc;
@@ -31,6 +31,17 @@ pub enum Profile {
     Forgetful,
     /// Nobody is left, and its clock jumps.
     Jumpy,
+    /// All connections of a host are cut at once, and the servers go on: no job may be stopped for that.
+    Cut,
+    /// The same, and the servers are far away: 0.1 to 0.3 s there and back. Leases are three times as long.
+    SlowLine,
+}
+
+impl Profile {
+    /// How many times as long leases are as in other rounds.
+    pub fn stretch(self) -> u64 {
+        if self == Self::SlowLine { 3 } else { 1 }
+    }
 }
 
 /// How long what is done may last.
@@ -58,6 +69,8 @@ pub struct Nemesis<'a> {
     open: Vec<(Time, Heal, Option<Trouble>)>,
     /// Servers, or hosts as numbers from 100 on, that something is the matter with.
     busy: BTreeSet<usize>,
+    /// The weather when nothing is done to a network.
+    usual: Weather,
 }
 
 enum Heal {
@@ -81,6 +94,8 @@ enum Heal {
     ResumeSentinel(usize),
     /// Nothing is done; the trouble of a server, or of all, is over by then.
     Wait(usize),
+    /// Nothing is done; the trouble is over.
+    Nothing,
     /// There is room on the disk again.
     Clear,
 }
@@ -103,8 +118,14 @@ impl<'a> Nemesis<'a> {
         world: &'a World,
         crowd: &'a Crowd<'a>,
     ) -> Self {
-        let (counts, troubles, open, busy) = <_>::default();
-        Self { dice, profile, outages, store, hosts, world, crowd, counts, troubles, open, busy }
+        let (counts, troubles, open, busy, usual) = <_>::default();
+        let mut this =
+            Self { dice, profile, outages, store, hosts, world, crowd, counts, troubles, open, busy, usual };
+        if profile == Profile::SlowLine {
+            this.usual = Weather::Delay(Duration::from_millis(50 + this.dice.roll(100)));
+            this.store.links.iter().flatten().for_each(|link| link.set(this.usual));
+        }
+        this
     }
 
     /// Does harm until then, and puts everything right at the end.
@@ -178,7 +199,7 @@ impl<'a> Nemesis<'a> {
                     continue;
                 }
                 Heal::Fair { host, server } => {
-                    self.store.links[host][server].set(Weather::Fair);
+                    self.store.links[host][server].set(self.usual);
                     self.busy.remove(&(HOST + host));
                 }
                 Heal::Plug(host) => {
@@ -204,6 +225,7 @@ impl<'a> Nemesis<'a> {
                     self.store.sentinels[number].resume();
                     self.busy.remove(&(SENTINEL + number));
                 }
+                Heal::Nothing => {}
                 Heal::Wait(server) => {
                     // At the end of a round, too.
                     if now() < at {
@@ -253,7 +275,7 @@ impl<'a> Nemesis<'a> {
     /// Whether there was somebody to hit.
     fn hit_a_process(&mut self) -> bool {
         let is_lenient = match self.profile {
-            Profile::Calm | Profile::Safe => false,
+            Profile::Calm | Profile::Safe | Profile::Cut | Profile::SlowLine => false,
             Profile::Unguarded => self.dice.roll(2) == 0,
             Profile::Forgetful | Profile::Jumpy => true,
         };
@@ -333,6 +355,9 @@ impl<'a> Nemesis<'a> {
 
     /// Whether there was anything that nothing was the matter with.
     fn hit_the_store(&mut self) -> bool {
+        if matches!(self.profile, Profile::Cut | Profile::SlowLine) {
+            return self.cut_a_host();
+        }
         match self.store.arrangement {
             Arrangement::File => self.dice.roll(8) == 0 && self.fill_the_disk(),
             Arrangement::Single | Arrangement::Quorum(_) => {
@@ -365,6 +390,21 @@ impl<'a> Nemesis<'a> {
             #[cfg(feature = "zookeeper")]
             Arrangement::ZooKeeper => self.kill_or_stop(3),
         }
+    }
+
+    /// Each host once in the time of the longest lease: the promise is of one cut.
+    fn cut_a_host(&mut self) -> bool {
+        let host = usize::try_from(self.dice.roll(3)).expect("a few");
+        if !self.busy.insert(HOST + host) {
+            return false;
+        }
+        let from = now();
+        self.store.links[host].iter().for_each(Link::cut);
+        // So short a trouble explains no loss of a lock.
+        self.trouble("cut connections", from, 50, Heal::Nothing);
+        let later = from + 5 * self.profile.stretch() * SECOND;
+        self.open.push((later, Heal::Wait(HOST + host), None));
+        true
     }
 
     fn hit_a_network(&mut self) -> bool {
@@ -679,6 +719,5 @@ fn move_slot(nodes: &[Redis], to: usize, key: &str) -> bool {
 
 /// Whether the process is one of a round's own.
 pub fn belongs(pid: i32, home: &[u8]) -> bool {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    environment.windows(home.len()).any(|window| window == home) && proc::alive(pid)
+    proc::has_in_environment(pid, home) && proc::alive(pid)
 }

@@ -344,8 +344,7 @@ impl StoreSide {
                     .into_iter()
                     .map(|name| format!("a place in the queue of {name}"))
                     .collect();
-                // One more is that of the patterns that pause locks.
-                if locks > keys + 1 || ends > keys * LOG_KEPT {
+                if locks > keys || ends > keys * LOG_KEPT {
                     left.push(format!("{locks} locks and {ends} ends in the tables"));
                 }
                 if connected > 0 {

@@ -6,7 +6,7 @@ use crate::output::doctor::Finding;
 use crate::store::probe::{Ensemble, Member};
 
 /// The lease of a run is its session, which no clock ends. A script has none.
-const MIND_CLOCK: &str = "locks of `dlock run` do not mind, but those of `dlock acquire`, fences after another server became the leader";
+const MIND_CLOCK: &str = "locks of `dlock run` are not affected, but those of `dlock acquire`, fences after another server became the leader";
 
 pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Finding> {
     let servers = ensemble.members.iter().map(|(name, said)| match said {
@@ -26,7 +26,7 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
         }
     }
     findings.push(match &ensemble.tried {
-        Ok(Some(())) => ok("rights", "all that locks need, tried with nodes that are gone"),
+        Ok(Some(())) => ok("rights", "all that locks need; tested with temporary nodes, now removed"),
         Ok(None) => warn(
             "rights",
             "there are no nodes of dlock's yet, so nothing was tried; the first run makes them, if it may",

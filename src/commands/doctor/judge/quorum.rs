@@ -54,7 +54,7 @@ fn of_majority(counts: &[Counts]) -> Finding {
         return ok("quorum", found);
     }
     if now >= majority {
-        return warn("quorum", found, "see the others, for no more than these may be lost");
+        return warn("quorum", found, "look at the others: none of these may be lost");
     }
     // When the last of a majority does.
     let mut waits: Vec<_> = counts
@@ -70,7 +70,7 @@ fn of_majority(counts: &[Counts]) -> Finding {
         Some(wait) => bad(
             "quorum",
             format!("{found}: every lock is refused for {} more", span(*wait)),
-            "wait; or let --max-lease be shorter, on every machine, if no lease is as long",
+            "wait; or set a shorter --max-lease on every machine, if no lease is that long",
         ),
         None => bad("quorum", format!("{found}: every lock is refused"), "see the others"),
     }
@@ -84,7 +84,7 @@ fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
         "give it +info (ACL SETUSER)",
     );
     // A majority knows the last fence, whatever the clocks say.
-    of_node(node, criteria, more, without_info, "locks do not mind, but fences where masters forget")
+    of_node(node, criteria, more, without_info, "locks are not affected, but fences where masters forget")
 }
 
 fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {

@@ -17,6 +17,8 @@ fn criteria() -> Criteria {
         max_lease: Duration::from_secs(300),
         files: vec![],
         exposed: vec![],
+        password_from: None,
+        clear: None,
     }
 }
 
@@ -182,4 +184,37 @@ fn directories() {
     assert_eq!(complaints(&survey(None), &criteria()), [("directory", Verdict::Warn)]);
     let unfit = Some(Err(Error::Unfit("NFS".into())));
     assert_eq!(complaints(&survey(unfit), &criteria()), [("directory", Verdict::Bad)]);
+}
+
+#[test]
+fn etcd_that_ends_what_is_kept_is_warned_of() {
+    let judged = |version: &str, members| {
+        let database = Database {
+            round_trips: vec![ms(1); 50],
+            clock: None,
+            version: version.into(),
+            members,
+            role: Role::Master,
+            forgets_by: vec![],
+            tried: Ok(Tried::Done),
+            bell: Bell::Heard,
+            almighty: None,
+        };
+        complaints(&Survey::Database(Ok(database)), &criteria())
+    };
+    let warned = [("version", Verdict::Warn)];
+    for version in ["etcd 3.4.23", "etcd 3.4.30", "etcd 3.5.0", "etcd 3.5.12"] {
+        assert_eq!(judged(version, Some(3)), warned, "{version}");
+        assert_eq!(judged(version, None), warned, "{version}");
+        assert_eq!(judged(version, Some(1)), [], "nobody else becomes the leader");
+    }
+    for version in [
+        "etcd 3.4.31",
+        "etcd 3.5.13",
+        "etcd 3.6.0",
+        "PostgreSQL 15.3",
+        "etcd (only its root user is told which)",
+    ] {
+        assert_eq!(judged(version, Some(3)), [], "{version}");
+    }
 }

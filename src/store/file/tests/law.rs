@@ -171,7 +171,10 @@ impl<'a> Sides<'a> {
                 let _ = self.law.leave(now, &all, &stranger, &ended());
             }
             Event::Leave { who, ran } => {
-                let (process, end) = (&mut self.people[who], End { ran, job: Some(Ended::Code(0)) });
+                let (process, end) = (
+                    &mut self.people[who],
+                    End { ran, job: Some(Ended::Code(0)), once_per: who.is_multiple_of(2) },
+                );
                 let answer = process.store.leave(&process.names, &process.token, &end, by())?;
                 let law = self.law.leave(now, &process.names, &process.token, &end);
                 ensure!(answer == law, "{answer:?}, {law:?}");
@@ -184,7 +187,7 @@ impl<'a> Sides<'a> {
             }
             Event::Pause { key, lasts } => {
                 let (name, by_whom) = (named(KEYS[key])?, Owner::default());
-                let pause = lasts.map(|lasts| NewPause { by: &by_whom, lasts: ms(lasts), pattern: None });
+                let pause = lasts.map(|lasts| NewPause { by: &by_whom, lasts: ms(lasts) });
                 let (answer, law) =
                     (self.store()?.pause(&name, pause, by())?, self.law.pause(now, &name, pause));
                 ensure!(answer == law, "{answer:?}, {law:?}");

@@ -1,6 +1,6 @@
 -- acquire.lua: phase one. Takes this master for the token if nobody has it, or extends the lease it has.
 -- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue'), once
--- per ms (0: always), its other terms (of 'replaces' and 'stays'), what the lock's name begins with.
+-- per ms (0: always), its other terms (of 'replaces' and 'stays').
 -- Replies: {'granted', …, candidate} · {'busy', …, ahead, whose, blocker…} · {'behind', …, ahead}: it is free, and others
 --          have waited longer · {'done', …, owner, fence, since ms, ended ms, due ms} ·
 --          {'superseded', …, by whom}: one that came later replaces it · {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
@@ -13,7 +13,6 @@ local lock = named(token)[1]
 if redis.call('EXISTS', spent_key(lock, token)) == 1 then return answer('spent') end
 if why then return why end
 expire(lock)
-heed({ lock }, ARGV[10], '')
 local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and not pause_of(lock)
 if not is_mine then
   local was = done({ lock }, tonumber(ARGV[8]))

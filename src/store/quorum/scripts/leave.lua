@@ -1,6 +1,7 @@
 -- leave.lua: gives this master back: for good, or to try again later.
 -- ARGV: token, 'not-run', 'refused' (it did not wait), 'sent-home' (by one that came later) or how the hold ended (released, crashed, …), how the job ended
--- (JSON or ''), 'for-good' or the attempt that has failed, longest lease ms (of a hold that ran).
+-- (JSON or ''), 'for-good' or the attempt that has failed, longest lease ms and '1' if the lock was asked for
+-- with --once-per (of a hold that ran).
 -- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}; of a hold that ran, and that it does not know, as
 --          acquire.lua's for a master that does not count: it may have forgotten it, and has given it to nobody. (Who has it
 --          by the record was given it before the restart: then it was lost.)
@@ -22,7 +23,7 @@ if is_held_by(lock, token) then
   local since = hold_of(lock, token).attempt
   if not attempt or since and since <= attempt then
     what = 'released'
-    if ran then cooling = close(lock, token, outcome, job) else drop_hold(lock, token) end
+    if ran then cooling = close(lock, token, outcome, job, ARGV[6] == '1') else drop_hold(lock, token) end
   end
 elseif is_revoked_from(lock, token) then
   what = 'released'

@@ -1,12 +1,12 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: LockTable::acquire).
 -- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
 --       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always),
---       its other terms (of 'replaces' and 'stays'), for how long it has asked ms, the patterns that pause keys (JSON as in
---       patterns.lua; '': not known); last, as of all scripts, what the locks' names begin with.
+--       its other terms (of 'replaces' and 'stays'), for how long it has asked ms; last, as of all scripts, what the
+--       locks' names begin with.
 -- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
 --          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms}
---          {'superseded', now us, at, by whom} · {'spent', now us} · {'heed', now us}: look at the patterns, and
---          ask again with them. `at`: which of the locks it is, from 0.
+--          {'superseded', now us, at, by whom} · {'spent', now us}. `at`: which of the
+--          locks it is, from 0.
 -- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
 -- and of several locks one has all or none.
 
@@ -196,7 +196,6 @@ if redis.call('EXISTS', unpack(spent)) > 0 then
   return { 'spent', int(us) }
 end
 for _, lock in ipairs(locks) do expire(lock) end
-if not heed(locks, PREFIX, ARGV[12]) then return { 'heed', int(us) } end
 for _, lock in ipairs(locks) do
   alone = alone and lock.kind == 'free' and
     redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token), key_of('pause', lock)) == 0

@@ -1,5 +1,6 @@
 -- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: LockTable::leave).
--- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or '').
+-- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or ''), '1' if the lock was
+--       asked for with --once-per.
 -- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} · {'not-held', now us}.
 -- Why atomic: compare and delete; the next waiter is granted the lock in the same step, so it is never idle; and the
 -- spent mark refuses an acquire that is still on its way (I4).
@@ -26,7 +27,7 @@ for _, lock in ipairs(locks) do
   end
   if held then
     if outcome ~= 'not-run' then
-      local kept = close(lock, token, outcome, job)
+      local kept = close(lock, token, outcome, job, ARGV[4] == '1')
       if kept > 0 then news[#news + 1] = lock end
       cooling = math.max(cooling, kept)
     else

@@ -3,7 +3,7 @@
 -- Who waits is told in queue.lua.
 --
 -- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT,
--- GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, PATTERNS_MOST, HISTORY_KEPT, times in ms;
+-- GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, times in ms;
 -- BOUNDS), and how the two arrangements differ (src/store/redis/script.rs): RECORD, the kind of key in which a hold is
 -- recorded, a name of its own for each, so that neither takes the other's for its own; PARTS, how many keys are named for
 -- each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
@@ -23,8 +23,8 @@
 -- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
 -- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
 -- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
--- STRING (the last hold that succeeded: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
--- STRING (who has paused it: JSON [owner, since ms, until ms, the pattern that it comes from if it does]),
+-- STRING (the last hold that succeeded of those asked for with --once-per: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
+-- STRING (who has paused it: JSON [owner, since ms, until ms]),
 -- dlock.newest:{tag}:L STRING (who came last of those that replace others: JSON [owner, came us, token]),
 -- dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its locks
 -- dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
@@ -336,7 +336,7 @@ local function kept_in(key)
   return ok and type(kept) == 'table' and type(kept[1]) == 'string' and kept or nil, json
 end
 
--- The last hold that succeeded.
+-- The last hold that succeeded of those that were asked for with --once-per.
 local function success_of(lock)
   local s = kept_in(key_of('done', lock)) or {}
   local fence, since, ended = number_in(s[2]), number_in(s[3]), number_in(s[4])
@@ -374,8 +374,8 @@ end
 -- A grant that nobody heard of leaves no trace, and an end is logged once.
 local function is_logged(hold) return hold.confirmed and hold.phase == 'held' end
 
--- Drops a hold and logs its end.
-local function finish(lock, token, outcome, job, by)
+-- Drops a hold and logs its end. `counts`: it was asked for with --once-per, so its success counts for the next.
+local function finish(lock, token, outcome, job, by, counts)
   local hold = hold_of(lock, token)
   -- First: a script that has written something already is not refused what takes memory (I14).
   erase(lock, token, hold)
@@ -388,7 +388,7 @@ local function finish(lock, token, outcome, job, by)
       redis.call('PEXPIRE', log, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
-    if outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
+    if counts and outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
   end
 end
 
@@ -400,9 +400,9 @@ local function drop_hold(lock, token)
 end
 
 -- Ends a hold; its min-hold stands. Answers what is left of that.
-local function close(lock, token, outcome, job)
+local function close(lock, token, outcome, job, counts)
   local hold = hold_of(lock, token)
-  finish(lock, token, outcome, job)
+  finish(lock, token, outcome, job, nil, counts)
   if hold.cool <= ms then
     drop_hold(lock, token)
     return 0
@@ -508,29 +508,14 @@ local function pause_of(lock)
   return lock.paused
 end
 
-local function write_pause(lock, p, due)
-  redis.call('SET', key_of('pause', lock), cjson.encode(p), 'PXAT', int(due))
-  lock.paused, lock.changed = nil, true
-end
-
--- `pattern` is '' where the key was paused by its name.
-local function set_pause(lock, by, lasts, pattern)
+local function set_pause(lock, by, lasts)
   if by == '' then
     redis.call('DEL', key_of('pause', lock))
-    lock.paused, lock.changed = nil, true
   else
-    write_pause(lock, { by, int(ms), int(ms + lasts), pattern ~= '' and pattern or nil }, ms + lasts)
+    local p = cjson.encode({ by, int(ms), int(ms + lasts) })
+    redis.call('SET', key_of('pause', lock), p, 'PXAT', int(ms + lasts))
   end
-end
-
--- The patterns in force, each a list of owner, since, until, pattern; kept in one place for all keys under a prefix, as JSON.
-local function patterns_in(json)
-  local ok, all = pcall(cjson.decode, type(json) == 'string' and json or '')
-  local list = {}
-  for _, p in ipairs(ok and type(all) == 'table' and all or {}) do
-    if type(p) == 'table' and type(p[1]) == 'string' and type(p[4]) == 'string' and pause_ends(p) then list[#list + 1] = p end
-  end
-  return list
+  lock.paused, lock.changed = nil, true
 end
 
 -- Who came last of those that replace others.

@@ -2,8 +2,9 @@
 //! deadlines that cover a whole exchange. The packets that this needs are few. Each text goes out in one packet, so the server
 //! has all of it before it does any of it.
 //!
-//! A password goes through TLS or a socket only, where one of its proofs is not enough. No file of this machine is read for a
-//! server, whatever it asks for.
+//! A password, or a proof of it, goes through TLS or a socket only. Each proof that this protocol has is a few rounds of SHA with a
+//! value that the server has chosen: whoever has the port of a server that is down would guess the password from it. No file of
+//! this machine is read for a server, whatever it asks for.
 //!
 //! After any failure a connection is of no use any more: a late answer would answer the wrong question.
 
@@ -13,6 +14,7 @@ use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
+use crate::store::net::password::log_in;
 use crate::store::net::streams::Bounded;
 use crate::store::net::tls::Session;
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
@@ -65,6 +67,9 @@ pub struct Said {
     pub is_password_given: bool,
 }
 
+/// The command by which a client ends a connection (COM_QUIT), as the first packet of an exchange.
+const QUIT: &[u8] = &[1, 0, 0, 0, 1];
+
 /// One connection.
 pub struct Connection {
     pipe: Pipe,
@@ -89,14 +94,26 @@ struct Greeting {
 
 impl Connection {
     /// Connects and logs in by `by`. `settings` are statements, each with its end.
-    pub fn begin(target: &Target, settings: String, by: Moment) -> Result<Self, Error> {
-        let (pipe, has_password) = (Pipe::open(target, by)?, target.password.is_some());
+    pub fn begin(target: &Target, settings: &str, by: Moment) -> Result<Self, Error> {
+        log_in(&target.shown, target.password.as_ref(), by, |password| {
+            Self::begin_as(target, password, settings.into(), by)
+        })
+    }
+
+    fn begin_as(
+        target: &Target,
+        password: Option<&str>,
+        settings: String,
+        by: Moment,
+    ) -> Result<Self, Error> {
+        let (pipe, has_password) = (Pipe::open(target, by)?, password.is_some());
         let mut connection = Self { pipe, sequence: 0, has_password, process: 0, settings, is_owed: false };
-        connection.log_in(target, by).map_err(Error::from)?;
+        connection.log_in(target, password.unwrap_or_default(), by).map_err(Error::from)?;
+        connection.pipe.farewell = QUIT;
         Ok(connection)
     }
 
-    fn log_in(&mut self, target: &Target, by: Moment) -> Result<(), Failure> {
+    fn log_in(&mut self, target: &Target, password: &str, by: Moment) -> Result<(), Failure> {
         let packet = self.packet(by)?;
         let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
         self.process = greeting.process;
@@ -117,7 +134,7 @@ impl Connection {
         }
         let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
         let mut plugin = if known { greeting.plugin } else { "mysql_native_password".into() };
-        let proof = self.prove(&plugin, &greeting.nonce, target)?;
+        let proof = self.prove(&plugin, &greeting.nonce, (target, password))?;
         let mut answer = hello(can);
         answer.extend(
             [target.user.as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
@@ -132,13 +149,14 @@ impl Connection {
                     let mut parts = rest.splitn(2, |byte| *byte == 0);
                     plugin = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
                     let nonce = parts.next().unwrap_or_default();
-                    let proof = self.prove(&plugin, nonce.strip_suffix(b"\0").unwrap_or(nonce), target)?;
+                    let nonce = nonce.strip_suffix(b"\0").unwrap_or(nonce);
+                    let proof = self.prove(&plugin, nonce, (target, password))?;
                     self.send(&proof, by)?;
                 }
                 // It remembers the password.
                 Some((1, [3])) => {}
                 Some((1, [4])) if plugin == "caching_sha2_password" => {
-                    let clear = self.in_clear(target)?;
+                    let clear = self.in_clear((target, password))?;
                     self.send(&clear, by)?;
                 }
                 _ => return Err(self.not_mysql()),
@@ -148,11 +166,12 @@ impl Connection {
     }
 
     /// What shows that one knows the password.
-    fn prove(&self, plugin: &str, nonce: &[u8], target: &Target) -> Result<Vec<u8>, Failure> {
-        let password = target.password.as_deref().unwrap_or_default().as_bytes();
+    fn prove(&self, plugin: &str, nonce: &[u8], login: (&Target, &str)) -> Result<Vec<u8>, Failure> {
         match plugin {
-            "mysql_native_password" | "caching_sha2_password" => Ok(scramble(plugin, password, nonce)),
-            "mysql_clear_password" | "sha256_password" => self.in_clear(target),
+            "mysql_native_password" | "caching_sha2_password" => {
+                Ok(scramble(plugin, self.password(login)?, nonce))
+            }
+            "mysql_clear_password" | "sha256_password" => self.in_clear(login),
             // The kernel tells the server who is there.
             "auth_socket" | "unix_socket" => Ok(Vec::new()),
             _ => Err(self.denied(
@@ -163,12 +182,20 @@ impl Connection {
     }
 
     /// The password itself.
-    fn in_clear(&self, target: &Target) -> Result<Vec<u8>, Failure> {
-        if self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
-            return Err(self
-                .denied("wants the password itself, and the connection has no TLS (?sslmode=verify-full)"));
+    fn in_clear(&self, login: (&Target, &str)) -> Result<Vec<u8>, Failure> {
+        Ok([self.password(login)?, b"\0"].concat())
+    }
+
+    /// The password, where nobody else is spoken to than the server, or there is none.
+    fn password<'p>(&self, (target, password): (&Target, &'p str)) -> Result<&'p [u8], Failure> {
+        let password = password.as_bytes();
+        if !password.is_empty() && self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
+            return Err(self.denied(
+                "wants a proof of the password, and the connection has no TLS: whoever has that port could guess the \
+                 password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca",
+            ));
         }
-        Ok([target.password.as_deref().unwrap_or_default().as_bytes(), b"\0"].concat())
+        Ok(password)
     }
 
     fn denied(&self, why: &str) -> Failure {

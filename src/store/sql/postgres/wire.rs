@@ -7,11 +7,13 @@
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
+use super::guard::{Guard, Preamble};
 use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::unreachable;
+use crate::store::net::password::log_in;
 use crate::store::net::streams::Bounded;
 use crate::store::net::tls::Session;
 use postgres_protocol::authentication::md5_hash;
@@ -19,6 +21,8 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, Scr
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
+/// Fewer iterations make it cheap to guess the password from the proof. PostgreSQL's default is 4096.
+const ITERATIONS_LEAST: u32 = 4096;
 /// What has begun to come is there within this time.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
@@ -31,14 +35,27 @@ pub struct Said {
     is_fatal: bool,
 }
 
+/// The message by which a client ends a connection.
+const TERMINATE: &[u8] = b"X\0\0\0\x04";
+
 /// One connection.
 pub struct Connection {
     pipe: Pipe,
     /// Which process serves it, by its own account.
     process: u64,
     has_rung: bool,
-    /// Whether there is an answer to come that nobody waits for yet.
-    is_owed: bool,
+    /// What the next text must be preceded by.
+    guard: Guard,
+    /// The preamble of a text that was sent and whose answer nobody waits for yet.
+    owed: Option<Preamble>,
+}
+
+/// How far the server has got in proving that it knows the password, too.
+#[derive(Default)]
+struct Proof<'a> {
+    password: Option<&'a str>,
+    scram: Option<ScramSha256>,
+    is_done: bool,
 }
 
 /// A message of the server.
@@ -50,18 +67,23 @@ struct Message {
 impl Connection {
     /// Connects and logs in by `by`.
     pub fn begin(target: &Target, by: Moment) -> Result<Self, Error> {
+        log_in(&target.shown, target.password.as_ref(), by, |password| Self::begin_as(target, password, by))
+    }
+
+    fn begin_as(target: &Target, password: Option<&str>, by: Moment) -> Result<Self, Error> {
         let mut pipe = Pipe::open(target, by)?;
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
             let mut raw = Bounded { stream: &mut pipe.stream, by };
             ask_for_tls(&pipe.store, &mut raw)?;
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
-        let mut connection = Self { pipe, process: 0, has_rung: false, is_owed: false };
-        connection.log_in(target, by).map_err(Error::from)?;
+        let mut connection = Self { pipe, process: 0, has_rung: false, guard: Guard::default(), owed: None };
+        connection.log_in(target, password, by).map_err(Error::from)?;
+        connection.pipe.farewell = TERMINATE;
         Ok(connection)
     }
 
-    fn log_in(&mut self, target: &Target, by: Moment) -> Result<(), Failure> {
+    fn log_in(&mut self, target: &Target, password: Option<&str>, by: Moment) -> Result<(), Failure> {
         let mut startup = vec![0, 3, 0, 0];
         let parameters = [
             ("user", target.user.as_str()),
@@ -77,11 +99,11 @@ impl Connection {
         }
         startup.push(0);
         self.send(&framed(None, &startup), by)?;
-        let mut scram: Option<ScramSha256> = None;
+        let mut proof = Proof { password, ..Proof::default() };
         loop {
             let message = self.message(by)?;
             match message.kind {
-                b'R' => self.prove(&message.body, target, &mut scram, by)?,
+                b'R' => self.prove(&message.body, target, &mut proof, by)?,
                 b'K' => {
                     self.process = message.body.first_chunk().map_or(0, |id| u32::from_be_bytes(*id).into())
                 }
@@ -92,27 +114,38 @@ impl Connection {
         }
     }
 
-    /// Answers what the server asks to know who is there.
+    /// Answers what the server asks to know who is there. Without TLS whoever has the port may be asking: such a server gets a
+    /// proof that is expensive to guess from, and must then prove the same.
     fn prove(
         &mut self,
         asked: &[u8],
         target: &Target,
-        scram: &mut Option<ScramSha256>,
+        proof: &mut Proof<'_>,
         by: Moment,
     ) -> Result<(), Failure> {
         let store = self.pipe.store.clone();
         let denied = |why: &str| Failure::Refused(Error::Denied(format!("{store} {why}")));
         let Some((method, rest)) = asked.split_first_chunk() else { return Err(self.not_postgres()) };
         let method = u32::from_be_bytes(*method);
+        if proof.scram.is_some() && !proof.is_done && !matches!(method, 11 | 12) {
+            return Err(denied(
+                "broke off SCRAM before it proved that it knows the password; is it your server?",
+            ));
+        }
         if method == 0 {
             return Ok(());
         }
-        let password = target.password.as_deref().ok_or_else(|| {
-            denied("wants a password; give one by DLOCK_PASSWORD_FILE, --password-file or the config file")
+        let is_private = self.pipe.tls.is_some() || !matches!(target.address, Address::Tcp { .. });
+        let password = proof.password.ok_or_else(|| {
+            denied("wants a password; give one by --password-file, --password-command or the config file")
         })?;
-        let answer = match (method, scram) {
-            (3, _) if self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) => {
-                return Err(denied("wants the password in clear, and the connection has no TLS"));
+        let answer = match (method, &mut proof.scram) {
+            (3 | 5, _) if !is_private => {
+                let how = if method == 3 { "in clear" } else { "by md5" };
+                return Err(denied(&format!(
+                    "wants the password {how}, and the connection has no TLS; use the socket (postgres+unix://), \
+                     sslmode=verify-full or verify-ca, or scram-sha-256 in pg_hba.conf"
+                )));
             }
             (3, _) => [password.as_bytes(), b"\0"].concat(),
             (5, _) => {
@@ -127,13 +160,20 @@ impl Connection {
                 let length = u32::try_from(first.len()).unwrap_or(0).to_be_bytes();
                 [SCRAM_SHA_256.as_bytes(), b"\0", &length, first].concat()
             }
+            (11, Some(_)) if iterations(rest).is_some_and(|count| count < ITERATIONS_LEAST) => {
+                return Err(denied(&format!(
+                    "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password \
+                     cheap to guess; is it your server? If so, set scram_iterations there and the password anew"
+                )));
+            }
             (11, Some(scram)) => {
                 scram.update(rest).map_err(|_| denied("did not keep to SCRAM"))?;
                 scram.message().to_vec()
             }
-            // That the server knows the password, too.
             (12, Some(scram)) => {
-                return scram.finish(rest).map_err(|_| denied("could not prove that it knows the password"));
+                scram.finish(rest).map_err(|_| denied("could not prove that it knows the password"))?;
+                proof.is_done = true;
+                return Ok(());
             }
             _ => {
                 return Err(denied(
@@ -196,22 +236,34 @@ impl Connection {
         }
     }
 
-    /// Waits for what one statement, or several in one text, did.
-    fn answer(&mut self, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
+    /// Waits for what one statement, or several in one text, did behind their preamble.
+    fn answer(&mut self, preamble: &Preamble, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
         let (mut answer, mut failure) = (Answer::default(), None);
+        let (mut left, mut facts) = (preamble.statements, Vec::new());
         loop {
             let message = self.message(by)?;
             match message.kind {
                 b'D' => {
                     let columns = message.body.first_chunk().map_or(0, |count| u16::from_be_bytes(*count));
                     self.pipe.count(columns.into()).map_err(|error| self.pipe.failure(&error))?;
-                    answer.rows.push(row(&message.body).ok_or_else(|| self.not_postgres())?);
+                    let row = row(&message.body).ok_or_else(|| self.not_postgres())?;
+                    if left > 0 { facts.push(row) } else { answer.rows.push(row) }
+                }
+                b'C' if left > 0 => {
+                    left -= 1;
+                    if left == 0 {
+                        self.guard.learn(preamble, &facts);
+                    }
                 }
                 b'C' => answer.changed = changed(&message.body),
                 b'E' => {
                     let said = self.error(&message.body);
                     if matches!(said, Failure::Broken(_) | Failure::Silent(_)) {
                         return Err(said);
+                    }
+                    // The tables may be others now: the next text looks for them again.
+                    if left > 0 {
+                        self.guard.forget();
                     }
                     failure = failure.or(Some(said));
                 }
@@ -246,24 +298,27 @@ impl Connection {
 impl Link for Connection {
     fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.told(by)?;
-        self.send(&query(statement, by), by)?;
-        self.is_owed = true;
+        let preamble = self.guard.preamble(statement);
+        self.send(&query(&preamble, statement, by), by)?;
+        self.owed = Some(preamble);
         Ok(())
     }
 
     fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
-        let owed = std::mem::take(&mut self.is_owed).then(|| self.answer(by)).transpose()?;
+        let owed = self.owed.take().map(|preamble| self.answer(&preamble, by)).transpose()?;
         // What the server refused is not asked for again.
         Ok(owed.and_then(|(answer, failure)| failure.is_none().then_some(answer)))
     }
 
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
         self.told(by)?;
-        let bytes: Vec<u8> = statements.iter().flat_map(|text| query(text, by)).collect();
+        let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
+        let texts = preambles.iter().zip(statements);
+        let bytes: Vec<u8> = texts.flat_map(|(preamble, text)| query(preamble, text, by)).collect();
         self.send(&bytes, by)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
-        for _ in statements {
-            let (answer, failure) = self.answer(by)?;
+        for preamble in &preambles {
+            let (answer, failure) = self.answer(preamble, by)?;
             answers.push(answer);
             failed = failed.or(failure);
         }
@@ -303,9 +358,14 @@ fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
 
 /// A text to be carried out. A server does not notice that who asked has gone while it waits for what somebody else keeps
 /// locked, so it is told how long to wait: else each who tries again leaves a process behind there.
-fn query(text: &str, by: Moment) -> Vec<u8> {
+fn query(preamble: &Preamble, text: &str, by: Moment) -> Vec<u8> {
     let millis = by.left().as_millis().clamp(1, 1 << 30);
-    framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {text}\0").as_bytes())
+    framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {}{text}\0", preamble.text).as_bytes())
+}
+
+/// How often a server that uses SCRAM wants the password hashed.
+fn iterations(server_first: &[u8]) -> Option<u32> {
+    std::str::from_utf8(server_first).ok()?.split(',').find_map(|part| part.strip_prefix("i=")?.parse().ok())
 }
 
 /// The columns of a row, as text.

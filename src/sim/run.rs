@@ -9,7 +9,9 @@ use crate::clock::Moment;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Grant, Left, Ran};
 use crate::lease::event_fd::EventFd;
-use crate::lease::{Keeper, Progress, Report, Request, Shared, Until, give_back};
+use crate::lease::keeper::Keeper;
+use crate::lease::stores::Stores;
+use crate::lease::{Progress, Report, Request, Until, give_back};
 use crate::lock::{Names, Token};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -143,7 +145,7 @@ impl Main {
         let sim = Arc::clone(&self.net.sim);
         let (say, reports) = channel();
         let keeper = Arc::new(Keeper {
-            shared: Shared { store: Mutex::new(Box::new(self.store(task))), over: AtomicBool::new(false) },
+            stores: Stores::new(Box::new(self.store(task))),
             request: self.request(),
             rely: {
                 let link = Arc::clone(&self.link);
@@ -151,17 +153,19 @@ impl Main {
             },
             reports: say,
             owner: EventFd::new().expect("a descriptor"),
+            over: EventFd::new().expect("a descriptor"),
+            listens: AtomicBool::new(false),
         });
         let (of_thread, store) = (Arc::clone(&keeper), self.store(task));
         sim.spawn(self.processes.dlock, move |thread| {
             let store = SimStore { task: thread, observer: Some(task), ..store };
-            *of_thread.shared.store() = Box::new(store);
+            *of_thread.stores.lock() = Box::new(store);
             of_thread.run(Progress::begin(), None);
         });
         self.supervise(task, &reports);
-        keeper.shared.over.store(true, Ordering::Release);
+        keeper.stores.close();
         // What is on its way is waited for, as the mutex does it.
-        while keeper.shared.store.try_lock().is_err() {
+        while !keeper.stores.is_free() {
             self.sleep(task, MS);
         }
         let ran = if self.link.job().is_some() { Ran::Yes } else { Ran::No };
@@ -265,7 +269,7 @@ impl Main {
 /// Gives back, and notes what is known of it.
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
     let by = Moment::now().after(Duration::from_secs(1));
-    let (token, end) = (&plan.ask.token, End { ran, job: None });
+    let (token, end) = (&plan.ask.token, End { ran, job: None, once_per: false });
     net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
     if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
         net.judge().left(token);

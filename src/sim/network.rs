@@ -6,8 +6,8 @@ use super::judge::{Judge, Said};
 use super::time::{Dice, MS, MachineId, Nanos, SECOND, Sim, TaskId};
 use crate::clock::{self, Moment};
 use crate::law::{
-    Acquired, Ask, Became, Due, End, Grant, Left, LockTable, NewPattern, NewPause, Patterns, Proof, Renewal,
-    Requested, Revoke, Revoked, Time,
+    Acquired, Ask, Due, End, Grant, Left, LockTable, NewPause, Proof, Refusal, Renewal, Requested, Revoke,
+    Revoked, Time,
 };
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
@@ -429,16 +429,20 @@ impl Store for SimStore {
         Ok(())
     }
 
+    fn refuse(&mut self, _: &Name, _: &Refusal, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn refusals(&mut self, _: &Name, _: Moment) -> Result<Vec<Refusal>, Error> {
+        Ok(Vec::new())
+    }
+
     fn forget(&mut self, _: &Name, _: Moment) -> Result<bool, Error> {
         Ok(false)
     }
 
     fn pause(&mut self, _: &Name, _: Option<NewPause<'_>>, _: Moment) -> Result<bool, Error> {
         Ok(false)
-    }
-
-    fn patterns(&mut self, _: &str, _: Option<&NewPattern<'_>>, _: Moment) -> Result<Patterns, Error> {
-        Ok(Patterns { now: 0, pauses: Vec::new(), became: Became::WasNot })
     }
 
     fn revoke(&mut self, _: &Name, _: &Revoke, _: Moment) -> Result<Revoked, Error> {

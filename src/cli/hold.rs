@@ -1,0 +1,167 @@
+//! What can be said to `dlock hold`?
+
+use super::duration;
+use super::options::{Common, How, exit_status, note, ttl};
+use super::run::Run;
+use crate::exit::OnLost;
+use crate::lock::{Key, Replicas, Ttl};
+use clap::{ArgAction, Args, ValueHint};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const AFTER: &str = "\
+Examples:
+  # The rest of this script runs under the lock (flock: exec 9>f; flock 9):
+  eval \"$(dlock hold -k deploy --pid $$ --background --export)\" || exit
+
+  # A daemon that is started elsewhere, for as long as it lives:
+  dlock hold -k leader --pid \"$(cat /run/daemon.pid)\" --background
+
+  # A program in any language, by a pipe: the lock is given back when it closes
+  # dlock's stdin, or ends:
+  dlock hold -k import -w --json
+
+With --pid the lock is given back when the process ends. If the lock is lost, or
+an operator asks for it, the process and what descends from it are stopped
+before the lease ends, as the command of 'dlock run' is. What left it before
+that, because its parent ended, is not found. What is not ours to signal is
+named, and the lock is kept until it ends.
+
+Without --pid the lock is given back at the end of stdin: a pipe, a socket or a
+terminal. A program that hands its end to a child keeps the lock until both have
+ended. If the lock is lost, or an operator asks for it, stdout is closed.
+
+INT, TERM and HUP give the lock back, too. A host that reboots keeps no lock by
+'hold', which needs a process that lives: use 'dlock acquire -t 20m'.
+
+EXIT STATUS
+    0  what the lock was held for is over, and the lock is given back; with
+       --background: the lock is held
+   64  the command line makes no sense; there is no such process, or it cannot
+       be watched; stdin is nothing that ends
+   69  the store cannot be reached, or refused
+   70  a fault of dlock's own
+   74  output could not be written; the lock is given back
+   75  busy: the lock was not obtained (-E changes the number)
+   77  authentication or permission refused by the store
+   78  a configuration file, variable or URL is invalid
+   79  the lock was lost, or an operator or a newer run (--replace) asked for it
+  With --export, a dlock that fails with status N prints (exit N), so that eval
+  fails with the same status.";
+
+/// `dlock hold`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "dlock hold -k KEY [OPTIONS]\n       dlock hold -k KEY --pid PID [OPTIONS]\n       eval \"$(dlock hold -k KEY --pid $$ --background --export [OPTIONS])\"",
+    allow_negative_numbers = true,
+    after_long_help = AFTER
+)]
+pub struct Hold {
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    #[arg(short, long, required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
+    pub key: Vec<Key>,
+
+    /// Hold the lock until this process ends, in place of the end of stdin
+    #[arg(long, value_name = "PID", value_hint = ValueHint::Other, value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+
+    /// Return when the lock is granted, and go on in the background; needs --pid
+    ///
+    /// In a session of its own, with no descriptor of the caller. If the lock is not granted the status is that of `run`.
+    #[arg(long, requires = "pid", conflicts_with = "json")]
+    pub background: bool,
+
+    /// Print shell code that sets DLOCK_KEY, DLOCK_HELD and so on; needs --background
+    ///
+    /// As 'dlock run' sets them for its command. 'dlock check' and 'release' then know which hold is meant, and a 'dlock run'
+    /// of the same key runs at once.
+    #[arg(long, requires = "background")]
+    pub export: bool,
+
+    /// Append the same variables to FILE, as NAME=value lines without quotes; needs --background
+    ///
+    /// As $GITHUB_ENV and dotenv files want them. One that is new is for its owner alone, for the token is in it. Of several
+    /// keys DLOCK_KEYS is left out, which has line ends.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "background")]
+    pub env_file: Option<PathBuf>,
+
+    /// Print what happens to the hold on stdout, one JSON object a line
+    ///
+    /// The events are waiting, granted (with the token), trouble, recovered, asked, lost and released. docs/hold.md explains
+    /// the fields.
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub how: How,
+
+    /// The length of the lease, 500ms to 24h [default: 30s]
+    ///
+    /// dlock renews it each time a quarter of it has passed. If the machine is lost, the lock is free after this time.
+    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
+    pub ttl: Option<Ttl>,
+
+    /// The time between TERM and KILL when the process must be stopped [default: 10s]
+    ///
+    /// While a lease runs out it is cut to a fifth of the ttl. Without --pid: the time between the end of stdout and that of
+    /// the hold.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub grace: Option<Duration>,
+
+    /// What to do with the process when the lock is lost [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    pub on_lost: Option<OnLost>,
+
+    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status)]
+    pub busy_exit_code: Option<u8>,
+
+    /// Replace the holder: ask it to end, and take the lock then; needs --wait. See 'dlock run --help'
+    #[arg(long, conflicts_with_all = ["shared", "slots"])]
+    pub replace: bool,
+
+    /// Once the lock is held, do not let a run with --replace end the hold
+    #[arg(long)]
+    pub no_replace: bool,
+
+    /// Replicas that must acknowledge each grant, renewal and release [default: 0]
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
+    pub replicas: Option<Replicas>,
+
+    /// Why the lock is held; `dlock status` shows it
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub reason: Option<String>,
+
+    /// Show and store TEXT in place of the command line of the process
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    pub label: Option<String>,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+impl Hold {
+    /// What it asks for, as `run` would: the configuration files give it the same defaults. What is about CMD alone is set
+    /// aside.
+    pub fn as_run(&self) -> Run {
+        Run {
+            key: self.key.clone(),
+            shared: self.how.shared,
+            exclusive: self.how.exclusive,
+            slots: self.how.slots.map(Some),
+            wait: self.how.wait,
+            min_hold: Some(Duration::ZERO),
+            max_run: Some(Duration::ZERO),
+            replace: self.replace,
+            no_replace: self.no_replace,
+            ttl: self.ttl,
+            grace: self.grace,
+            on_lost: self.on_lost,
+            busy_exit_code: self.busy_exit_code,
+            replicas: self.replicas,
+            reason: self.reason.clone(),
+            label: self.label.clone(),
+            ..Run::default()
+        }
+    }
+}

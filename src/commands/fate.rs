@@ -1,0 +1,76 @@
+//! Why did a hold end, or who asks for its end? Read from what the store shows of the locks afterwards: the renewal itself
+//! says only that it is so. Asks nobody.
+
+use crate::law::{LoggedEnd, Outcome};
+use crate::lock::{Fence, Owner};
+use crate::output::owner::{because, who};
+use crate::store::View;
+
+/// What the store knows of the hold with one fence.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Fate {
+    /// It did not say.
+    #[default]
+    Unknown,
+    /// The hold is there, and somebody may have asked for its end.
+    Held(Option<Owner>),
+    /// So it ended.
+    Ended(Box<LoggedEnd>),
+    /// There is no trace of it: the store has lost its memory. Somebody else may hold the lock by now.
+    Forgotten(Option<Owner>),
+}
+
+impl Fate {
+    /// Of several locks, of the one that says most.
+    pub fn of(views: &[View], fence: Fence) -> Self {
+        let each = views.iter().map(|view| {
+            if let Some(end) = view.log.iter().find(|end| end.fence == fence) {
+                return Self::Ended(Box::new(end.clone()));
+            }
+            match view.holders.iter().find(|holder| holder.fence == fence) {
+                Some(holder) => Self::Held(holder.asked.clone()),
+                None => Self::Forgotten(view.holders.first().map(|holder| holder.owner.clone())),
+            }
+        });
+        let weight = |fate: &Self| match fate {
+            Self::Unknown | Self::Held(None) => 0,
+            Self::Held(Some(_)) => 1,
+            Self::Forgotten(_) => 2,
+            Self::Ended(end) if end.by.is_none() => 3,
+            Self::Ended(_) => 4,
+        };
+        each.max_by_key(weight).unwrap_or(Self::Unknown)
+    }
+
+    /// Who asked for the end, or took the lock away.
+    pub fn by(&self) -> Option<&Owner> {
+        match self {
+            Self::Held(by) => by.as_ref(),
+            Self::Ended(end) => end.by.as_ref(),
+            Self::Unknown | Self::Forgotten(_) => None,
+        }
+    }
+
+    /// How a lock was lost that its holder does not have any more, as a clause.
+    pub fn clause(&self) -> Option<String> {
+        Some(match self {
+            Self::Unknown | Self::Held(_) => return None,
+            Self::Forgotten(now) => {
+                let now = now.as_ref().map(|owner| format!("; {} holds it now", who(owner)));
+                let now = now.unwrap_or_default();
+                format!("the store no longer knows this lock: it was restarted, flushed or failed over{now}")
+            }
+            Self::Ended(end) => match end.outcome {
+                Outcome::Expired => "its lease ran out before it was renewed".into(),
+                Outcome::Lost => "its key was deleted, changed or evicted".into(),
+                Outcome::Forced => format!("{} took it away", person(end.by.as_ref())),
+                _ => "it was given back by its token".into(),
+            },
+        })
+    }
+}
+
+/// Who it was and why, at the beginning of a sentence.
+pub fn person(by: Option<&Owner>) -> String {
+    by.map_or_else(|| "an operator".into(), |by| format!("{}{}", who(by), because(by)))
+}

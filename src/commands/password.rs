@@ -1,0 +1,210 @@
+//! Where is the password of a store read from, before each connection? A file, or the first line that a command prints.
+//!
+//! A command may take longer than an attempt to renew has time. It then goes on, and the next attempt takes what it prints. It is
+//! killed, with its process group, when the connect timeout has passed, and when this process ends. It has a session of its own,
+//! so no signal of the terminal reaches it, and none of this process' descriptors. Nothing that it prints is ever shown.
+
+use crate::clock::Moment;
+use crate::config::url::Secret;
+use crate::config::{Credentials, Password as Setting};
+use crate::store::Error;
+use crate::store::net::alarm;
+use crate::store::net::password::{Password, Source};
+use crate::sys;
+use std::io::{ErrorKind, Read as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// No first line is longer. A token of RDS has some 1.5 KiB, a JSON web token of Azure some 3 KiB.
+const LINE_MOST: usize = 16 * 1024;
+/// How often a command that runs is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The password of a login. A command has `limit` to print one.
+pub fn of(login: &Credentials, limit: Duration) -> Option<Password> {
+    Some(match login.password.as_ref()? {
+        Setting::Text(secret) => secret.expose().into(),
+        Setting::File(path) => Password::read_from(File(path.clone())),
+        Setting::Command(text) => {
+            Password::read_from(Shell { text: text.clone(), limit, state: Mutex::default() })
+        }
+    })
+}
+
+struct File(PathBuf);
+
+impl Source for File {
+    fn read(&self, _: Moment) -> Result<String, Error> {
+        let secret = Secret::of_file(&self.0).map_err(Error::Denied)?;
+        Ok(secret.expose().into())
+    }
+}
+
+/// A command for /bin/sh.
+struct Shell {
+    text: Secret,
+    limit: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many runs have begun.
+    count: u64,
+    run: Option<Run>,
+    /// What the last run that ended has brought, and when it ended.
+    last: Option<(u64, Moment, Result<String, Error>)>,
+    /// Whether a server has seen that.
+    is_used: bool,
+}
+
+struct Run {
+    began: Moment,
+    child: Child,
+    stdout: Option<ChildStdout>,
+    /// The first line, as far as it has come; no more than [`LINE_MOST`] and one byte.
+    line: Vec<u8>,
+    is_line_whole: bool,
+}
+
+impl Source for Shell {
+    fn read(&self, by: Moment) -> Result<String, Error> {
+        let number = {
+            let mut state = self.state();
+            match &state.last {
+                // The connection it was read for was not made in time.
+                Some((_, ended, Ok(text))) if !state.is_used && !ended.after(self.limit).passed() => {
+                    return Ok(text.clone());
+                }
+                _ => {}
+            }
+            // What nobody has waited for may be old.
+            if state.run.as_ref().is_some_and(|run| run.began.after(self.limit * 2).passed())
+                && let Some(mut run) = state.run.take()
+            {
+                sys::kill_apart(&mut run.child);
+            }
+            if state.run.is_none() {
+                state.run = Some(Run::begin(&self.text, self.limit)?);
+                state.count += 1;
+            }
+            state.count
+        };
+        loop {
+            if let Some(answer) = self.state().answer(number, self.limit) {
+                return answer;
+            }
+            if by.passed() || alarm::pause(LOOK_EVERY).is_err() {
+                return Err(Error::Unreachable("the password command has not ended yet".into()));
+            }
+        }
+    }
+
+    fn used(&self) {
+        self.state().is_used = true;
+    }
+}
+
+impl Shell {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// What the run with that number, or one after it, has brought, if it has ended.
+    fn answer(&mut self, number: u64, limit: Duration) -> Option<Result<String, Error>> {
+        if let Some(answer) = self.run.as_mut().and_then(|run| run.step(limit)) {
+            self.run = None;
+            self.last = Some((self.count, Moment::now(), answer));
+            self.is_used = false;
+        }
+        let (ended, _, answer) = self.last.as_ref()?;
+        (*ended >= number).then(|| answer.clone())
+    }
+}
+
+impl Run {
+    fn begin(text: &Secret, limit: Duration) -> Result<Self, Error> {
+        let failed = |what: &str| Error::Denied(format!("the password command cannot be run: {what}"));
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg(text.expose())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = sys::spawn_apart(&mut command, limit).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied => failed(&error.to_string()),
+            // No process, memory or descriptor was to be had, which passes.
+            _ => Error::Unavailable(format!("the password command cannot be run now: {error}")),
+        })?;
+        let stdout = child.stdout.take().ok_or_else(|| failed("it has no output"))?;
+        let set = rustix::fs::fcntl_setfl(&stdout, rustix::fs::OFlags::NONBLOCK);
+        set.map_err(|errno| failed(&errno.to_string()))?;
+        let (line, is_line_whole) = Default::default();
+        Ok(Self { began: Moment::now(), child, stdout: Some(stdout), line, is_line_whole })
+    }
+
+    /// Takes what it has printed. What came of it, if it has ended by itself or by its limit.
+    fn step(&mut self, limit: Duration) -> Option<Result<String, Error>> {
+        self.take();
+        let ended = sys::ended_apart(&mut self.child);
+        if ended.is_none() {
+            let is_over = self.began.after(limit).passed();
+            return is_over.then(|| {
+                sys::kill_apart(&mut self.child);
+                let limit = humantime::format_duration(limit);
+                Err(Error::Denied(format!(
+                    "the password command has not ended within the connect timeout, {limit}, and was killed"
+                )))
+            });
+        }
+        // What it printed before it ended.
+        self.take();
+        let how = match ended.flatten() {
+            Some(status) if status.success() => return Some(self.password()),
+            Some(status) => status.to_string(),
+            None => "its exit status is not known".into(),
+        };
+        Some(Err(Error::Denied(format!("the password command has failed ({how})"))))
+    }
+
+    /// Reads what there is, and not much more at a time than one line may have: some commands never stop.
+    fn take(&mut self) {
+        let mut buffer = [0; LINE_MOST];
+        for _ in 0..8 {
+            let Some(stdout) = &mut self.stdout else { return };
+            match stdout.read(&mut buffer) {
+                Ok(0) => self.stdout = None,
+                Ok(count) => self.keep(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.stdout = None,
+            }
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.is_line_whole {
+            return;
+        }
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        self.line.extend_from_slice(&bytes[..end.unwrap_or(bytes.len())]);
+        self.line.truncate(LINE_MOST + 1);
+        self.is_line_whole = end.is_some() || self.line.len() > LINE_MOST;
+    }
+
+    fn password(&self) -> Result<String, Error> {
+        let line = self.line.strip_suffix(b"\r").unwrap_or(&self.line);
+        let why = match std::str::from_utf8(line) {
+            Ok("") => "has printed nothing",
+            _ if line.len() > LINE_MOST => "has printed a first line that is too long for a password",
+            Ok(text) => return Ok(text.into()),
+            Err(_) => "has printed what is not valid UTF-8",
+        };
+        Err(Error::Denied(format!("the password command {why}")))
+    }
+}

@@ -1,0 +1,280 @@
+//! What is different where the lock is held for something that dlock did not start? Its end is watched in place of CMD's,
+//! what happens is told on stdout, and signals end the hold. How the lock is taken, kept and given back is the same.
+
+use super::enclosing;
+use super::messages::Subject;
+use super::{Own, Session, Work};
+use crate::clock::Moment;
+use crate::commands::context::Context;
+use crate::commands::env::{Changes, environment};
+use crate::commands::fate::Fate;
+use crate::commands::held::{By, Held, Holds, Keeper};
+use crate::commands::owner;
+use crate::config::run::Run;
+use crate::error::Error;
+use crate::job::{self, Bond, Limits, Pin, Received, Words};
+use crate::law::{Grant, Outcome, Waiting};
+use crate::lease::{Asker, Lease, Loss, Until};
+use crate::lock::{Key, Mode, Owner, Wait};
+use crate::output;
+use crate::output::busy::listed;
+use crate::output::hold::{HoldEvent, line};
+use crate::output::report::HowLost;
+use crate::output::time::millis;
+use crate::store;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::stdio::stdout;
+use std::cell::Cell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// How often a hold that is waited for looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What is said on stdout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Voice {
+    /// Nothing.
+    Silent,
+    /// A line for each event.
+    Events,
+    /// The variables of the hold, once, for the process that started this one.
+    Variables,
+}
+
+/// A lock that is held for something.
+pub struct Holding {
+    /// The process; without one it is the program on stdin.
+    process: Option<Pin>,
+    voice: Voice,
+    words: Words,
+    /// The watcher's end, until it has it.
+    reader: Option<OwnedFd>,
+    /// The watcher has stdout.
+    is_begun: bool,
+    /// How many waited before this one when that was last said.
+    ahead: Cell<Option<u64>>,
+    /// The loss was told.
+    is_lost: Cell<bool>,
+    /// What the lock is held for is being stopped.
+    is_stopping: Cell<bool>,
+}
+
+impl Holding {
+    pub fn new(process: Option<Pin>, voice: Voice) -> io::Result<Self> {
+        let (words, reader) = Words::new()?;
+        Ok(Self {
+            process,
+            voice,
+            words,
+            reader: Some(reader),
+            is_begun: false,
+            ahead: Cell::new(None),
+            is_lost: Cell::new(false),
+            is_stopping: Cell::new(false),
+        })
+    }
+
+    pub(super) fn owner(&self, run: &Run) -> Owner {
+        owner::held_for(self.process.as_ref().map(Pin::pid), run.label.clone(), run.reason.clone())
+    }
+
+    pub(super) fn subject(&self) -> Subject {
+        match self.process {
+            Some(_) => Subject {
+                command: "hold",
+                job: "the process it is held for",
+                stopped: "is being stopped",
+                orphaned: "stopped the process it was held for",
+                unrun: "nothing is held",
+            },
+            None => Subject {
+                command: "hold",
+                job: "the program on stdin",
+                stopped: "is told so by the end of stdout",
+                orphaned: "closed stdout",
+                unrun: "nothing is held",
+            },
+        }
+    }
+
+    pub(super) fn bond(&mut self) -> Option<Bond> {
+        let is_detached = self.voice == Voice::Variables;
+        Some(Bond { process: self.process.clone(), words: self.reader.take()?, is_detached })
+    }
+
+    /// Whether what it is to be held for is over already.
+    fn is_over(&self) -> bool {
+        self.process.as_ref().map_or_else(job::is_stdin_hung_up, Pin::has_ended)
+    }
+}
+
+/// The keys to ask for. A process that holds one of them and waits for it would wait for ever.
+pub(super) fn keys(context: &Context, run: &Run, holds: &Holds) -> Result<Vec<Key>, Error> {
+    if run.wait != Wait::No && run.mode == Mode::Exclusive {
+        let (rest, _) = enclosing::find_enclosing(context, run, Until::from_now(run.wait), holds)?;
+        if rest.len() < run.keys.len() {
+            let held: Vec<Key> = run.keys.iter().filter(|key| !rest.contains(key)).cloned().collect();
+            return Err(Error::Usage(format!(
+                "this process itself holds {} in {}, and would wait for its own end",
+                listed(&held),
+                context.settings.store
+            )));
+        }
+    }
+    Ok(run.keys.clone())
+}
+
+impl Session<'_> {
+    fn hold(&self) -> Option<&Holding> {
+        match &self.work {
+            Work::Command => None,
+            Work::Hold(hold) => Some(hold),
+        }
+    }
+
+    pub(super) fn is_hold(&self) -> bool {
+        self.hold().is_some()
+    }
+
+    /// When a dlock that waits looks next, although nothing is heard; `None` if nobody wants the lock any more.
+    pub(super) fn next_look(&self) -> Option<Option<Moment>> {
+        let next = self.messages.next();
+        let Some(hold) = self.hold() else { return Some(next) };
+        let look = Moment::now().after(LOOK);
+        (!hold.is_over()).then(|| Some(next.map_or(look, |next| next.min(look))))
+    }
+
+    /// The lock is ours: hands stdout, and what is to be said there first, to the watcher.
+    pub(super) fn begin_hold(&mut self, own: &Own, grant: &Grant, limits: Limits) -> io::Result<()> {
+        let text = match self.hold().map(|hold| hold.voice) {
+            Some(Voice::Events) => {
+                let granted = HoldEvent::Granted {
+                    token: own.token.secret(),
+                    fence: grant.fence,
+                    slot: grant.slot,
+                    lease_ms: millis(self.run.ttl.get()),
+                    waited_ms: millis(grant.waited),
+                };
+                self.line(&granted).into_bytes()
+            }
+            Some(Voice::Variables) => {
+                let changes = self.variables(own, grant);
+                serde_json::to_vec(&changes).map_err(io::Error::other)?
+            }
+            Some(Voice::Silent) | None => Vec::new(),
+        };
+        let Work::Hold(hold) = &mut self.work else { return Ok(()) };
+        if !text.is_empty() && !hold.words.say(&text) {
+            return Err(io::Error::other("there is too much to say"));
+        }
+        if hold.voice == Voice::Variables {
+            hold.words.end();
+        }
+        self.guard.start(&[], limits)?;
+        hold.is_begun = true;
+        // Only the watcher's stdout is left, which closes when it ends.
+        if hold.voice == Voice::Variables { job::leave_caller() } else { job::leave_standard_streams() }
+    }
+
+    fn variables(&self, own: &Own, grant: &Grant) -> Changes {
+        let settings = &self.context.settings;
+        let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Hold);
+        let held = Held { keeper: Keeper::own(), ttl: Some(self.run.ttl), ..held };
+        environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone())
+    }
+
+    fn line(&self, event: &HoldEvent<'_>) -> String {
+        line(event, &self.run.keys, &self.context.settings.store.to_string()).unwrap_or_default()
+    }
+
+    /// Prints the event on stdout, with --json. A reader that does not read keeps nothing waiting.
+    pub(super) fn tell(&self, event: &HoldEvent<'_>) {
+        let Some(hold) = self.hold().filter(|hold| hold.voice == Voice::Events) else { return };
+        let text = self.line(event);
+        if hold.is_begun {
+            let _ = hold.words.say(text.as_bytes());
+        } else if is_heard() {
+            let _ = output::deliver(&text);
+        }
+    }
+
+    pub(super) fn tell_of_waiting(&self, waiting: &Waiting) {
+        if let Some(hold) = self.hold()
+            && hold.ahead.replace(Some(waiting.ahead)) != Some(waiting.ahead)
+        {
+            let holder = waiting.blocker.holder.as_ref().map(|holder| (&holder.owner).into());
+            self.tell(&HoldEvent::Waiting { ahead: waiting.ahead, holder });
+        }
+    }
+
+    pub(super) fn tell_of_trouble(&self, error: &store::Error, until: Moment) {
+        self.tell(&HoldEvent::Trouble { error: error.to_string(), left_ms: millis(until.left()) });
+    }
+
+    pub(super) fn tell_of_request(&self, asker: Asker) {
+        let by = self.report.fate.by().map(Into::into);
+        self.tell(&HoldEvent::Asked { by, superseded: asker == Asker::Newer });
+    }
+
+    pub(super) fn tell_of_loss(&self, how: Loss, kill_by: Moment) {
+        let Some(hold) = self.hold() else { return };
+        if !hold.is_lost.replace(true) {
+            let how = match how {
+                Loss::Deadline => HowLost::Expired,
+                Loss::NotHeld => HowLost::Vanished,
+                Loss::Revoked => HowLost::Forced,
+                Loss::Asked(Asker::Operator) => HowLost::Asked,
+                Loss::Asked(Asker::Newer) => HowLost::Superseded,
+            };
+            self.tell(&HoldEvent::Lost { how, left_ms: millis(kill_by.left()) });
+        }
+    }
+
+    /// What the lock is held for is being stopped, or told to end.
+    pub(super) fn tell_of_stop(&self, reason: job::StopReason) {
+        let Some(hold) = self.hold() else { return };
+        hold.is_stopping.set(true);
+        if reason == job::StopReason::LeaseRanOut {
+            self.tell_of_loss(Loss::Deadline, self.limits.get().kill_at);
+        }
+        if hold.process.is_none() {
+            hold.words.end();
+        }
+    }
+
+    /// A signal came. INT, TERM and HUP give the lock back; not while what it is held for is being stopped.
+    pub(super) fn end_hold_on(&mut self, received: Received) {
+        let ends = self.ends(received.signal) && received.signal != libc::SIGQUIT;
+        let is_stopping = self.hold().is_some_and(|hold| hold.is_stopping.get());
+        if ends && !is_stopping && !job::is_guard(received.from) {
+            self.guard.relay(job::OVER, job::Reached::Nobody);
+        }
+    }
+
+    /// Whether the lock was given back with its token.
+    pub(super) fn was_released(&mut self, lease: Option<&Lease>) -> bool {
+        if !self.is_hold() {
+            return false;
+        }
+        self.report.fate = self.fate(lease);
+        matches!(&self.report.fate, Fate::Ended(end) if end.outcome == Outcome::Released)
+    }
+
+    /// The lock is given back, and stdout, if the watcher handed it back, is still there to say so.
+    pub(super) fn tell_of_release(&self) {
+        let Some(hold) = self.hold().filter(|hold| hold.voice == Voice::Events) else { return };
+        if let Some(stdout) = hold.words.take_back()
+            && rustix::stdio::dup2_stdout(stdout).is_ok()
+            && is_heard()
+        {
+            let _ = output::deliver(&self.line(&HoldEvent::Released));
+        }
+    }
+}
+
+fn is_heard() -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

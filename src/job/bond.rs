@@ -1,0 +1,344 @@
+//! Watches what `dlock hold` holds a lock for: a process, or the program at the other end of dlock's stdin. In place of CMD
+//! the guard starts a process of dlock's own, the watcher. The watcher ends with status 0 when the process or stdin has
+//! ended. Until then it prints on stdout what dlock tells it. So the rest of a hold works as for CMD.
+//!
+//! The watcher alone keeps stdout open. When it is killed the reader sees the end of the file, whatever has become of dlock.
+//! When what it watches is over it hands stdout back to dlock, which then says that the lock is given back.
+
+use super::procfs::read_entry;
+use super::signals::next_signal;
+use crate::clock::{Moment, Timer};
+use crate::sys::{self, SignalSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout, stdin, stdout};
+use rustix::termios::{isatty, tcgetpgrp};
+use std::ffi::CStr;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+const WATCHER_NAME: &CStr = c"dlock-watch";
+/// Asked to end, the watcher goes on for so long to pass on why.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// A terminal that is another job's at the moment is looked at again after this time.
+const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Tells the watcher that the hold is over although what it watches is not.
+pub const OVER: i32 = libc::SIGUSR1;
+/// No message is longer: a socket takes no more at once.
+const LONGEST: usize = 1 << 18;
+/// What a pipe takes without blocking once it is ready for writing (PIPE_BUF).
+const PIECE: usize = 4096;
+
+/// What the job is, in place of a command.
+#[derive(Debug)]
+pub struct Bond {
+    /// The process that the lock is held for. Without one it is the program at the other end of stdin.
+    pub process: Option<Pin>,
+    /// Where dlock's words for stdout come from.
+    pub words: OwnedFd,
+    /// No descriptor of dlock's caller is kept once the lock is held.
+    pub is_detached: bool,
+}
+
+/// A process, never another one with its number.
+#[derive(Debug, Clone)]
+pub struct Pin {
+    pid: i32,
+    fd: Arc<OwnedFd>,
+}
+
+/// Why a process cannot be pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPin {
+    /// There is none with this number, or it has ended.
+    Gone,
+    /// The number is that of a thread.
+    Thread,
+    /// The kernel, or a sandbox, has no pidfd: Linux before 5.3.
+    Unsupported(Errno),
+}
+
+impl Pin {
+    pub fn new(pid: i32) -> Result<Self, NoPin> {
+        let id = Pid::from_raw(pid).filter(|_| pid > 0).ok_or(NoPin::Gone)?;
+        let fd = pidfd_open(id, PidfdFlags::empty()).map_err(|errno| match errno {
+            Errno::SRCH => NoPin::Gone,
+            Errno::INVAL | Errno::NOENT => NoPin::Thread,
+            errno => NoPin::Unsupported(errno),
+        })?;
+        let pin = Self { pid, fd: Arc::new(fd) };
+        if pin.has_ended() { Err(NoPin::Gone) } else { Ok(pin) }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether it has ended. Nobody need have reaped it.
+    pub fn has_ended(&self) -> bool {
+        is_ready(self.fd.as_fd(), PollFlags::IN)
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.fd, signal)?)
+    }
+
+    /// Asks it to end, and waits for that. Whether it has.
+    pub fn end(&self, deadline: Moment) -> bool {
+        if self.signal(Signal::TERM).is_err() {
+            return self.has_ended();
+        }
+        let left = Timespec::try_from(deadline.left()).unwrap_or_default();
+        poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Whether this process may signal it.
+    pub fn is_ours(&self) -> bool {
+        sys::kill(self.pid, 0).is_ok() || self.has_ended()
+    }
+
+    /// When it was started, in the kernel's own ticks since boot. Together with the number this names it.
+    pub fn started(&self) -> Option<u64> {
+        // Read while it has not been reaped, the entry is its own.
+        read_entry(self.pid).map(|entry| entry.started).filter(|_| !self.has_ended())
+    }
+
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl AsFd for Pin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What dlock says on stdout, as long as the watcher has it.
+#[derive(Debug)]
+pub struct Words(OwnedFd);
+
+impl Words {
+    /// The end for dlock, and the one for the watcher.
+    pub fn new() -> io::Result<(Self, OwnedFd)> {
+        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(near), far))
+    }
+
+    /// Says it whole or not at all: nothing waits for somebody who does not read. Whether it was said.
+    pub fn say(&self, text: &[u8]) -> bool {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(&self.0, text, flags).is_ok_and(|sent| sent == text.len())
+    }
+
+    /// The watcher closes stdout as soon as it has passed everything on.
+    pub fn end(&self) {
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
+    }
+
+    /// stdout, which the watcher handed back before it ended, if it did.
+    pub fn take_back(&self) -> Option<OwnedFd> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0u8];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, flags).ok()?;
+        control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })
+    }
+}
+
+/// Whether the end of stdin can say that somebody is gone: that of a pipe, a socket or a terminal.
+pub fn is_stdin_alive() -> bool {
+    if sys::closed_at_start().any(|fd| fd == 0) {
+        return false;
+    }
+    let kind = fstat(stdin()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    matches!(kind, Ok(FileType::Fifo | FileType::Socket)) || isatty(stdin())
+}
+
+/// Whether the other end of stdin is closed, as far as can be seen without reading.
+pub fn is_stdin_hung_up() -> bool {
+    is_ready(stdin(), PollFlags::RDHUP)
+}
+
+/// Gives up stdin and stdout, which the watcher has.
+pub fn leave_standard_streams() -> io::Result<()> {
+    let null = null()?;
+    dup2_stdin(&null)?;
+    Ok(dup2_stdout(&null)?)
+}
+
+/// Gives up stderr, too.
+pub(super) fn leave_stderr() -> io::Result<()> {
+    Ok(dup2_stderr(null()?)?)
+}
+
+/// /dev/null, for reading and writing.
+pub(super) fn null() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+impl Bond {
+    /// Is the watcher, until its end. Every signal is blocked; TERM is heeded.
+    pub(super) fn watch(&self) -> ! {
+        let status = Watcher::new(self).and_then(|mut watcher| watcher.run());
+        sys::exit_now(if status.is_ok() { 0 } else { 70 })
+    }
+}
+
+struct Watcher<'a> {
+    bond: &'a Bond,
+    asked: OwnedFd,
+    timer: Timer,
+    /// Not yet passed on.
+    buffer: Vec<u8>,
+    /// dlock may say more.
+    hears: bool,
+    /// stdout is open.
+    speaks: bool,
+}
+
+impl<'a> Watcher<'a> {
+    fn new(bond: &'a Bond) -> io::Result<Self> {
+        rustix::thread::set_name(WATCHER_NAME)?;
+        if bond.is_detached {
+            leave_stderr()?;
+        }
+        let asked = sys::signalfd(SignalSet::of(&[libc::SIGTERM, OVER]))?;
+        let timer = Timer::new()?;
+        let mut keep = vec![0, 1, 2, bond.words.as_raw_fd(), asked.as_raw_fd(), timer.as_fd().as_raw_fd()];
+        keep.extend(bond.process.as_ref().map(Pin::raw_fd));
+        sys::close_all_but(&mut keep);
+        Ok(Self { bond, asked, timer, buffer: Vec::new(), hears: true, speaks: true })
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        let bond = self.bond;
+        let over = match &bond.process {
+            Some(process) => process.as_fd(),
+            None => stdin(),
+        };
+        loop {
+            let is_away = bond.process.is_none() && is_background(over);
+            // What is not to be looked at now is replaced by what is looked at anyway.
+            let asked = self.asked.as_fd();
+            let over_fd = if is_away { asked } else { over };
+            let words = match (self.buffer.is_empty(), self.hears, self.speaks) {
+                (false, _, true) => PollFd::from_borrowed_fd(stdout(), PollFlags::OUT),
+                (_, true, _) => PollFd::new(&bond.words, PollFlags::IN),
+                _ => PollFd::new(&self.asked, PollFlags::IN),
+            };
+            let mut fds = [
+                PollFd::from_borrowed_fd(over_fd, PollFlags::IN),
+                PollFd::new(&self.asked, PollFlags::IN),
+                PollFd::new(&self.timer, PollFlags::IN),
+                words,
+            ];
+            match poll(&mut fds, is_away.then_some(&BACKGROUND)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let [over_ready, asked, timer, words] =
+                [0, 1, 2, 3].map(|at| fds.get(at).is_some_and(|fd| !fd.revents().is_empty()));
+            let signal = if asked { next_signal(&self.asked)?.map(|received| received.signal) } else { None };
+            if signal == Some(OVER) || over_ready && !is_away && self.is_over(over)? {
+                self.hand_back();
+                return Ok(());
+            }
+            if signal.is_some() && self.bond.process.is_none() {
+                self.timer.set(Some(Moment::now().after(LAST_WORDS)))?;
+            }
+            if timer {
+                self.timer.set(None)?;
+                self.close()?;
+            }
+            if words {
+                self.pass_on()?;
+            }
+        }
+    }
+
+    /// What is watched has something to say: whether that is its end.
+    fn is_over(&self, over: BorrowedFd<'_>) -> io::Result<bool> {
+        if self.bond.process.is_some() {
+            return Ok(true);
+        }
+        match rustix::io::read(over, &mut [0u8; 1 << 16]) {
+            Ok(length) => Ok(length == 0),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            // A terminal that went to another job a moment ago cannot be read either.
+            Err(Errno::IO) if is_background(over) => Ok(false),
+            Err(_) => Ok(true),
+        }
+    }
+
+    /// Takes the next of dlock's words, or prints what there is of them.
+    fn pass_on(&mut self) -> io::Result<()> {
+        if self.speaks && !self.buffer.is_empty() {
+            let piece = self.buffer.get(..PIECE).unwrap_or(&self.buffer);
+            match rustix::io::write(stdout(), piece) {
+                Ok(written) => drop(self.buffer.drain(..written)),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                // Nobody reads. That alone ends no hold.
+                Err(_) => self.buffer.clear(),
+            }
+        } else if self.hears {
+            let mut piece = vec![0u8; LONGEST];
+            match rustix::io::read(&self.bond.words, &mut piece) {
+                Ok(0) => self.hears = false,
+                Ok(length) if self.speaks => self.buffer.extend(&piece[..length]),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        if !self.hears && self.buffer.is_empty() {
+            self.close()?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.speaks = false;
+        self.buffer.clear();
+        Ok(dup2_stdout(null()?)?)
+    }
+
+    /// Prints what there is, as far as somebody reads, and gives stdout to dlock.
+    fn hand_back(&mut self) {
+        while self.speaks && !self.buffer.is_empty() && is_ready(stdout(), PollFlags::OUT) {
+            if self.pass_on().is_err() {
+                return;
+            }
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [stdout()];
+        if self.speaks && control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // dlock may be gone.
+            let _ = sendmsg(&self.bond.words, &[IoSlice::new(b".")], &mut control, flags);
+        }
+    }
+}
+
+/// Whether it is a terminal that belongs to another process group at the moment.
+fn is_background(fd: BorrowedFd<'_>) -> bool {
+    isatty(fd) && tcgetpgrp(fd).is_ok_and(|group| group.as_raw_pid() != sys::own_group())
+}

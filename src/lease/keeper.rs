@@ -1,0 +1,240 @@
+//! How is a hold kept? By renewals, and by listening for an operator's request between them.
+
+use super::event_fd::EventFd;
+use super::obtain::{Answer, Progress, obtain};
+use super::stores::Stores;
+use super::{Asker, Loss, Report, Request};
+use crate::clock::{self, Moment};
+use crate::law::Renewal;
+use crate::law::schedule::{FailedBefore, Schedule};
+use crate::store::net::alarm;
+use crate::store::{Error, Listener, Subscription};
+use renewal::Race;
+use std::fmt;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+mod renewal;
+
+/// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
+pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
+/// How long a holder does without a subscription that failed.
+const BACKOFF: Duration = Duration::from_secs(1);
+/// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
+const WORTH_SAYING: u32 = 2;
+
+/// What the lease thread and its owner share.
+pub struct Keeper {
+    pub stores: Stores,
+    pub request: Request,
+    /// Called with the moments of TERM and KILL after each renewal.
+    pub rely: Box<dyn Fn(Moment, Moment) + Send + Sync>,
+    pub reports: Sender<Report>,
+    /// Readable when there is a report.
+    pub owner: EventFd,
+    /// Readable when the hold is over, so that nobody listens any more.
+    pub over: EventFd,
+    /// Whether the thread has a connection to listen on.
+    pub listens: AtomicBool,
+}
+
+/// How far the keeping of a hold is.
+#[derive(Debug, Clone, Copy)]
+pub struct Keeping {
+    /// From when the lease counts.
+    pub sent: Moment,
+    /// When it is to be renewed next.
+    pub next: Moment,
+    /// How many attempts in a row have failed.
+    failures: u32,
+    /// Whether it was said that the deadline has passed.
+    overdue: bool,
+    /// Whether it was said that somebody asks for the end.
+    asked: bool,
+    /// How long the last request took that succeeded.
+    pub usual: Duration,
+}
+
+impl Keeping {
+    /// A hold that was granted just now, by a request that was sent then.
+    pub fn new(sent: Moment, schedule: &Schedule) -> Self {
+        let usual = Moment::now().since(sent);
+        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false, usual }
+    }
+}
+
+/// Whether the lock is still held, as far as is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    Yes,
+    No,
+}
+
+/// What a holder hears with.
+struct Hearing {
+    /// From when on it listens.
+    listens_at: Moment,
+    subscription: Option<Box<dyn Subscription>>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("closed", &self.stores.is_closed()).finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// Takes the lock, waiting for it, and keeps it.
+    pub fn run(self: &Arc<Self>, progress: Progress, first: Option<Answer>) {
+        // No other thread asks for the store before the lock is held.
+        let report = &mut |report| self.report(report);
+        let sent = obtain(&mut **self.stores.lock(), &self.request, progress, first, report);
+        if let Some(sent) = sent {
+            self.keep(Keeping::new(sent, &self.request.schedule));
+        }
+    }
+
+    pub fn report(&self, report: Report) {
+        self.say(report);
+        self.owner.notify();
+    }
+
+    /// Reports to an owner that is about to look.
+    pub fn say(&self, report: Report) {
+        // The owner has gone when the process is about to end.
+        let _ = self.reports.send(report);
+    }
+
+    /// Renews until the lock is given back or lost.
+    pub fn keep(self: &Arc<Self>, mut keeping: Keeping) {
+        let mut hearing = Hearing { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
+        let mut race = self.stores.late().map(|late| Race::new(late.clone()));
+        loop {
+            self.listen(&mut hearing, keeping.next);
+            if self.stores.is_closed() {
+                break;
+            }
+            let kept = match &mut race {
+                Some(race) => self.renew_beside(race, &mut keeping),
+                None => self.renew_here(&mut keeping),
+            };
+            if kept == Kept::No {
+                break;
+            }
+        }
+        drop(hearing);
+        self.listens.store(false, Ordering::Release);
+    }
+
+    /// One attempt to renew on this thread. Returns `No` where the lock is lost.
+    pub fn renew_here(&self, keeping: &mut Keeping) -> Kept {
+        let schedule = self.request.schedule;
+        let mut store = self.stores.lock();
+        let began = Moment::now();
+        let (names, ask) = (&self.request.names, &self.request.ask);
+        let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
+        let limit = match self.stores.is_long() {
+            true => schedule.long_attempt(keeping.usual),
+            false => schedule.attempt(failed),
+        };
+        match store.renew(names, &ask.token, ask.ttl, began.after(limit)) {
+            Ok(answer) => {
+                let sent = store.renewed_from().map_or(began, |from| from.min(began));
+                keeping.usual = Moment::now().since(began);
+                self.answered(answer, sent, keeping)
+            }
+            Err(error) => {
+                store.reset();
+                drop(store);
+                self.failed(error, began, keeping);
+                Kept::Yes
+            }
+        }
+    }
+
+    /// Acts on what a renewal was answered that was sent then.
+    pub fn answered(&self, answer: Renewal, sent: Moment, keeping: &mut Keeping) -> Kept {
+        let schedule = self.request.schedule;
+        let asker = match answer {
+            Renewal::Renewed => None,
+            Renewal::Asked => Some(Asker::Operator),
+            Renewal::Superseded => Some(Asker::Newer),
+            lost => {
+                let how = if lost == Renewal::Revoked { Loss::Revoked } else { Loss::NotHeld };
+                let kill_by = schedule.kill_of_lost(Moment::now(), keeping.sent);
+                self.report(Report::Lost { how, kill_by });
+                return Kept::No;
+            }
+        };
+        (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
+        if keeping.failures >= WORTH_SAYING {
+            self.report(Report::Recovered);
+        }
+        if let Some(asker) = asker.filter(|_| !keeping.asked) {
+            self.report(Report::Asked(asker));
+        }
+        let (asked, usual) = (keeping.asked || asker.is_some(), keeping.usual);
+        *keeping = Keeping { asked, usual, ..Keeping::new(sent, &schedule) };
+        Kept::Yes
+    }
+
+    /// Acts on an attempt that failed, and says when the next one is due.
+    pub fn failed(&self, error: Error, began: Moment, keeping: &mut Keeping) {
+        let schedule = self.request.schedule;
+        keeping.failures = keeping.failures.saturating_add(1);
+        if keeping.failures == WORTH_SAYING {
+            self.report(Report::Trouble { error, until: schedule.term_at(keeping.sent) });
+        }
+        keeping.next = schedule.retry_at(began);
+        if schedule.deadline(keeping.sent).passed() {
+            self.overdue(keeping);
+            // The job that is left, if any, runs without the lock; there is no hurry any more.
+            keeping.next = schedule.renew_at(began);
+        }
+    }
+
+    /// Says that an attempt takes long, if nothing was said of this outage yet.
+    pub fn is_late(&self, error: &Error, keeping: &mut Keeping) {
+        if keeping.failures < WORTH_SAYING {
+            keeping.failures = WORTH_SAYING;
+            let until = self.request.schedule.term_at(keeping.sent);
+            self.report(Report::Trouble { error: error.clone(), until });
+        }
+    }
+
+    /// Says that the deadline has passed, once.
+    pub fn overdue(&self, keeping: &mut Keeping) {
+        if !std::mem::replace(&mut keeping.overdue, true) {
+            let kill_by = self.request.schedule.kill_at(keeping.sent);
+            self.report(Report::Lost { how: Loss::Deadline, kill_by });
+        }
+    }
+
+    /// Sleeps until `until`, or until an operator asks for something. That nothing can be heard is no fault of the hold:
+    /// the next renewal says what there is to hear.
+    fn listen(&self, hearing: &mut Hearing, until: Moment) {
+        if hearing.listens_at > Moment::now() {
+            clock::sleep_until(until.min(hearing.listens_at));
+        }
+        if hearing.subscription.is_none() && !until.passed() {
+            let (names, token) = (&self.request.names, &self.request.ask.token);
+            hearing.subscription =
+                self.stores.lock().subscribe(names.as_slice(), token, Listener::Holder).ok();
+            self.listens.store(hearing.subscription.is_some(), Ordering::Release);
+        }
+        while !until.passed() {
+            let Some(subscription) = &mut hearing.subscription else { return clock::sleep_until(until) };
+            match alarm::unless(self.over.as_fd(), || subscription.sleep(until)) {
+                Some(Ok(true)) => return,
+                None if self.stores.is_closed() => return,
+                // No descriptor was left to be woken by: the next renewal says what there is to hear.
+                None => return clock::sleep_until(until),
+                Some(Ok(false)) => {}
+                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Which connections does a holder have? One store, and where the store asks for it a second one, which connects only when
+//! the first one waits for an answer for too long.
+
+use crate::clock::{self, Moment};
+use crate::store::{Endurance, Error, Store};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// How often a store that is in use is tried again.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// A store in use by one thread.
+pub type InUse<'a> = MutexGuard<'a, Box<dyn Store>>;
+
+/// The stores of one holder. A thread locks one of them as long as it talks to it.
+pub struct Stores {
+    stores: Vec<Mutex<Box<dyn Store>>>,
+    /// The one that answered last, and is used next.
+    current: AtomicUsize,
+    /// How long an answer is waited for where there is one store.
+    is_long: bool,
+    /// What is said of a store that does not answer in time, where there are two.
+    late: Option<Error>,
+    /// The lock is being given back, and is not to be renewed any more.
+    closed: AtomicBool,
+}
+
+impl Stores {
+    pub fn new(store: Box<dyn Store>) -> Self {
+        let (second, late, is_long) = match store.endurance() {
+            Endurance::Short => (None, None, false),
+            Endurance::Long => (None, None, true),
+            Endurance::Beside { second, late } => (Some(second), Some(late), true),
+        };
+        let stores = [Some(store), second].into_iter().flatten().map(Mutex::new).collect();
+        let (current, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { stores, current, is_long, late, closed }
+    }
+
+    /// Waits until the current store is free.
+    pub fn lock(&self) -> InUse<'_> {
+        self.lock_at(self.current())
+    }
+
+    /// Waits until that store is free.
+    pub fn lock_at(&self, index: usize) -> InUse<'_> {
+        self.stores[index % self.stores.len()].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no thread uses the current store.
+    #[cfg(test)]
+    pub fn is_free(&self) -> bool {
+        self.stores[self.current()].try_lock().is_ok()
+    }
+
+    /// Waits until one of the stores is free: for half of the time for the current one, for its connection is open.
+    pub fn lock_by(&self, by: Moment) -> Result<InUse<'_>, Error> {
+        let Some(late) = &self.late else { return Ok(self.lock()) };
+        let half = Moment::now().after(by.left() / 2);
+        loop {
+            let current = self.current();
+            let others = if half.passed() { self.stores.len() } else { 1 };
+            for index in (0..others).map(|offset| (current + offset) % self.stores.len()) {
+                match self.stores[index].try_lock() {
+                    Ok(store) => return Ok(store),
+                    Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                    Err(TryLockError::WouldBlock) => {}
+                }
+            }
+            if by.passed() {
+                return Err(late.clone());
+            }
+            clock::sleep(LOOK_AGAIN);
+        }
+    }
+
+    pub fn current(&self) -> usize {
+        self.current.load(Ordering::Acquire)
+    }
+
+    pub fn set_current(&self, index: usize) {
+        self.current.store(index, Ordering::Release);
+    }
+
+    /// What is said of a store that does not answer in time, where a second attempt can be made beside the first.
+    pub const fn late(&self) -> Option<&Error> {
+        self.late.as_ref()
+    }
+
+    /// Whether one attempt lasts long, for another one would be a new connection.
+    pub const fn is_long(&self) -> bool {
+        self.is_long
+    }
+
+    /// Closes the connections of those that are not in use.
+    pub fn reset(&self) {
+        self.stores.iter().filter_map(|store| store.try_lock().ok()).for_each(|mut store| store.reset());
+    }
+
+    /// No renewal begins after this. It is said before a store is locked for the release, or a thread that tries one
+    /// renewal after the other could keep the store for a whole outage.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}

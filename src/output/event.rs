@@ -1,0 +1,165 @@
+//! What does a message tell a program? A word for what happened, and who and what had to do with it: the fields of
+//! `--log-format json`. docs/messages.md explains them; a new word is a minor change.
+
+use crate::exit::Exit;
+use crate::law::Holder;
+use crate::lock::Owner;
+use serde::Serialize;
+
+/// What happened, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(test, derive(clap::ValueEnum))]
+pub enum What {
+    /// The lock was not obtained, or `--wait` ran out.
+    Busy,
+    /// Another run had done the work, within `--once-per`.
+    Done,
+    /// A newer run with `--replace` takes the place of this one.
+    Superseded,
+    /// In the queue, or looking on until a lock is free.
+    Waiting,
+    /// The lock is held.
+    Granted,
+    /// The store does not answer, and is tried again.
+    Trouble,
+    /// It answers again.
+    Recovered,
+    /// Somebody asks the holder to end.
+    Asked,
+    /// The lock is lost, or not held.
+    Lost,
+    /// `--max-run` is over.
+    Timeout,
+    /// The command has ended, and the lock is kept for what it left behind.
+    Ended,
+    /// The command was stopped (^Z).
+    Suspended,
+    /// The lock was given back.
+    Released,
+    /// The lock could not be given back yet.
+    Unreleased,
+    /// The guard cleared up behind a dlock that was killed.
+    Crashed,
+    /// A process that the job started cannot be stopped.
+    Unstoppable,
+    /// The command cannot be executed, or was not found.
+    NotStarted,
+    /// The lock is free.
+    Free,
+    /// Whose lock it is, before it is taken away.
+    Held,
+    /// The lease was made longer, or will be.
+    Renewed,
+    /// The lock was taken away.
+    Revoked,
+    Paused,
+    Resumed,
+    /// A run with `--once-per` is due again.
+    Forgotten,
+    /// Nothing was changed.
+    Unchanged,
+    /// Which keys a pattern means, or that it means none.
+    Matched,
+    /// A lock, or a part of the store, cannot be read.
+    Unreadable,
+    /// What `watch` watches.
+    Watching,
+    /// The report could not be written.
+    Unwritten,
+    /// Something about the settings.
+    Setting,
+    /// The store cannot be reached, or refused to serve.
+    Unreachable,
+    /// The store refused the password, or a right is missing.
+    Denied,
+    /// The command line or a setting makes no sense.
+    Invalid,
+    /// A fault of dlock's own, or of the output.
+    Fault,
+}
+
+impl What {
+    /// Why a command ends that fails with this status.
+    pub fn of_failure(exit: Exit) -> Self {
+        match exit {
+            Exit::Usage | Exit::Config => Self::Invalid,
+            Exit::Unavailable => Self::Unreachable,
+            Exit::Denied => Self::Denied,
+            Exit::Lost => Self::Lost,
+            Exit::Busy(_) => Self::Busy,
+            Exit::TimedOut => Self::Timeout,
+            Exit::CannotExecute | Exit::NotFound => Self::NotStarted,
+            Exit::Internal | Exit::Output | Exit::No | Exit::Ok | Exit::Job(_) | Exit::Signal(_) => {
+                Self::Fault
+            }
+        }
+    }
+}
+
+/// What a message tells, as fields for programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Event<'a> {
+    pub what: What,
+    /// The key, where it is not the one that the command is about.
+    pub key: Option<&'a str>,
+    /// The holder, or one of several holders.
+    pub holder: Option<&'a Holder>,
+    /// How many wait before.
+    pub ahead: Option<u64>,
+    /// Who did it, or asks for it.
+    pub by: Option<&'a Owner>,
+    /// The status with which dlock ends for that.
+    pub status: Option<u8>,
+}
+
+impl<'a> Event<'a> {
+    /// A failure that ends the command.
+    pub fn of_failure(exit: Exit) -> Self {
+        Self::from(What::of_failure(exit)).ends(exit)
+    }
+
+    pub fn ends(self, exit: Exit) -> Self {
+        Self { status: Some(exit.code()), ..self }
+    }
+
+    pub fn about(self, key: &'a str) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
+    pub fn held_by(self, holder: Option<&'a Holder>) -> Self {
+        Self { holder, ..self }
+    }
+
+    pub fn by(self, by: Option<&'a Owner>) -> Self {
+        Self { by, ..self }
+    }
+}
+
+impl From<What> for Event<'_> {
+    fn from(what: What) -> Self {
+        Self { what, key: None, holder: None, ahead: None, by: None, status: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum as _;
+
+    #[test]
+    fn every_word_is_explained() -> Result<(), serde_json::Error> {
+        let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/dlock.schema.json"))?;
+        let words = &schema["$defs"]["message"]["properties"]["event"]["enum"];
+        let words: Vec<&str> =
+            words.as_array().into_iter().flatten().filter_map(|word| word.as_str()).collect();
+        assert_eq!(words.len(), What::value_variants().len());
+        for what in What::value_variants() {
+            let word = serde_json::to_value(what)?;
+            let word = word.as_str().unwrap_or_default();
+            assert!(words.contains(&word), "{word} is not in the schema");
+            assert!(include_str!("../../docs/messages.md").contains(&format!("`{word}`")), "{word}");
+        }
+        Ok(())
+    }
+}

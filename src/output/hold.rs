@@ -1,0 +1,56 @@
+//! What does a program read that holds a lock by a pipe? The lines of `hold --json`, one object for each event. A field
+//! that has no value is null; spans are whole milliseconds. docs/hold.md explains the fields; adding one is a minor change.
+
+use super::json::{self, Actor};
+use super::report::HowLost;
+use super::time;
+use crate::error::Error;
+use crate::lock::{Fence, Key};
+use serde::Serialize;
+
+/// What happens to a hold.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum HoldEvent<'a> {
+    /// In the queue.
+    Waiting {
+        /// How many wait before.
+        ahead: u64,
+        /// Who holds the lock; of several one.
+        holder: Option<Actor<'a>>,
+    },
+    /// The lock is held. The one line with the token in it.
+    Granted { token: &'a str, fence: Fence, slot: Option<u32>, lease_ms: u64, waited_ms: u64 },
+    /// It cannot be renewed.
+    Trouble {
+        error: String,
+        /// When it is lost if nothing changes.
+        left_ms: u64,
+    },
+    /// It can be renewed again.
+    Recovered,
+    /// Somebody asks for the lock. It is still held.
+    Asked { by: Option<Actor<'a>>, superseded: bool },
+    /// It is lost, or about to be.
+    Lost {
+        how: HowLost,
+        /// After this time another may have it; 0: another may have it already.
+        left_ms: u64,
+    },
+    /// It was given back.
+    Released,
+}
+
+/// An event as a line.
+pub fn line(event: &HoldEvent<'_>, keys: &[Key], store: &str) -> Result<String, Error> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        time: String,
+        #[serde(flatten)]
+        event: &'a HoldEvent<'a>,
+        keys: Vec<&'a str>,
+        store: &'a str,
+    }
+    let keys = keys.iter().map(Key::as_str).collect();
+    json::line(&Line { time: time::now_utc(), event, keys, store })
+}

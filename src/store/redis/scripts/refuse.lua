@@ -1,0 +1,12 @@
+-- refuse.lua: notes who did not get a lock, and why (law: LockTable::refuse). The lock itself is not looked at.
+-- ARGV: what to note, JSON.
+-- Replies: {'noted', now us}.
+-- Why here: the last ones are kept, each with the time of the server's clock, and for as long as the log.
+
+local refused = 'dlock.refused:' .. string.sub(KEYS[2], #'dlock.:' + #RECORD + 1)
+local kind = redis.call('TYPE', refused)
+if kind.ok ~= 'list' and kind.ok ~= 'none' then redis.call('DEL', refused) end
+redis.call('LPUSH', refused, int(ms) .. ' ' .. ARGV[1])
+redis.call('LTRIM', refused, 0, LOG_KEPT - 1)
+redis.call('PEXPIRE', refused, HISTORY_KEPT)
+return answer('noted')

@@ -1,0 +1,149 @@
+//! What makes it safe to use tables in a database where others may make objects, too? Words before each text, in the same
+//! transaction and the same round trip:
+//!
+//! 1. *The search path is pinned* to `pg_catalog`, the schema of the tables, and `pg_temp`. Else an operator or a function that
+//!    somebody made in `public` could be chosen in place of the server's, and run with the rights of dlock's user
+//!    (CVE-2018-1058). A better match wins in any schema of the path, so the statements also name functions with their
+//!    schema, and use operators with exactly the types that `pg_catalog` has them for.
+//! 2. *The tables are locked* as weakly as the text itself locks them. From then on nobody drops or renames them, and under the
+//!    lock of a writer nobody adds a trigger.
+//! 3. *The tables are looked at*: a view, a trigger, a policy, a default and the like are code of whoever made them, which runs
+//!    with the rights of the user who touches the table.
+//!
+//! The first text of a connection finds the schema and looks at everything. Later ones only see that the tables are the same
+//! ones and have no trigger: the owner, who was found to be able to do as much as this user anyway, can do no more. Where the
+//! owner cannot, everything is looked at each time.
+
+/// What stands before a text that touches no table.
+pub const NO_TABLE: &str = "/* no table */ ";
+/// What stands before a text that only reads.
+pub const READS: &str = "/* reads */ ";
+const MAKES: &str = "CREATE TABLE";
+
+/// Found by the search path of the user, as ever.
+const FIND: &str = "SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', 'pg_catalog', \
+     (pg_catalog.pg_identify_object('pg_catalog.pg_class'::pg_catalog.regclass, pg_catalog.to_regclass('dlock_locks'), 0)).schema, \
+     'pg_temp'), true); ";
+
+/// An error of a cast tells what is wrong: nothing else in SQL raises one with a text.
+const LOOK: &str = "SELECT c.relname, c.oid, v.is_trusted, (CASE \
+     WHEN c.relkind <> 'r' OR c.relispartition THEN pg_catalog.concat(v.named, ' is not a plain table;') \
+     WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = c.oid) THEN pg_catalog.concat(v.named, ' has a trigger or a foreign key;') \
+     WHEN v.is_trusted THEN '0' \
+     WHEN EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY (ARRAY[session_user, current_user]) \
+     AND (r.rolsuper OR r.rolcreaterole OR r.rolbypassrls)) \
+     OR pg_catalog.pg_has_role(session_user, 'pg_execute_server_program'::pg_catalog.name, 'MEMBER') \
+     THEN pg_catalog.concat(v.named, ', whose owner may do less than the user of dlock;') \
+     WHEN EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid) OR c.relrowsecurity OR c.relchecks > 0::pg_catalog.int2 \
+     OR EXISTS (SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0::pg_catalog.int2 AND NOT a.attisdropped AND (a.atthasdef OR \
+     pg_catalog.concat(a.attname, ' ', a.atttypid::pg_catalog.regtype) <> ALL (ARRAY['name bytea', 'version bigint', 'used bigint', \
+     'kept smallint', 'body bytea', 'token text', 'ticket bigint', 'since bigint', 'silent bigint', 'forget bigint', \
+     'mode integer', 'place smallint', 'said bigint', 'note bytea', 'number bigint', 'entry bytea']))) \
+     OR EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)) \
+     OR EXISTS (SELECT FROM pg_catalog.pg_statistic_ext AS s WHERE s.stxrelid = c.oid) \
+     THEN pg_catalog.concat(v.named, ' has a rule, a policy, a check, a default, an expression or a column that is not dlock''s;') \
+     ELSE '0' END)::pg_catalog.int4 FROM pg_catalog.pg_class AS c, LATERAL (SELECT \
+     pg_catalog.pg_has_role(c.relowner, session_user, 'MEMBER') AND pg_catalog.pg_has_role(c.relowner, current_user, 'MEMBER') AS is_trusted, \
+     pg_catalog.concat('dlock: ', c.relname, ' of ', pg_catalog.pg_get_userbyid(c.relowner)) AS named) AS v \
+     WHERE c.oid = ANY (ARRAY['dlock_locks'::pg_catalog.regclass::pg_catalog.oid, \
+     'dlock_waiters'::pg_catalog.regclass::pg_catalog.oid, 'dlock_ends'::pg_catalog.regclass::pg_catalog.oid]); ";
+
+/// What a connection knows of the tables.
+#[derive(Default)]
+pub struct Guard {
+    known: Option<Known>,
+}
+
+struct Known {
+    /// As a list of schemas, as the server has written it.
+    path: String,
+    /// Each table by its name.
+    tables: Vec<(String, u32)>,
+    /// Whether the owners can do as much as this user anyway.
+    is_trusted: bool,
+}
+
+/// What stands before a text.
+pub struct Preamble {
+    pub text: String,
+    /// How many statements come before those of the text.
+    pub statements: usize,
+    is_search: bool,
+}
+
+impl Guard {
+    /// What to put before that text.
+    pub fn preamble(&self, text: &str) -> Preamble {
+        let (timeout, pinned) = (1, 2);
+        if text.starts_with(MAKES) {
+            return Preamble { text: String::new(), statements: timeout, is_search: false };
+        }
+        if text.starts_with(NO_TABLE) {
+            let text = "SET LOCAL search_path TO pg_catalog, pg_temp; ".into();
+            return Preamble { text, statements: pinned, is_search: false };
+        }
+        let is_reading = text.starts_with(READS);
+        let mode = if is_reading { "ACCESS SHARE" } else { "ROW EXCLUSIVE" };
+        let lock =
+            format!("LOCK TABLE ONLY dlock_locks, ONLY dlock_waiters, ONLY dlock_ends IN {mode} MODE; ");
+        let pin = |known: &Known| format!("SET LOCAL search_path TO {}; ", known.path);
+        let text = match &self.known {
+            None => format!("{FIND}{lock}{LOOK}"),
+            Some(known) if known.is_trusted => pin(known) + &lock + &known.look_again(is_reading),
+            Some(known) => pin(known) + &lock + LOOK,
+        };
+        Preamble { text, statements: pinned + 2, is_search: self.known.is_none() }
+    }
+
+    /// What the rows say that a preamble has answered.
+    pub fn learn(&mut self, preamble: &Preamble, rows: &[Vec<Option<Vec<u8>>>]) {
+        if !preamble.is_search || self.known.is_some() {
+            return;
+        }
+        let [path, tables @ ..] = rows else { return };
+        let text = |column: Option<&Option<Vec<u8>>>| String::from_utf8(column?.clone()?).ok();
+        let table = |row: &Vec<Option<Vec<u8>>>| Some((text(row.first())?, text(row.get(1))?.parse().ok()?));
+        let is_trusted = tables.iter().all(|row| text(row.get(2)).as_deref() == Some("t"));
+        let tables: Option<Vec<_>> = tables.iter().map(table).collect();
+        if let (Some(path), Some(tables)) = (text(path.first()), tables) {
+            self.known = Some(Known { path, tables, is_trusted });
+        }
+    }
+
+    /// The tables are looked for again.
+    pub fn forget(&mut self) {
+        self.known = None;
+    }
+}
+
+impl Known {
+    /// Reading runs no trigger.
+    fn look_again(&self, is_reading: bool) -> String {
+        let names = ["dlock_locks", "dlock_waiters", "dlock_ends"];
+        let oid =
+            |name: &&str| self.tables.iter().find(|(known, _)| known == name).map_or(0, |(_, oid)| *oid);
+        let oids: Vec<_> = names.iter().map(|name| format!("{}::pg_catalog.oid", oid(name))).collect();
+        let same = names.iter().zip(&oids);
+        let mut same: Vec<_> = same
+            .map(|(name, oid)| format!("'{name}'::pg_catalog.regclass::pg_catalog.oid = {oid}"))
+            .collect();
+        if !is_reading {
+            same.push(format!(
+                "NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY (ARRAY[{}]))",
+                oids.join(", ")
+            ));
+        }
+        format!(
+            "SELECT (CASE WHEN {} THEN '0' ELSE 'dlock: {CHANGED};' END)::pg_catalog.int4; ",
+            same.join(" AND ")
+        )
+    }
+}
+
+/// What is said where the tables are others than before, or have a trigger: the connection looks at them as at first.
+pub const CHANGED: &str = "changed";
+
+/// What was found, by the error that tells it, in whatever language the server speaks.
+pub fn found(text: &str) -> Option<&str> {
+    text.split_once("dlock: ")?.1.rsplit_once(';').map(|(found, _)| found)
+}

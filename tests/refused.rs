@@ -1,0 +1,160 @@
+//! What did not run, and why? Whoever does not get a lock is noted beside it, on every store.
+
+use crate::support::dlock::finish_all;
+use crate::support::masters::Masters;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use serde_json::Value;
+
+on_every_store!(each_reason_is_told, the_last_64_are_kept, a_crowd_that_is_refused_does_the_holder_no_harm);
+
+const HOLD: &str = "echo up >> log; while ! [ -e go ]; do sleep 0.02; done";
+
+/// What `history --refused` tells, the newest first.
+fn told(world: &World, key: &str) -> Vec<Value> {
+    let printed = world.dlock(["history", "--refused", "--json", key]).any_stdout().run().stdout;
+    serde_json::from_str(&printed).expect("JSON")
+}
+
+fn reasons(told: &[Value]) -> Vec<&str> {
+    told.iter().map(|one| one["why"].as_str().unwrap_or("ended")).collect()
+}
+
+fn each_reason_is_told(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["--reason", "month end"], HOLD).spawn();
+    world.wait_for_log("up");
+    world.run("k", &["-q", "--label", "second"], "true").status(75).run();
+    world.run("k", &["-q", "-w", "0.2"], "true").status(75).run();
+    world.dlock(["acquire", "-q", "-k", "k"]).status(75).run();
+    // Who holds it is not disturbed, and what is kept of the lock is as before.
+    let status = world.status("k");
+    assert_eq!((&status["state"], &status["holders"][0]["pid"]), (&"held".into(), &holder.pid().into()));
+    world.write("go", "");
+    let holder_pid = holder.pid();
+    holder.finish();
+    let all = told(&world, "k");
+    assert_eq!(reasons(&all), ["ended", "busy", "gave-up", "busy"]);
+    let first = &all[3];
+    assert_eq!((&first["outcome"], &first["command"]), (&"refused".into(), &"second".into()));
+    assert_eq!((&first["refused_by"]["pid"], &first["key"]), (&holder_pid.into(), &"k".into()));
+    assert_eq!(first["refused_by"]["reason"], "month end");
+    assert!(all[2]["waited_ms"].as_u64() >= Some(200), "{all:#?}");
+    let last = world.status("k")["last_refusal"].clone();
+    assert_eq!(last, all[1]);
+    let record = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    assert!(record.contains("refused") && record.contains("busy: held by"), "{record}");
+    let lines = world.dlock(["history", "--refused", "k"]).any_stdout().run().stdout;
+    assert_eq!(
+        (lines.matches("refused ").count(), lines.matches("gave up after").count()),
+        (3, 1),
+        "{lines}"
+    );
+    assert!(!world.dlock(["history", "k"]).any_stdout().run().stdout.contains("refused"));
+    // Nothing is made of a lock that nobody ever had.
+    world.dlock(["pause", "-q", "p", "--reason", "freeze"]).run();
+    world.run("p", &["-q"], "true").status(75).run();
+    let all = told(&world, "p");
+    assert_eq!((reasons(&all), &all[0]["refused_by"]["reason"]), (vec!["paused"], &"freeze".into()));
+    assert_eq!(world.status("p")["fence"], Value::Null);
+    world.run("o", &["-q", "--once-per", "1h"], "true").run();
+    world.run("o", &["-q", "--once-per", "1h"], "true").run();
+    assert_eq!(reasons(&told(&world, "o")), ["done", "ended"]);
+    // Nor is it a lock that is listed.
+    let known = world.dlock(["status", "--all", "--json"]).any_stdout().run().stdout;
+    let known: Vec<Value> = serde_json::from_str(&known).expect("JSON");
+    assert_eq!(
+        known.iter().map(|lock| lock["key"].as_str().expect("a key")).collect::<Vec<_>>(),
+        ["k", "o", "p"]
+    );
+    let known = world.dlock(["status", "--all", "--json", "--prefix", ""]).any_stdout().run().stdout;
+    assert!(!known.contains("refused:"), "{known}");
+}
+
+/// One that waits with `--replace` and is sent home by the next.
+#[test]
+fn one_that_is_replaced_is_told() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &["--no-replace"], HOLD).spawn();
+    world.wait_for_log("up");
+    let older = world.run("k", &["-q", "-w", "--replace"], "true").status(75).spawn();
+    world.wait_for_waiters("k", 1);
+    let newer = world.run("k", &["-q", "-w", "--replace"], "true").spawn();
+    let newer_pid = newer.pid();
+    older.finish();
+    let all = told(&world, "k");
+    assert_eq!((reasons(&all), &all[0]["refused_by"]["pid"]), (vec!["superseded"], &newer_pid.into()));
+    world.write("go", "");
+    finish_all([holder, newer]);
+}
+
+fn the_last_64_are_kept(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], HOLD).spawn();
+    world.wait_for_log("up");
+    for number in 0..70 {
+        let label = format!("{}{number}", "x".repeat(300));
+        world.run("k", &["-q", "--label", &label], "true").status(75).run();
+    }
+    let all = told(&world, "k");
+    assert_eq!(all.len(), 64);
+    assert!(all.iter().all(|one| one["command"].as_str().is_some_and(|text| text.len() == 200)), "{all:#?}");
+    world.write("go", "");
+    holder.finish();
+}
+
+/// All at the same moment, as cron does.
+fn a_crowd_that_is_refused_does_the_holder_no_harm(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "10s"], HOLD).spawn();
+    world.wait_for_log("up");
+    let crowd: Vec<_> = (0..40).map(|_| world.run("k", &["-q"], "true").status(75).spawn()).collect();
+    finish_all(crowd);
+    wait_until("some are noted", || !told(&world, "k").is_empty());
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Each master notes it, and it is told once.
+#[test]
+fn a_quorum_tells_of_each_once() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &[], HOLD).spawn();
+    masters.world().wait_for_log("up");
+    for _ in 0..2 {
+        masters.run("k", &["-q"], "true").status(75).run();
+    }
+    let printed = masters.dlock(&["history", "--refused", "--json", "k"]).any_stdout().run().stdout;
+    let all: Vec<Value> = serde_json::from_str(&printed).expect("JSON");
+    assert_eq!(reasons(&all), ["busy", "busy"]);
+    masters.world().write("go", "");
+    holder.finish();
+}
+
+/// What others wrote in its place is no refusal, and is in nobody's way.
+#[test]
+fn what_others_wrote_there_is_passed_over() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &[], HOLD).spawn();
+    world.wait_for_log("up");
+    let list = "dlock.refused:{dlock:k}:dlock:k";
+    let refuse = || world.run("k", &["-q"], "true").status(75).run();
+    world.redis().ask::<()>(&["SET", list, "no list"]);
+    assert!(told(&world, "k").is_empty());
+    refuse();
+    let owner = format!(r#"{{"host":"{}"}}"#, "h".repeat(60_000));
+    for other in [
+        "",
+        "1",
+        "1 {}",
+        "x {}",
+        &format!(r#"1 {{"owner":{owner},"why":"busy"}}"#),
+        "99999999999999999999 {}",
+    ] {
+        world.redis().ask::<()>(&["LPUSH", list, other]);
+    }
+    refuse();
+    assert_eq!(reasons(&told(&world, "k")), ["busy", "busy"]);
+    world.write("go", "");
+    holder.finish();
+}
