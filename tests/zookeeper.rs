@@ -10,6 +10,7 @@ use crate::support::members::{
 };
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
+use crate::support::proxy::Proxy;
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::wait::{OUTAGE, wait_until, wait_within};
 use crate::support::world::World;
@@ -307,6 +308,33 @@ fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
 fn servers_that_stand_still_for_half_a_session_disturb_no_job() {
     let (world, ensemble) = ensemble();
     all_stand_still_for_half_a_lease(&world, &ensemble, 60);
+}
+
+/// A server takes what a session asked over an earlier connection, if it is late, for what it asks now under the same number: the
+/// numbers of a session go on over its connections.
+#[test]
+fn the_numbers_of_a_session_go_on_over_its_connections() {
+    let (mut world, server) = own_server(&[]);
+    let proxy = Proxy::before(server.port());
+    world.use_store(format!("zookeeper://127.0.0.1:{}/ops/locks", proxy.port()));
+    let holder = world.run("k", &["-t", "6s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let held = server.changes().last().expect("the lock is written").0;
+    let of_held = || -> Vec<i32> {
+        let changes = server.changes().into_iter();
+        changes.filter_map(|(session, number)| (session == held).then_some(number)).collect()
+    };
+    for _ in 0..2 {
+        proxy.cut();
+        let before = of_held().len();
+        wait_until("it is renewed", || of_held().len() > before);
+    }
+    world.write("go", "");
+    holder.finish();
+    let numbers = of_held();
+    // The session itself is begun and ended with numbers of the server's and of no order.
+    let asked: Vec<i32> = numbers.iter().copied().filter(|number| *number > 0).collect();
+    assert!(asked.is_sorted_by(|one, next| one < next), "{numbers:?}");
 }
 
 #[test]

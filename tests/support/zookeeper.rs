@@ -281,6 +281,36 @@ impl ZooKeeper {
         names.filter(|name| name.starts_with("snapshot.")).count()
     }
 
+    /// Session and number of each request that changed something, in order, as its transaction logs have them.
+    pub fn changes(&self) -> Vec<(i64, i32)> {
+        let paths = fs::read_dir(self.home.join("data/version-2")).expect("its data");
+        let paths = paths.map(|entry| entry.expect("a file").path());
+        let mut logs: Vec<PathBuf> = paths
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log.")))
+            .collect();
+        logs.sort();
+        let mut changes = Vec::new();
+        for log in logs {
+            let log = fs::read(log).expect("a log");
+            // A head; then of each request a checksum, its length, and the request with one byte behind it.
+            let mut rest = &log[16..];
+            while let Some((length, body)) = rest.get(8..).and_then(<[u8]>::split_first_chunk::<4>) {
+                let length = u32::from_be_bytes(*length) as usize;
+                let (Some(next), Some((session, body))) = (body.get(length + 1..), body.split_first_chunk())
+                else {
+                    break;
+                };
+                if length == 0 {
+                    break;
+                }
+                let number = body.first_chunk().expect("a number");
+                changes.push((i64::from_be_bytes(*session), i32::from_be_bytes(*number)));
+                rest = next;
+            }
+        }
+        changes
+    }
+
     /// The nodes that go with a session, and the sessions there are.
     pub fn sessions(&self) -> String {
         self.say("dump").expect("an answer")

@@ -74,6 +74,9 @@ pub struct Session {
     /// Which connection it is.
     dial: u64,
     seen: i64,
+    /// The number of the last question. A server tells by session and number which question a commit answers, and a question that a
+    /// broken connection left behind may be committed later: with numbers that begin anew, it would answer another one.
+    number: i32,
     line: Option<Connection>,
     /// Which server to try next.
     next: usize,
@@ -94,6 +97,7 @@ impl Session {
             turn: 0,
             dial: 0,
             seen: 0,
+            number: 0,
             line: None,
             next,
             process: std::process::id(),
@@ -184,6 +188,7 @@ impl Session {
                 target.tls.as_ref(),
                 target.access(),
                 &hello,
+                self.number,
                 (reached, by),
             )?;
             let Some(timeout) = welcome.timeout else {
@@ -224,6 +229,7 @@ impl Session {
         let Some(line) = &mut self.line else { return Ok(Vec::new()) };
         let answers = line.ask(asks, by);
         self.seen = self.seen.max(line.seen());
+        self.number = line.number();
         if answers.is_err() {
             self.line = None;
         }

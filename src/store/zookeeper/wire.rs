@@ -108,13 +108,15 @@ pub fn say(
 }
 
 impl Connection {
-    /// Reaches the server by the first of these moments, and has said the first words by the second one.
+    /// Reaches the server by the first of these moments, and has said the first words by the second one. `number` is that of the
+    /// last question of the session, over whatever connection.
     pub fn begin(
         store: &str,
         address: &Address,
         tls: Option<&Tls>,
         access: Access,
         hello: &[u8],
+        number: i32,
         (reached, by): (Moment, Moment),
     ) -> Result<(Self, Welcome), Failure> {
         let mut stream = dial::open(store, address, tls, reached).map_err(Failure::Broken)?;
@@ -133,7 +135,7 @@ impl Connection {
             inbox: Vec::new(),
             taken: 0,
             come: 0,
-            number: 0,
+            number,
             seen: 0,
             events: VecDeque::new(),
             sent: Moment::now(),
@@ -226,6 +228,11 @@ impl Connection {
     /// How far the server has come, as far as it said.
     pub const fn seen(&self) -> i64 {
         self.seen
+    }
+
+    /// The number of the last question.
+    pub const fn number(&self) -> i32 {
+        self.number
     }
 
     /// Ends the session, and waits for nothing.
