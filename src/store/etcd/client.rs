@@ -279,11 +279,12 @@ impl Client {
         let why = plain(&said.message);
         // Its gateway shows the member's own certificate to the member, which hangs up on that.
         let is_own_handshake = self.target.tls.is_some()
-            && ["broken pipe", "connection reset", "handshake", "bad certificate"]
+            && ["broken pipe", "connection reset", "connection closed", "handshake", "bad certificate"]
                 .iter()
                 .any(|end| why.contains(end));
         let hint = if is_own_handshake {
-            "; with --client-cert-auth the certificate of a member has to be for clients, too (clientAuth; docs/stores.md)"
+            "; if it stays so: with --client-cert-auth the certificate of a member has to be for clients, too (clientAuth; \
+             docs/stores.md)"
         } else {
             ""
         };
