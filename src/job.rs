@@ -34,7 +34,7 @@ mod tty;
 pub use apart::{apart, detach, leave_caller};
 pub use bond::{Bond, NoPin, OVER, Pin, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
-pub use signals::{ENDING, Inherited, Received, Sender, is_guard, next_signal, prepare};
+pub use signals::{Alarm, ENDING, Inherited, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};

@@ -1,19 +1,18 @@
-//! How is the lock kept and given back? One thread talks to the store, to the last renewal, so that the thread which
-//! supervises the job never waits for a server. When the job is over there is nothing to supervise, and its owner gives the
-//! lock back itself: to wake the thread for it would cost the next waiter.
-//!
-//! Most runs never start that thread. Where the store allows it, their owner asks and waits by itself, and breaks that off as
-//! soon as something else is to be heeded ([`Store::acquire_unless`], [`Store::sleep_unless`]): who is granted the lock has
-//! no other thread to wake. The thread starts when there is to renew or to listen, and for whatever takes long.
+//! How is the lock taken, kept and given back? Its owner asks and waits by itself, and breaks that off as soon as something
+//! else is to be heeded ([`crate::store::net::alarm`]). While the job runs a thread renews, so that the thread which supervises
+//! the job never waits for a server; it starts when there is to renew or to listen, so most runs never have it. When the job
+//! is over there is nothing to supervise, and the owner gives the lock back itself: to wake the thread for it would cost the
+//! next waiter.
 //!
 //! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::law::schedule::Schedule;
-use crate::law::{Acquired, Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
+use crate::law::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
 use crate::lock::{Names, Owner, Token, Wait};
-use crate::store::{Error, Slept, Store, View};
+use crate::store::net::alarm;
+use crate::store::{Error, Store, View};
 use event_fd::EventFd;
 use keeper::{Keeper, Keeping, Kept, SUBSCRIBE_AFTER};
 use std::cell::RefCell;
@@ -32,7 +31,8 @@ pub mod observer;
 mod obtain;
 pub mod stores;
 
-pub use obtain::{Progress, obtain};
+pub use obtain::obtain;
+use obtain::{Progress, Step};
 
 /// How long one who waits does so after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
@@ -159,20 +159,18 @@ pub struct Lease {
 enum Alone {
     #[default]
     Nothing,
-    /// To wait, and to ask again then at the latest.
-    Waits(Box<Progress>, Moment),
+    /// To take the next step to the lock.
+    Asks(Box<Progress>),
     /// To keep what was granted, from then on.
     Keeps(Keeping, Moment),
 }
 
 impl Lease {
-    /// Asks for the lock. `rely` is called with the moments of TERM and KILL after every renewal that succeeded. As soon as
-    /// `alarm` is readable, or there is to wait, a thread goes on.
-    pub fn start(
+    /// Is about to ask for the lock. `rely` is called with the moments of TERM and KILL after every renewal that succeeded.
+    pub fn new(
         store: Box<dyn Store>,
         request: Request,
         rely: impl Fn(Moment, Moment) + Send + Sync + 'static,
-        alarm: BorrowedFd<'_>,
     ) -> io::Result<Self> {
         let (say, reports) = channel();
         let keeper = Arc::new(Keeper {
@@ -184,59 +182,27 @@ impl Lease {
             over: EventFd::new()?,
             listens: AtomicBool::new(false),
         });
-        let lease = Self { reports, keeper, alone: RefCell::default() };
-        lease.ask(Progress::begin(), alarm)?;
-        Ok(lease)
+        let alone = RefCell::new(Alone::Asks(Box::new(Progress::begin())));
+        Ok(Self { reports, keeper, alone })
     }
 
-    /// Asks, and leaves to a thread what cannot be done by itself.
-    fn ask(&self, mut progress: Progress, alarm: BorrowedFd<'_>) -> io::Result<()> {
-        let keeper = &*self.keeper;
-        let mut store = keeper.stores.lock();
-        let (request, sent) = (&keeper.request, Moment::now());
-        let by = progress.by(request, sent);
-        let answer = store.acquire_unless(alarm, &request.names, &progress.ask(request, sent), by);
-        match answer {
-            Some(Ok(Acquired::Granted(grant))) if !request.is_too_late(sent) => {
-                keeper.say(Report::Granted { grant, sent });
-                let keeping = Keeping::new(sent, &request.schedule);
-                let at = keeping.next.min(sent.after(SUBSCRIBE_AFTER));
-                self.alone.replace(Alone::Keeps(keeping, at));
-            }
-            Some(Ok(Acquired::Waiting(mut waiting))) => {
-                let next = progress.hear(request, &mut waiting, |name, by| {
-                    store.ends_unless(alarm, name, &request.ask.token, by)?.ok()
-                });
-                keeper.say(Report::Waiting(waiting));
-                self.alone.replace(Alone::Waits(Box::new(progress), next));
-            }
-            Some(Ok(Acquired::Busy(blocker))) => keeper.say(Report::Busy(blocker)),
-            Some(Ok(Acquired::Done(done))) => keeper.say(Report::Done(done)),
-            Some(Ok(Acquired::Superseded(superseded))) => keeper.say(Report::Superseded(superseded)),
-            first => {
-                drop(store);
-                self.spawn(move |keeper| keeper.run(progress, first.map(|answer| (sent, answer))))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the lock, if there is no thread that does, and asks for it; at most until `until`, or until `alarm` is
-    /// readable. Whether it did: else reports come by [`Lease::fd`].
-    pub fn wait(&self, alarm: BorrowedFd<'_>, until: Option<Moment>) -> io::Result<bool> {
-        let Alone::Waits(_, next) = *self.alone.borrow() else { return Ok(false) };
+    /// Takes the next step to the lock, if it is not decided yet; at most until `alarm` is readable, or until `until` where it
+    /// waits. Whether it did: else reports come by [`Lease::fd`].
+    pub fn wait(&self, alarm: BorrowedFd<'_>, until: Option<Moment>) -> bool {
+        let alone = &mut *self.alone.borrow_mut();
+        let Alone::Asks(progress) = alone else { return false };
         let Keeper { stores, request, .. } = &*self.keeper;
-        let limit = until.map_or(next, |until| until.min(next));
-        let slept = stores.lock().sleep_unless(alarm, &request.names, &request.ask.token, limit);
-        if matches!(slept, Some(Ok(Slept::Through))) && !next.passed() {
-            return Ok(true);
+        let mut store = stores.lock();
+        let report = &mut |report| self.keeper.say(report);
+        match alarm::heeding(alarm, || progress.step(&mut **store, request, until, report)) {
+            Step::GoesOn => {}
+            Step::Over => *alone = Alone::Nothing,
+            Step::Held(sent) => {
+                let keeping = Keeping::new(sent, &request.schedule);
+                *alone = Alone::Keeps(keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)));
+            }
         }
-        let Alone::Waits(progress, _) = self.alone.take() else { return Ok(false) };
-        match slept {
-            Some(Ok(_)) if !request.until.is_over() => self.ask(*progress, alarm)?,
-            _ => self.spawn(move |keeper| keeper.run(*progress, None))?,
-        }
-        Ok(true)
+        true
     }
 
     fn spawn(&self, work: impl FnOnce(&Arc<Keeper>) + Send + 'static) -> io::Result<()> {
@@ -254,7 +220,7 @@ impl Lease {
     pub fn next(&self) -> Option<Moment> {
         match *self.alone.borrow() {
             Alone::Keeps(_, at) => Some(at),
-            Alone::Waits(..) | Alone::Nothing => None,
+            Alone::Asks(_) | Alone::Nothing => None,
         }
     }
 
@@ -353,6 +319,7 @@ pub fn give_back(
     let (mut by, mut said) = (by, None);
     loop {
         match store.leave(names, token, end, by) {
+            answer if alarm::is_raised() => return answer,
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
                 by = until;
                 store.reset();

@@ -24,9 +24,9 @@
 //! `cli`, `lock`, `law`, `exit` and `shell` know nothing below them. `store` and `lease` know those; neither knows that children
 //! exist. `job` does not know that locks exist. Only `commands` joins them. `law` reads no clock and does no I/O.
 //! A test (`tests/walls.rs`) holds these walls. There are two threads at most: the main one takes the lock and supervises the
-//! job, the other one talks to the store, as soon as there is to renew, or to ask what may take long. What may hang without a
-//! deadline (a name service, a sentinel that does not answer) is asked on further threads, which may be left behind; so is
-//! each master of a quorum, lest one of them keep the others waiting.
+//! job, the other one renews, as soon as there is to. What may hang without a deadline (a name service, a sentinel that does
+//! not answer) is asked on further threads, which may be left behind; so is each master of a quorum, lest one of them keep the
+//! others waiting.
 
 pub mod cli;
 pub mod clock;

@@ -13,7 +13,7 @@ use crate::law::{
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 pub use crate::law::view::{View, Waiter};
@@ -49,40 +49,6 @@ pub trait Store: Send {
 
     /// Asks for the locks, all or nothing; also a waiter's heartbeat, and how it confirms a grant (I10).
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
-
-    /// [`Store::acquire`] for one who has something else to heed: as soon as `alarm` is readable it is broken off, and that,
-    /// as any other reason why it would take long, is no answer. It may have arrived all the same, and be sent again.
-    fn acquire_unless(
-        &mut self,
-        _alarm: BorrowedFd<'_>,
-        _: &Names,
-        _: &Ask,
-        _by: Moment,
-    ) -> Option<Result<Acquired, Error>> {
-        None
-    }
-
-    /// [`Store::ends`] in the same way.
-    fn ends_unless(
-        &mut self,
-        _alarm: BorrowedFd<'_>,
-        _: &Name,
-        _: &Token,
-        _by: Moment,
-    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
-        None
-    }
-
-    /// [`Store::sleep`] in the same way: it ends as soon as `alarm` is readable, and nothing is missed by that.
-    fn sleep_unless(
-        &mut self,
-        _alarm: BorrowedFd<'_>,
-        _: &Names,
-        _: &Token,
-        _until: Moment,
-    ) -> Option<Result<Slept, Error>> {
-        None
-    }
 
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;

@@ -6,6 +6,7 @@ use crate::support::dlock::{Output, Running};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::process::Stdio;
 
 on_every_store!(
@@ -196,19 +197,20 @@ fn what_a_hold_tells(backend: Backend) {
     let mut words = world.command(crate::support::dlock::BINARY);
     words.env("DLOCK_STORE", world.url()).env("DLOCK_OP_TIMEOUT", "5s");
     words.args(["hold", "-k", "k", "-w", "-t", "30s", "--json", "--reason", "mine"]);
-    let held =
-        words.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("dlock");
+    let said = File::create(world.path("said")).expect("a file");
+    let mut held = words.stdin(Stdio::piped()).stdout(said).stderr(Stdio::null()).spawn().expect("dlock");
     world.wait_for_waiters("k", 1);
     world.write("go", "");
     job.finish();
-    wait_until("it is granted", || world.status("k")["holders"][0]["reason"] == "mine");
+    let said = || std::fs::read_to_string(world.path("said")).expect("text");
+    wait_until("it is granted", || said().contains("granted"));
     let release = world.dlock(["release", "k", "-y"]).any_stderr().spawn();
     wait_until("it is asked", || world.status("k")["holders"][0]["asked_by"].is_object());
     // Its stdin is closed by this.
-    let output = held.wait_with_output().expect("our child");
+    held.wait().expect("our child");
     release.finish();
     let mut definitions = Definitions::read();
-    let lines = String::from_utf8(output.stdout).expect("text");
+    let lines = said();
     let events: Vec<Value> =
         lines.lines().map(|line| definitions.check("hold", line)["event"].clone()).collect();
     assert!(events.starts_with(&[json!("waiting"), json!("granted")]), "{lines}");

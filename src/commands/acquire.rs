@@ -14,7 +14,7 @@ use crate::exit::Exit;
 use crate::job;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
-use crate::lease::{Progress, Report, Request, Until, give_back, obtain};
+use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
@@ -118,7 +118,7 @@ impl Asking {
         }
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;
-        obtain(store, request, Progress::begin(), None, &mut |report| match report {
+        obtain(store, request, &mut |report| match report {
             Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered => tell(Learned::Report(report)),
             report => last = Some(report),
         });

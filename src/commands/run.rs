@@ -15,7 +15,9 @@ use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::{Ended, Exit};
-use crate::job::{self, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached};
+use crate::job::{
+    self, Alarm, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached,
+};
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Left, Ran, Refusal, Terms};
 use crate::lease::{self, Asker, Lease, Report, Request, Until};
@@ -31,7 +33,7 @@ use report_file::ReportFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd as _, RawFd};
 use std::time::Duration;
 
 mod enclosing;
@@ -150,9 +152,11 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let limits = guard.limits();
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
     report.asked = Some(Moment::now());
-    let lease = Lease::start(store, request, rely, inherited.fd())
-        .map_err(|error| internal("cannot ask for the lock", &error))?;
-    let own = Own { keys: rest, holds, token, schedule, lease };
+    let lease =
+        Lease::new(store, request, rely).map_err(|error| internal("cannot ask for the lock", &error))?;
+    let alarm =
+        inherited.alarm(guard.fds()[0]).map_err(|error| internal("cannot watch for signals", &error))?;
+    let own = Own { keys: rest, holds, token, schedule, lease, alarm };
     let runs = Runs::Command;
     let asked_by = Asker::Operator;
     Session { context, run, work, inherited, group, runs, guard, messages, limits, report, asked_by }.go(&own)
@@ -248,6 +252,8 @@ struct Own {
     token: Token,
     schedule: Schedule,
     lease: Lease,
+    /// Breaks off what is asked of the store before the job runs.
+    alarm: Alarm,
 }
 
 /// What there is of the job.
@@ -279,7 +285,7 @@ impl Session<'_> {
     fn go(mut self, own: &Own) -> anyhow::Result<Exit> {
         match self.obtain(own)? {
             Obtained::Lock => {
-                let over = self.supervise(Some(&own.lease))?;
+                let over = self.supervise(Some(own))?;
                 Ok(self.give_back(own, over))
             }
             Obtained::Busy => {
@@ -309,7 +315,7 @@ impl Session<'_> {
         loop {
             // The line on a terminal moves on although nothing is heard.
             let Some(until) = self.next_look() else { return Ok(Obtained::Unwanted) };
-            match self.news(Some(&own.lease), until).map_err(|error| internal("cannot watch", &error))? {
+            match self.news(Some(own), until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
@@ -338,16 +344,11 @@ impl Session<'_> {
         }
     }
 
-    /// Gives back what the token has, or takes it out of the queue, when no guard is there to do it and CMD did not run. On a
-    /// connection of its own: the other thread may be waiting on that of the lease.
+    /// Gives back what the token has, or takes it out of the queue, when no guard is there to do it and CMD did not run.
     fn leave(&self, own: &Own) {
-        own.lease.abandon();
-        let (store, names) = (self.context.open_for_hold(hold_on(self.run)), self.context.names(&own.keys));
-        let (Ok(mut store), Ok(names)) = (store, names) else { return };
-        let by = self.context.deadline();
         let end = End { ran: Ran::No, job: None, once_per: false };
         // If it fails the lock is free when its lease ends, and a place in the queue is passed over.
-        let _ = lease::give_back(&mut *store, &names, &own.token, &end, by);
+        let _ = own.lease.give_back(&end);
     }
 
     fn ends(&self, signal: i32) -> bool {
@@ -419,9 +420,10 @@ impl Session<'_> {
     }
 
     /// Relays and watches until the job is over.
-    fn supervise(&mut self, lease: Option<&Lease>) -> anyhow::Result<Over> {
+    fn supervise(&mut self, own: Option<&Own>) -> anyhow::Result<Over> {
+        let lease = own.map(|own| &own.lease);
         loop {
-            match self.news(lease, None).map_err(|error| internal_while_running(&error))? {
+            match self.news(own, None).map_err(|error| internal_while_running(&error))? {
                 News::Nothing => {}
                 News::Signal(received) if self.is_hold() => self.end_hold_on(received),
                 News::Signal(received) => {
@@ -573,7 +575,8 @@ impl Session<'_> {
     }
 
     /// Waits for a signal, news of the job or of the lease, at most until `until`.
-    fn news(&mut self, lease: Option<&Lease>, until: Option<Moment>) -> io::Result<News> {
+    fn news(&mut self, own: Option<&Own>, until: Option<Moment>) -> io::Result<News> {
+        let lease = own.map(|own| &own.lease);
         loop {
             // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
             if let Some(received) = self.inherited.next_signal()? {
@@ -594,10 +597,9 @@ impl Session<'_> {
             }
             // What is too far away for the kernel is never.
             let until = until.into_iter().chain(lease.and_then(Lease::next)).min();
-            if let Some(lease) = lease
-                && lease.wait(self.inherited.fd(), until)?
+            if let Some(own) = own
+                && own.lease.wait(own.alarm.as_fd(), until)
             {
-                // That the guard has ended is said by a signal, too.
                 continue;
             }
             let left = until.and_then(|until| Timespec::try_from(until.left()).ok());

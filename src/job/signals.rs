@@ -4,6 +4,7 @@
 
 use super::procfs::name_of;
 use crate::sys::{self, Disposition, SignalSet};
+use rustix::event::epoll;
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -78,6 +79,17 @@ impl Inherited {
         self.reader.as_fd()
     }
 
+    /// What breaks off a wait for a store: a signal, or news of the guard. The end of a child is none, for a command that prints
+    /// a password is a child.
+    pub fn alarm(&self, guard: BorrowedFd<'_>) -> io::Result<Alarm> {
+        let signals = sys::signalfd(TAKEN.without(SignalSet::of(&[libc::SIGCHLD])))?;
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [signals.as_fd(), guard] {
+            epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Alarm { either, _signals: signals })
+    }
+
     /// The next signal that came; `None` if there is none now.
     pub fn next_signal(&self) -> io::Result<Option<Received>> {
         next_signal(&self.reader)
@@ -91,6 +103,20 @@ impl Inherited {
             libc::SIGPIPE | libc::SIGXFSZ => sys::was_ignored(signal),
             _ => sys::ignored(signal),
         }
+    }
+}
+
+/// Readable when something else is to be heeded.
+#[derive(Debug)]
+pub struct Alarm {
+    either: OwnedFd,
+    /// As long as it is open, the other one tells of it.
+    _signals: OwnedFd,
+}
+
+impl AsFd for Alarm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
     }
 }
 

@@ -1,7 +1,6 @@
 //! How is a hold kept? By renewals, and by listening for an operator's request between them.
 
 use super::event_fd::EventFd;
-use super::obtain::{Answer, Progress, obtain};
 use super::stores::Stores;
 use super::{Asker, Loss, Report, Request};
 use crate::clock::{self, Moment};
@@ -87,16 +86,6 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Takes the lock, waiting for it, and keeps it.
-    pub fn run(self: &Arc<Self>, progress: Progress, first: Option<Answer>) {
-        // No other thread asks for the store before the lock is held.
-        let report = &mut |report| self.report(report);
-        let sent = obtain(&mut **self.stores.lock(), &self.request, progress, first, report);
-        if let Some(sent) = sent {
-            self.keep(Keeping::new(sent, &self.request.schedule));
-        }
-    }
-
     pub fn report(&self, report: Report) {
         self.say(report);
         self.owner.notify();

@@ -1,12 +1,14 @@
-//! How is the lock taken, and waited for? Asking, standing in the queue, riding out an outage there, and giving up. It
-//! ends when the lock is held or not to be had; to keep what it got is the caller's affair.
+//! How is the lock taken, and waited for? Asking, standing in the queue, riding out an outage there, and giving up, in steps:
+//! whoever takes them may have something else to heed between two of them. They end when the lock is held or not to be had; to
+//! keep what they got is the caller's affair.
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
-use crate::clock::{self, Moment};
+use crate::clock::Moment;
 use crate::law::view::{turn_in, typical};
 use crate::law::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
-use crate::store::{Error, Store};
+use crate::store::net::alarm;
+use crate::store::{Error, Slept, Store};
 use std::time::Duration;
 
 /// A waiter never asks faster than this, whatever the store says.
@@ -19,8 +21,26 @@ const LOOKERS: u64 = 50;
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
 const LATE_ANSWERS: u32 = 2;
 
-/// What was answered to a request, and when that was sent.
-pub type Answer = (Moment, Result<Acquired, Error>);
+/// What one who asks does next.
+#[derive(Debug, Clone, Copy)]
+enum Next {
+    Ask,
+    /// Sleeps in the queue until it is woken, or until then, and asks.
+    Sleep(Moment),
+    /// Asks then, for the store has failed.
+    Retry(Moment),
+}
+
+/// What came of one step.
+#[derive(Debug, Clone, Copy)]
+pub enum Step {
+    /// There is another one to do.
+    GoesOn,
+    /// The lock is held; the lease counts from then.
+    Held(Moment),
+    /// It is not to be had. The last report says why.
+    Over,
+}
 
 /// How far one who asks is.
 #[derive(Debug)]
@@ -39,6 +59,7 @@ pub struct Progress {
     look: Moment,
     /// How long they do.
     usual: Option<Duration>,
+    next: Next,
 }
 
 impl Progress {
@@ -53,16 +74,38 @@ impl Progress {
             late: 0,
             look: began.after(LOOK_AFTER),
             usual: None,
+            next: Next::Ask,
+        }
+    }
+
+    /// Does what is next, and reports what it learns. An [alarm] ends it, and also `until` where it sleeps: the next step goes
+    /// on.
+    pub fn step(
+        &mut self,
+        store: &mut dyn Store,
+        request: &Request,
+        until: Option<Moment>,
+        report: &mut dyn FnMut(Report),
+    ) -> Step {
+        let next = self.next;
+        let mut obtaining = Obtaining { store, request, progress: self, report };
+        match next {
+            Next::Ask => obtaining.ask(),
+            Next::Sleep(at) => obtaining.sleep(at, until),
+            Next::Retry(at) => {
+                alarm::sleep_until(until.map_or(at, |until| until.min(at)));
+                if at.passed() { obtaining.retry() } else { Step::GoesOn }
+            }
         }
     }
 
     /// What a request asks for that is sent then.
-    pub fn ask(&self, request: &Request, sent: Moment) -> Ask {
+    fn asked(&self, request: &Request, sent: Moment) -> Ask {
         Ask { waited: sent.since(self.began), ..request.ask.clone() }
     }
 
     /// By when a request that is sent then is to be answered: one who was heard of does not go far beyond the end of the wait.
-    pub fn by(&self, request: &Request, sent: Moment) -> Moment {
+    fn by(&self, request: &Request, sent: Moment) -> Moment {
         let by = sent.after(request.budget());
         match request.until {
             Until::At(end) if self.blocker.is_some() || self.troubled => {
@@ -73,7 +116,7 @@ impl Progress {
     }
 
     /// One who stands in the queue. When to ask again at the latest; `ends` tells of the last ends of a lock, if it can.
-    pub fn hear(
+    fn hear(
         &mut self,
         request: &Request,
         waiting: &mut Waiting,
@@ -114,109 +157,107 @@ fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
     }
 }
 
-/// Takes the lock, waiting as long as is wanted, and reports what it learns; `first` is what it was answered already. The
-/// moment from which the lease counts, or nothing: then the last report says why.
-pub fn obtain(
-    store: &mut dyn Store,
-    request: &Request,
-    progress: Progress,
-    first: Option<Answer>,
-    report: &mut dyn FnMut(Report),
-) -> Option<Moment> {
-    Obtaining { store, request, progress, report }.obtain(first)
+/// Takes the lock, waiting as long as is wanted, and reports what it learns. The moment from which the lease counts, or
+/// nothing: then the last report says why.
+pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
+    let mut progress = Progress::begin();
+    loop {
+        match progress.step(store, request, None, report) {
+            Step::GoesOn => {}
+            Step::Held(sent) => return Some(sent),
+            Step::Over => return None,
+        }
+    }
 }
 
+/// One step.
 struct Obtaining<'a> {
     store: &'a mut dyn Store,
     request: &'a Request,
-    progress: Progress,
+    progress: &'a mut Progress,
     report: &'a mut dyn FnMut(Report),
 }
 
 impl Obtaining<'_> {
-    fn report(&mut self, report: Report) {
+    fn over(&mut self, report: Report) -> Step {
         (self.report)(report);
+        Step::Over
     }
 
-    fn obtain(&mut self, mut first: Option<Answer>) -> Option<Moment> {
-        if let Some(blocker) = self.progress.blocker.clone().filter(|_| first.is_none() && self.is_over()) {
-            return self.give_up(Report::Busy(blocker));
-        }
-        loop {
-            let (sent, answer) = first.take().unwrap_or_else(|| {
-                let sent = Moment::now();
-                let by = self.progress.by(self.request, sent);
-                let ask = self.progress.ask(self.request, sent);
-                (sent, self.store.acquire(&self.request.names, &ask, by))
-            });
-            match answer {
-                // Asking again extends the lease, counted from the new request.
-                Ok(Acquired::Granted(_)) if self.is_too_late(sent) && self.progress.late < LATE_ANSWERS => {
-                    self.progress.late += 1;
-                }
-                Ok(Acquired::Granted(_)) if self.is_too_late(sent) => {
-                    self.report(Report::TooSlow);
-                    return None;
-                }
-                Ok(Acquired::Granted(grant)) => {
-                    self.report(Report::Granted { grant, sent });
-                    return Some(sent);
-                }
-                Ok(Acquired::Busy(blocker)) => {
-                    self.report(Report::Busy(blocker));
-                    return None;
-                }
-                Ok(Acquired::Done(done)) => {
-                    self.report(Report::Done(done));
-                    return None;
-                }
-                Ok(Acquired::Superseded(superseded)) => {
-                    self.report(Report::Superseded(superseded));
-                    return None;
-                }
-                Ok(Acquired::Spent) => {
-                    self.report(Report::TakenAway);
-                    return None;
-                }
-                Ok(Acquired::Waiting(mut waiting)) => {
-                    self.progress.slow = 0;
-                    if std::mem::take(&mut self.progress.troubled) {
-                        self.report(Report::Recovered);
-                    }
-                    let Self { store, request, progress, .. } = self;
-                    let token = &request.ask.token;
-                    let next =
-                        progress.hear(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
-                    let in_the_way = waiting.blocker.clone();
-                    self.report(Report::Waiting(waiting));
-                    match self.sleep(next) {
-                        Ok(true) => {}
-                        Ok(false) => return self.give_up(Report::Busy(in_the_way)),
-                        Err(error) => return self.give_up(Report::Failed(error)),
-                    }
-                }
-                Err(error) if self.rides_out(&error, self.progress.blocker.is_some()) => {
-                    self.store.reset();
-                    if self.is_over() {
-                        return match self.progress.blocker.take() {
-                            // The wait ended while it was asked, and left no time to ask again.
-                            Some(blocker)
-                                if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) =>
-                            {
-                                self.give_up(Report::Busy(blocker))
-                            }
-                            _ => self.fail(error),
-                        };
-                    }
-                    let is_slow = Moment::now().since(sent) > RIDE_OUT_PAUSE;
-                    self.progress.slow = if is_slow { self.progress.slow.saturating_add(1) } else { 0 };
-                    if !std::mem::replace(&mut self.progress.troubled, true) {
-                        self.report(Report::Trouble { error, until: sent });
-                    }
-                    clock::sleep(pause(self.progress.slow, self.request.ask.ttl, self.request.until));
-                }
-                Err(error) => return self.fail(error),
+    fn then(&mut self, next: Next) -> Step {
+        self.progress.next = next;
+        Step::GoesOn
+    }
+
+    fn ask(&mut self) -> Step {
+        let sent = Moment::now();
+        let by = self.progress.by(self.request, sent);
+        let ask = self.progress.asked(self.request, sent);
+        match self.store.acquire(&self.request.names, &ask, by) {
+            // Asking again extends the lease, counted from the new request.
+            Ok(Acquired::Granted(_)) if self.is_too_late(sent) && self.progress.late < LATE_ANSWERS => {
+                self.progress.late += 1;
+                Step::GoesOn
             }
+            Ok(Acquired::Granted(_)) if self.is_too_late(sent) => self.over(Report::TooSlow),
+            Ok(Acquired::Granted(grant)) => {
+                (self.report)(Report::Granted { grant, sent });
+                Step::Held(sent)
+            }
+            Ok(Acquired::Busy(blocker)) => self.over(Report::Busy(blocker)),
+            Ok(Acquired::Done(done)) => self.over(Report::Done(done)),
+            Ok(Acquired::Superseded(superseded)) => self.over(Report::Superseded(superseded)),
+            Ok(Acquired::Spent) => self.over(Report::TakenAway),
+            Ok(Acquired::Waiting(waiting)) => self.queued(waiting),
+            // It may have arrived all the same, and is sent again.
+            Err(_) if alarm::is_raised() => {
+                self.store.reset();
+                Step::GoesOn
+            }
+            Err(error) if self.rides_out(&error, self.progress.blocker.is_some()) => {
+                self.ride_out(error, sent)
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn queued(&mut self, mut waiting: Waiting) -> Step {
+        self.progress.slow = 0;
+        if std::mem::take(&mut self.progress.troubled) {
+            (self.report)(Report::Recovered);
+        }
+        let Self { store, request, progress, .. } = self;
+        let token = &request.ask.token;
+        let next = progress.hear(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
+        (self.report)(Report::Waiting(waiting));
+        self.then(Next::Sleep(next))
+    }
+
+    fn ride_out(&mut self, error: Error, sent: Moment) -> Step {
+        self.store.reset();
+        if self.is_over() {
+            return match self.progress.blocker.clone() {
+                // The wait ended while it was asked, and left no time to ask again.
+                Some(blocker) if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) => {
+                    self.give_up(Report::Busy(blocker))
+                }
+                _ => self.fail(error),
+            };
+        }
+        let is_slow = Moment::now().since(sent) > RIDE_OUT_PAUSE;
+        self.progress.slow = if is_slow { self.progress.slow.saturating_add(1) } else { 0 };
+        if !std::mem::replace(&mut self.progress.troubled, true) {
+            (self.report)(Report::Trouble { error, until: sent });
+        }
+        let pause = pause(self.progress.slow, self.request.ask.ttl, self.request.until);
+        self.then(Next::Retry(Moment::now().after(pause)))
+    }
+
+    fn retry(&mut self) -> Step {
+        self.progress.next = Next::Ask;
+        match self.progress.blocker.clone().filter(|_| !self.progress.troubled && self.is_over()) {
+            Some(blocker) => self.give_up(Report::Busy(blocker)),
+            None => Step::GoesOn,
         }
     }
 
@@ -227,11 +268,8 @@ impl Obtaining<'_> {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
     }
 
-    fn fail(&mut self, error: Error) -> Option<Moment> {
-        let Error::Unacknowledged(text) = error else {
-            self.report(Report::Failed(error));
-            return None;
-        };
+    fn fail(&mut self, error: Error) -> Step {
+        let Error::Unacknowledged(text) = error else { return self.over(Report::Failed(error)) };
         // Once: that replicas do not answer is known. What is not given back in time, the guard gives back.
         let (by, end) =
             (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None, once_per: false });
@@ -239,8 +277,7 @@ impl Obtaining<'_> {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
         };
-        self.report(Report::Failed(Error::Unacknowledged(said)));
-        None
+        self.over(Report::Failed(Error::Unacknowledged(said)))
     }
 
     fn is_too_late(&self, sent: Moment) -> bool {
@@ -251,26 +288,31 @@ impl Obtaining<'_> {
         self.request.until.is_over()
     }
 
-    /// Sleeps until woken or `next`; false if the wait is over. An error is one that waiting longer does not mend.
-    fn sleep(&mut self, next: Moment) -> Result<bool, Error> {
-        match self.store.sleep(&self.request.names, &self.request.ask.token, next) {
+    /// Sleeps until woken or `at`. An error is one that waiting longer does not mend, or an outage.
+    fn sleep(&mut self, at: Moment, until: Option<Moment>) -> Step {
+        let limit = until.map_or(at, |until| until.min(at));
+        match self.store.sleep(&self.request.names, &self.request.ask.token, limit) {
+            Ok(Slept::Through) if !at.passed() => return Step::GoesOn,
+            Err(_) if alarm::is_raised() => return Step::GoesOn,
             Ok(_) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
-            Err(error) if error.is_transient() => clock::sleep(RIDE_OUT_PAUSE.min(next.left())),
-            Err(error) => return Err(error),
+            Err(error) if error.is_transient() => {
+                return self.then(Next::Retry(Moment::now().after(RIDE_OUT_PAUSE.min(at.left()))));
+            }
+            Err(error) => return self.give_up(Report::Failed(error)),
         }
-        Ok(!self.is_over())
+        self.retry()
     }
 
     /// Leaves the queue, and says why.
-    fn give_up(&mut self, why: Report) -> Option<Moment> {
+    fn give_up(&mut self, why: Report) -> Step {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
-            Ok(_) => self.report(why),
-            Err(error) => self.report(Report::Failed(error)),
+            Ok(_) => self.over(why),
+            Err(_) if alarm::is_raised() => Step::GoesOn,
+            Err(error) => self.over(Report::Failed(error)),
         }
-        None
     }
 }
 

@@ -9,9 +9,9 @@ use crate::clock::Moment;
 use crate::law::schedule::Schedule;
 use crate::law::{Ask, End, Grant, Left, Ran};
 use crate::lease::event_fd::EventFd;
-use crate::lease::keeper::Keeper;
+use crate::lease::keeper::{Keeper, Keeping};
 use crate::lease::stores::Stores;
-use crate::lease::{Progress, Report, Request, Until, give_back};
+use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Names, Token};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -160,7 +160,11 @@ impl Main {
         sim.spawn(self.processes.dlock, move |thread| {
             let store = SimStore { task: thread, observer: Some(task), ..store };
             *of_thread.stores.lock() = Box::new(store);
-            of_thread.run(Progress::begin(), None);
+            let Keeper { stores, request, .. } = &*of_thread;
+            let obtained = obtain(&mut **stores.lock(), request, &mut |report| of_thread.report(report));
+            if let Some(sent) = obtained {
+                of_thread.keep(Keeping::new(sent, &request.schedule));
+            }
         });
         self.supervise(task, &reports);
         keeper.stores.close();

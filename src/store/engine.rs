@@ -31,15 +31,13 @@ pub use adapter::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 #[cfg(feature = "zookeeper")]
 pub use snapshot::granted_alone;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::Duration;
 use transaction::{Look, Transaction};
 
 /// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
 const WATCHED_MOST: usize = 256;
 
-/// So long one may be kept waiting who has something else to heed.
-const SOON: Duration = Duration::from_millis(20);
 /// After a conflict it is tried again after a time up to this, twice as much after each further one.
 const GIVES_WAY: Duration = Duration::from_micros(500);
 /// At most that, if one asks for the lock,
@@ -338,24 +336,8 @@ impl<A: Adapter> Engine<A> {
         Ok(())
     }
 
-    /// What is not done soon, or fails, is no answer.
-    fn soon<T>(
-        &mut self,
-        deadline: Moment,
-        ask: impl FnOnce(&mut Self, Moment) -> Result<T, Error>,
-    ) -> Option<Result<T, Error>> {
-        let soon = deadline.min(Moment::now().after(SOON));
-        self.adapter.is_at_hand().then(|| ask(self, soon).ok()).flatten().map(Ok)
-    }
-
     /// Sleeps until woken or `until`, or until there is an alarm, and makes itself heard meanwhile.
-    fn doze(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        until: Moment,
-        alarm: Option<BorrowedFd<'_>>,
-    ) -> Result<Slept, Error> {
+    fn doze(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         if self.watched.has_ended {
             return Ok(Slept::Woken);
         }
@@ -365,7 +347,7 @@ impl<A: Adapter> Engine<A> {
             // Who asks again soon is heard then.
             let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
             let others = self.watched.lives.values();
-            if self.adapter.sleep(names, token, self.ahead, others, next.left(), alarm)? {
+            if self.adapter.sleep(names, token, self.ahead, others, next.left())? {
                 self.is_woken = true;
                 return Ok(Slept::Woken);
             }
@@ -492,37 +474,6 @@ impl<A: Adapter> Store for Engine<A> {
             self.adapter.tidy();
         }
         Ok(answer)
-    }
-
-    fn acquire_unless(
-        &mut self,
-        _: BorrowedFd<'_>,
-        names: &Names,
-        ask: &Ask,
-        deadline: Moment,
-    ) -> Option<Result<Acquired, Error>> {
-        self.soon(deadline, |store, soon| store.acquire(names, ask, soon))
-    }
-
-    fn ends_unless(
-        &mut self,
-        _: BorrowedFd<'_>,
-        name: &Name,
-        token: &Token,
-        deadline: Moment,
-    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
-        self.soon(deadline, |store, soon| store.ends(name, token, soon))
-    }
-
-    fn sleep_unless(
-        &mut self,
-        alarm: BorrowedFd<'_>,
-        names: &Names,
-        token: &Token,
-        until: Moment,
-    ) -> Option<Result<Slept, Error>> {
-        let token = self.adapter.stored(token);
-        self.adapter.is_at_hand().then(|| self.doze(names, &token, until, Some(alarm)))
     }
 
     fn renew(
@@ -684,7 +635,7 @@ impl<A: Adapter> Store for Engine<A> {
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         let token = self.adapter.stored(token);
-        self.doze(names, &token, until, None)
+        self.doze(names, &token, until)
     }
 
     fn reset(&mut self) {

@@ -35,6 +35,7 @@ use crate::law::{HEARTBEAT, Record, Time};
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
+use crate::store::net::alarm;
 use crate::store::net::failure::silent;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
@@ -46,10 +47,9 @@ use mine::Mine;
 use read::{Depth, Question, Source, garbled};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 use words::{Act, Header, Pair, Range, Span, Txn};
 
@@ -358,7 +358,6 @@ impl Adapter for Keys {
         _: u64,
         mut others: impl Iterator<Item = &'a Token>,
         limit: Duration,
-        _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.client.allow();
         let heard = self.listen(token, &mut others, Moment::now().after(limit));
@@ -368,7 +367,8 @@ impl Adapter for Keys {
         let deaf = self.deaf.replace(failed);
         Ok(heard.unwrap_or_else(|_| {
             self.client.turn_away();
-            thread::sleep((DEAF * 2u32.pow(deaf.min(6))).min(HEARTBEAT).min(limit));
+            let pause = (DEAF * 2u32.pow(deaf.min(6))).min(HEARTBEAT).min(limit);
+            alarm::sleep_until(Moment::now().after(pause));
             true
         }))
     }

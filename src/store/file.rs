@@ -32,7 +32,7 @@ use mutex::Mutex;
 use record::RecordFile;
 use slot::{Access, Draft, FILE_MOST, load};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,10 +206,6 @@ impl Adapter for Files {
         Ok(())
     }
 
-    fn is_at_hand(&self) -> bool {
-        true
-    }
-
     fn lock(
         &self,
         names: &BTreeSet<String>,
@@ -344,11 +340,9 @@ impl Adapter for Files {
         _: u64,
         others: impl Iterator<Item = &'a Watch>,
         limit: Duration,
-        alarm: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         let mine = self.life_of(token).map(AsRef::as_ref);
-        liveness::sleep(mine, others, limit, alarm)
-            .map_err(|errno| self.directory.error("wait for the lock", errno))
+        liveness::sleep(mine, others, limit).map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 
     fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
@@ -364,7 +358,7 @@ struct Hearing {
 
 impl Subscription for Hearing {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left(), None)
+        liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left())
             .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;
         Ok(!until.passed())
     }

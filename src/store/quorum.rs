@@ -26,6 +26,7 @@ use crate::law::{
     State, When,
 };
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use crate::store::net::alarm;
 use masters::{Answers, Call, Master, Masters, Order};
 use std::collections::BTreeSet;
 use std::thread;
@@ -568,7 +569,7 @@ impl Store for QuorumStore {
     }
 
     fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<Slept, Error> {
-        sleep_until(until);
+        alarm::sleep_until(until);
         Ok(Slept::Through)
     }
 

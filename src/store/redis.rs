@@ -34,8 +34,6 @@ use reply::garbled;
 use route::{Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use cluster::apart;
@@ -82,8 +80,6 @@ pub struct RedisStore {
     /// must not swallow the wake meant for its successor.
     wake_number: u64,
     asked: bool,
-    /// One server, whose address is known.
-    is_at_hand: bool,
     renewed_from: Option<Moment>,
     ahead: Option<Ahead>,
 }
@@ -98,11 +94,7 @@ struct WakeConnection {
 impl RedisStore {
     /// One server. It connects when it is first used, as do the others.
     pub fn new(target: Target) -> Self {
-        let is_at_hand = match &target.address {
-            Address::Tcp { host, .. } => host.parse::<IpAddr>().is_ok(),
-            Address::Unix(_) => true,
-        };
-        Self { is_at_hand, ..Self::over(Box::new(Server(target.clone())), target) }
+        Self::over(Box::new(Server(target.clone())), target)
     }
 
     /// The master that sentinels name `service`. How to get into it says `master`, whose address does not count.
@@ -125,7 +117,6 @@ impl RedisStore {
             wake: None,
             wake_number: 0,
             asked: false,
-            is_at_hand: false,
             renewed_from: None,
             ahead: None,
         }
@@ -289,36 +280,6 @@ impl Store for RedisStore {
             "spent" => Ok(Acquired::Spent),
             _ => Err(reply.unknown()),
         }
-    }
-
-    fn acquire_unless(
-        &mut self,
-        alarm: BorrowedFd<'_>,
-        names: &Names,
-        ask: &Ask,
-        by: Moment,
-    ) -> Option<Result<Acquired, Error>> {
-        self.unless(alarm, |store| store.acquire(names, ask, by))
-    }
-
-    fn ends_unless(
-        &mut self,
-        alarm: BorrowedFd<'_>,
-        name: &Name,
-        token: &Token,
-        by: Moment,
-    ) -> Option<Result<Vec<LoggedEnd>, Error>> {
-        self.unless(alarm, |store| store.ends(name, token, by))
-    }
-
-    fn sleep_unless(
-        &mut self,
-        alarm: BorrowedFd<'_>,
-        names: &Names,
-        token: &Token,
-        until: Moment,
-    ) -> Option<Result<Slept, Error>> {
-        self.unless(alarm, |store| store.sleep(names, token, until))
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
@@ -501,22 +462,6 @@ impl Store for RedisStore {
 }
 
 impl RedisStore {
-    /// Not where there is a name to look up, nor somebody else to ask first: that cannot be broken off.
-    fn unless<T>(
-        &mut self,
-        alarm: BorrowedFd<'_>,
-        ask: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> Option<Result<T, Error>> {
-        if !self.is_at_hand {
-            return None;
-        }
-        let said = alarm::unless(alarm, || ask(self));
-        if said.is_none() {
-            self.reset();
-        }
-        said
-    }
-
     /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
     fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {

@@ -42,7 +42,7 @@ use row::{Found, LockRow, Waiters};
 use statement::{Change, Question};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -500,7 +500,6 @@ impl Adapter for Tables {
         ahead: u64,
         mut others: impl Iterator<Item = &'a Token>,
         limit: Duration,
-        _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.allow();
         // Who waits for one of several has to look.

@@ -50,7 +50,7 @@ use session::{Length, Session};
 use stamp::Stamp;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -314,7 +314,6 @@ impl Adapter for Znodes {
         _: u64,
         others: impl Iterator<Item = &'a Watch>,
         limit: Duration,
-        _: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error> {
         self.allow();
         match self.wait(token, others, Moment::now().after(limit)) {

@@ -8,7 +8,7 @@ use crate::lock::{Name, Names, Token};
 use crate::store::{Endurance, Error, Listener, Subscription};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// See [`Adapter::crowd`].
@@ -25,11 +25,6 @@ pub trait Adapter: Clone + Send {
 
     /// To be called before an operation, which is to end by `deadline`: what was moved meanwhile is found again.
     fn refresh(&mut self, deadline: Moment) -> Result<(), Error>;
-
-    /// Whether it answers without asking anybody.
-    fn is_at_hand(&self) -> bool {
-        false
-    }
 
     /// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
     /// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
@@ -164,8 +159,8 @@ pub trait Adapter: Clone + Send {
     fn forget(&self, token: &Token);
 
     /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the others ends, at the most for
-    /// `limit`, or, where it [is at hand](Adapter::is_at_hand), until there is an `alarm`: then it answers false. The more
-    /// are `ahead`, the later it may notice where nothing wakes it.
+    /// `limit`: then it answers false. An [alarm](crate::store::net::alarm) ends it, too. The more are `ahead`, the later it may
+    /// notice where nothing wakes it.
     fn sleep<'a>(
         &self,
         names: &Names,
@@ -173,7 +168,6 @@ pub trait Adapter: Clone + Send {
         ahead: u64,
         others: impl Iterator<Item = &'a Self::Watch>,
         limit: Duration,
-        alarm: Option<BorrowedFd<'_>>,
     ) -> Result<bool, Error>
     where
         Self::Watch: 'a;

@@ -24,13 +24,14 @@ use crate::lock::{Token, Ttl};
 use crate::store::Error;
 use crate::store::engine::Liveness;
 use crate::store::file::directory::{Directory, FileName, FileRole, OPEN, kind_of};
+use crate::store::net::alarm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, FileType, OFlags, Stat, Timestamps, UTIME_OMIT, fstat, futimens, mkfifoat, openat, renameat,
     statat,
 };
 use rustix::io::{Errno, read, write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -194,28 +195,26 @@ impl Watch {
     }
 }
 
-/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit` or until `alarm` is readable: then it
-/// answers false. A signal handler that ran ends it too.
+/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit` or until there is an alarm: then it answers
+/// false. A signal handler that ran ends it too.
 pub(super) fn sleep<'a>(
     mine: Option<&LifeFile>,
     others: impl Iterator<Item = &'a Watch>,
     limit: Duration,
-    alarm: Option<BorrowedFd<'_>>,
 ) -> Result<bool, Errno> {
-    let mut fds = Vec::with_capacity(3);
-    if let Some(life) = mine {
-        fds.push(PollFd::new(&life.fifo, PollFlags::IN));
-    }
-    // POLLERR is reported unasked.
-    fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
-    let lives = fds.len();
-    fds.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
     let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-    let is_woken = match poll(&mut fds, Some(&limit)) {
-        Ok(_) => fds[..lives].iter().any(|fd| !fd.revents().is_empty()),
-        Err(Errno::INTR) => true,
-        Err(errno) => return Err(errno),
-    };
+    let is_woken = alarm::with(|alarm| {
+        let mut fds: Vec<_> = mine.iter().map(|life| PollFd::new(&life.fifo, PollFlags::IN)).collect();
+        // POLLERR is reported unasked.
+        fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
+        let lives = fds.len();
+        fds.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) => Ok(fds[..lives].iter().any(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => Ok(true),
+            Err(errno) => Err(errno),
+        }
+    })?;
     if let Some(life) = mine {
         let mut bytes = [0u8; 64];
         while read(&life.fifo, &mut bytes) == Ok(bytes.len()) {}

@@ -11,6 +11,7 @@
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::file::directory::{Directory, FileName, FileRole};
+use crate::store::net::alarm;
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
 use std::fs::File;
@@ -119,7 +120,7 @@ fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
     if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
         return ask_again_and_again(fd, by);
     }
-    turn.recv_timeout(by.left()).map_or(Ok(false), |taken| taken.map(|()| true))
+    alarm::receive(&turn, by).map_or(Ok(false), |taken| taken.map(|()| true))
 }
 
 fn ask_again_and_again(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {

@@ -1,23 +1,33 @@
 //! How is a request broken off, for the sake of something that has to be heeded at once? While the thread that asks has an
 //! alarm, each of its waits for a server ends when that is readable.
 
+use crate::clock::{self, Moment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
+
+/// How often one who waits for a thread looks whether there is an alarm.
+const LOOKS_EVERY: Duration = Duration::from_millis(20);
 
 thread_local! {
     static ALARM: RefCell<Option<OwnedFd>> = const { RefCell::new(None) };
 }
 
+/// Does something in which each wait ends when `alarm` is readable. Without a free descriptor none does.
+pub fn heeding<T>(alarm: BorrowedFd<'_>, work: impl FnOnce() -> T) -> T {
+    ALARM.replace(alarm.try_clone_to_owned().ok());
+    let done = work();
+    ALARM.replace(None);
+    done
+}
+
 /// Asks, as long as `alarm` is not readable. Nothing where that broke it off.
 pub fn unless<T, E>(alarm: BorrowedFd<'_>, ask: impl FnOnce() -> Result<T, E>) -> Option<Result<T, E>> {
-    let copy = alarm.try_clone_to_owned().ok()?;
-    ALARM.replace(Some(copy));
-    let said = ask();
-    ALARM.replace(None);
+    let said = heeding(alarm, ask);
     (said.is_ok() || !is_ready(alarm)).then_some(said)
 }
 
@@ -34,6 +44,25 @@ pub fn is_raised() -> bool {
 /// The alarm of this thread.
 pub fn with<T>(work: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
     ALARM.with_borrow(|alarm| work(alarm.as_ref().map(AsFd::as_fd)))
+}
+
+/// Sleeps until then, or until an alarm.
+pub fn sleep_until(moment: Moment) {
+    if !ALARM.with_borrow(Option::is_some) {
+        return clock::sleep_until(moment);
+    }
+    while !moment.passed() && pause(moment.left()).is_ok() {}
+}
+
+/// The next value that another thread sends; nothing if none has come by then, or before an alarm.
+pub fn receive<T>(values: &Receiver<T>, until: Moment) -> Option<T> {
+    loop {
+        match values.recv_timeout(until.left().min(LOOKS_EVERY)) {
+            Ok(value) => return Some(value),
+            Err(RecvTimeoutError::Timeout) if !until.passed() && !is_raised() => {}
+            Err(_) => return None,
+        }
+    }
 }
 
 /// A pause, which fails on an alarm.

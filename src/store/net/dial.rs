@@ -182,8 +182,8 @@ fn resolve(host: &str, port: u16, by: Moment) -> io::Result<Vec<SocketAddr>> {
         let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
         let _ = found.send(addresses);
     })?;
-    match wait.recv_timeout(by.left()) {
-        Ok(addresses) => addresses,
-        Err(_) => Err(io::Error::new(ErrorKind::TimedOut, "the name could not be looked up in time")),
+    match alarm::receive(&wait, by) {
+        Some(addresses) => addresses,
+        None => Err(io::Error::new(ErrorKind::TimedOut, "the name could not be looked up in time")),
     }
 }

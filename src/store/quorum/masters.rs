@@ -9,6 +9,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::alarm;
 use crate::store::net::failure::silent;
 use crate::store::redis::call::lacking;
 use crate::store::redis::connection::Connection;
@@ -256,7 +257,7 @@ impl Masters {
         let most = self.majority().min(awaited);
         while awaited > 0 {
             let wait = if in_time { end } else { until.min(began.after(SENT_WITHIN)) };
-            let Ok((at, news)) = news.recv_timeout(wait.left()) else {
+            let Some((at, news)) = alarm::receive(&news, wait) else {
                 if !in_time || untold.is_empty() {
                     break;
                 }

@@ -14,9 +14,10 @@ use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
+use crate::store::net::alarm;
 use redis::{Cmd, Value, cmd};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -179,15 +180,15 @@ impl Sentinels {
                 sentinel.state = away;
                 loop {
                     // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
-                    match self.replies.1.recv_timeout(until.left()) {
-                        Ok(reply) => {
+                    match alarm::receive(&self.replies.1, until) {
+                        Some(reply) => {
                             let whose = reply.sentinel;
                             let said = self.open(reply);
                             if said.is_ok() || whose == index {
                                 return Some(said);
                             }
                         }
-                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+                        None => return None,
                     }
                 }
             }
@@ -380,8 +381,8 @@ impl Topology for Sentinels {
             let is_expected =
                 |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(asked) if asked >= self.round);
             let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
-            let left = if waits { until.left() } else { Duration::ZERO };
-            let Ok(reply) = self.replies.1.recv_timeout(left) else { break };
+            let until = if waits { until } else { Moment::now() };
+            let Some(reply) = alarm::receive(&self.replies.1, until) else { break };
             let said = self.open(reply);
             superseded |= self.note(said);
         }
