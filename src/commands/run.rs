@@ -122,6 +122,15 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let mut store = context.open_for_hold(hold_on(run)).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
+    let messages = Messages::new(context, &rest, run.mode, Right::Own, work.subject());
+    let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
+    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, job::group(), keep) };
+    let group = plan.group;
+    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
+    let guard =
+        Guard::fork(plan, &inherited, orphaned).map_err(|error| internal("cannot make the guard", &error))?;
+
+    report.asked = Some(Moment::now());
     let until = Until::from_now(run.wait);
     let ask = Ask {
         token: token.clone(),
@@ -133,14 +142,6 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
         terms: Terms { once_per: run.once_per, replaces: run.replaces, stays: run.stays },
         waited: Duration::ZERO,
     };
-    let messages = Messages::new(context, &rest, run.mode, Right::Own, work.subject());
-    let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
-    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, job::group(), keep) };
-    let group = plan.group;
-    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
-    let guard =
-        Guard::fork(plan, &inherited, orphaned).map_err(|error| internal("cannot make the guard", &error))?;
-
     let request = Request {
         names,
         ask,
@@ -151,7 +152,6 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     };
     let limits = guard.limits();
     let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
-    report.asked = Some(Moment::now());
     let lease =
         Lease::new(store, request, rely).map_err(|error| internal("cannot ask for the lock", &error))?;
     let alarm =
