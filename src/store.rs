@@ -53,12 +53,6 @@ pub trait Store: Send {
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
 
-    /// When the renewal was sent that was answered last, which may have been before the call that brought the answer. The
-    /// lease counts from then. None where that is the call itself.
-    fn renewed_from(&self) -> Option<Moment> {
-        None
-    }
-
     /// What a holder does with a renewal that is not answered soon.
     fn endurance(&self) -> Endurance {
         Endurance::Short
@@ -134,7 +128,7 @@ pub trait Store: Send {
 
 /// How long a renewal is waited for.
 pub enum Endurance {
-    /// A short time: the store keeps an unanswered request by itself, or needs no server.
+    /// A short time: it needs no server, or what comes late tells nothing.
     Short,
     /// A long time, for each attempt is a new connection.
     Long,

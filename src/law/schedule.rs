@@ -79,6 +79,14 @@ impl Schedule {
         began.after(usual.saturating_mul(3).clamp(self.ttl * 3 / 16, self.ttl * 5 / 16))
     }
 
+    /// How long the attempt may take that begins now beside one that began at `first`. A server that stands still answers the first
+    /// one; what the network has lost only a new connection makes good. So this one goes on while an outage of half the ttl may,
+    /// and after that a new one is made again and again.
+    pub fn beside_until(&self, first: Moment, now: Moment, usual: Duration) -> Moment {
+        let share = (self.ttl / 32).max(usual.saturating_mul(8));
+        first.after(self.ttl * 15 / 32).max(now.after(share))
+    }
+
     /// When an attempt that began then counts as late, so that a person hears of it.
     pub fn late_at(&self, began: Moment, usual: Duration) -> Moment {
         began.after(usual.saturating_mul(2).clamp(self.ttl * 3 / 32, self.ttl * 5 / 16))

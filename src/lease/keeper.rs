@@ -131,9 +131,8 @@ impl Keeper {
         };
         match store.renew(names, &ask.token, ask.ttl, began.after(limit)) {
             Ok(answer) => {
-                let sent = store.renewed_from().map_or(began, |from| from.min(began));
                 keeping.usual = Moment::now().since(began);
-                self.answered(answer, sent, keeping)
+                self.answered(answer, began, keeping)
             }
             Err(error) => {
                 store.reset();

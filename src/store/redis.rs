@@ -9,14 +9,15 @@
 //! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and which locks there are ([`RedisStore::find_at`]) |
 //! | [`ahead`] | how it tells of many locks |
 //! | [`subscription`] | how a holder, or who looks on, hears that something happened |
-//! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]), answered late ([`overdue`]) |
+//! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]) |
 //! | [`script`], [`reply`] | what is sent, and how the answer is read |
 //! | [`route`] | which server that goes to: one, or the master that sentinels name ([`sentinel`]), or the node of a cluster ([`cluster`]) |
 //! | [`connection`], [`failure`] | how one speaks to a server in bounded time, and what its refusals mean |
 //! | [`probe`] | what `doctor` wants to know |
 
+use super::net::failure::silent;
 use super::net::{Address, alarm};
-use super::{Error, Found, Listener, Slept, Store, View, Which, json};
+use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
 use crate::law;
 use crate::law::{
@@ -31,7 +32,7 @@ use cluster::Nodes;
 use connection::Connection;
 use redis::{Value, cmd};
 use reply::garbled;
-use route::{Server, Topology, Whom};
+use route::{Limit, Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -45,7 +46,6 @@ pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
 pub(super) mod failure;
-mod overdue;
 pub mod probe;
 pub(super) mod reply;
 mod route;
@@ -71,16 +71,12 @@ const NAMES_MAX: usize = 32 * 1024 * 1024;
 /// Locks on a Redis server.
 pub struct RedisStore {
     caller: Caller,
-    /// How messages name the store.
-    shown: String,
-    connect_timeout: Duration,
-    op_timeout: Duration,
+    target: Target,
     wake: Option<WakeConnection>,
     /// Names the wake list of the current connection. A server may still have the blocked client of one that broke, and that
     /// must not swallow the wake meant for its successor.
     wake_number: u64,
     asked: bool,
-    renewed_from: Option<Moment>,
     ahead: Option<Ahead>,
 }
 
@@ -111,13 +107,10 @@ impl RedisStore {
     fn over(topology: Box<dyn Topology>, target: Target) -> Self {
         Self {
             caller: Caller::new(topology, &target),
-            shown: target.shown,
-            connect_timeout: target.connect_timeout,
-            op_timeout: target.op_timeout,
+            target,
             wake: None,
             wake_number: 0,
             asked: false,
-            renewed_from: None,
             ahead: None,
         }
     }
@@ -174,7 +167,7 @@ impl RedisStore {
 
     /// Those of the locks that have a lock key. Each is asked for by itself: they may lie in different slots.
     fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
-        let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+        let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
         let ask = |connection: &mut Connection, by| {
             let exists = |name: &Name| {
                 let mut exists = cmd("EXISTS");
@@ -204,11 +197,11 @@ impl RedisStore {
             if only_strings {
                 scan.arg("TYPE").arg("string");
             }
-            let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+            let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
             let ask = |connection: &mut Connection, by| Ok((connection.ask(scan.clone(), by)?, ()));
             let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
-                .map_err(|_| garbled(&self.shown, "a reply to SCAN that is not understood"))?;
+                .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
             found.extend(
                 keys.into_iter()
                     .filter_map(|key| String::from_utf8(key).ok())
@@ -218,7 +211,7 @@ impl RedisStore {
                 return Ok(found);
             }
             if until.passed() || size > NAMES_MAX {
-                let (names, shown) = (found.len(), &self.shown);
+                let (names, shown) = (found.len(), &self.target.shown);
                 return Err(Error::Garbled(format!(
                     "{shown} lists its keys without coming to an end ({names} so far); name keys instead"
                 )));
@@ -232,7 +225,7 @@ impl Store for RedisStore {
     /// The server hears of a death only by the lease, so there is nothing to share.
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
-            return Err(Error::Unfit(format!("{}: {why}", self.shown)));
+            return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
         let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
@@ -245,10 +238,11 @@ impl Store for RedisStore {
         let token = ask.token.secret();
         let args =
             [token, &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per, terms, &waited];
-        let said = self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, None, by);
+        let said =
+            self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, Limit::OpTimeout, by);
         // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
-        let (what, mut reply, _) = said?;
+        let (what, mut reply) = said?;
         match what.as_str() {
             "granted" => {
                 // Nobody waits any more, and a server counts its clients.
@@ -285,9 +279,8 @@ impl Store for RedisStore {
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let span = law::millis(ttl).to_string();
         let args = [token.secret(), &span];
-        let (what, reply, sent) =
-            self.caller.run_replicated(&script::RENEW, names.as_slice(), &args, Some(ttl), by)?;
-        self.renewed_from = Some(sent);
+        let (what, reply) =
+            self.caller.run_replicated(&script::RENEW, names.as_slice(), &args, Limit::Deadline, by)?;
         match what.as_str() {
             "renewed" => Ok(Renewal::Renewed),
             "asked" => Ok(Renewal::Asked),
@@ -298,8 +291,13 @@ impl Store for RedisStore {
         }
     }
 
-    fn renewed_from(&self) -> Option<Moment> {
-        self.renewed_from
+    /// Whether replicas have what a late answer tells of is not known.
+    fn endurance(&self) -> Endurance {
+        if self.caller.has_replicas() {
+            return Endurance::Short;
+        }
+        let second = Self::over(self.caller.route.topology.anew(), self.target.clone());
+        Endurance::Beside { second: Box::new(second), late: silent(&self.target.shown) }
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
@@ -421,7 +419,7 @@ impl Store for RedisStore {
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let mut views = self.inspect_some(std::slice::from_ref(name), law::LOG_KEPT, by)?;
-        views.pop().ok_or_else(|| garbled(&self.shown, "a reply without the lock"))
+        views.pop().ok_or_else(|| garbled(&self.target.shown, "a reply without the lock"))
     }
 
     fn inspect_some(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
@@ -429,7 +427,7 @@ impl Store for RedisStore {
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
-        let by = Moment::now().after(self.connect_timeout + self.op_timeout);
+        let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
         let masters = self.masters(by)?;
         let (mut names, mut missing) = (BTreeSet::new(), Vec::new());
         for server in &masters {
@@ -466,7 +464,7 @@ impl RedisStore {
     /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
     fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {
         let whom = Whom::Lock(name);
-        let op_timeout = self.op_timeout;
+        let op_timeout = self.target.op_timeout;
         let by = || Moment::now().after(op_timeout);
         if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
             // The next heartbeat, at once, says where it will listen from now on.
@@ -476,7 +474,7 @@ impl RedisStore {
         let mut wake = match self.wake.take() {
             Some(wake) => wake,
             None => {
-                let connection = self.caller.route.give(whom, by().after(self.connect_timeout))?;
+                let connection = self.caller.route.give(whom, by().after(self.target.connect_timeout))?;
                 WakeConnection { connection, listening: false }
             }
         };

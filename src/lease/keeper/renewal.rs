@@ -3,9 +3,8 @@
 //! The first attempt is not given up before the lease ends: a server that stood still answers it as soon as it goes on, and the
 //! lease then counts from when the attempt began. So a crowd of holders costs the server one small request each, and no
 //! new connection. The connection may also be dead, which looks the same from here. So a second attempt is made beside the
-//! first one after a while, on a connection of its own. The first answer counts, and breaks off the other attempt.
-//!
-//! This is for stores whose renewal takes several round trips. Redis keeps an unanswered renewal by itself.
+//! first one after a while, on a connection of its own. The first answer counts, and breaks off the other attempt. Near the end
+//! of the lease the second attempt is made anew again and again.
 
 use super::{Keeper, Keeping, Kept};
 use crate::clock::Moment;
@@ -131,7 +130,7 @@ impl Keeper {
                 self.overdue(keeping);
             }
             if beside.passed() {
-                let limit = Moment::now().after(schedule.long_attempt(keeping.usual));
+                let limit = schedule.beside_until(began, Moment::now(), keeping.usual);
                 // Where no thread can be started the first attempt goes on alone.
                 self.begin(race, limit).ok();
                 beside = limit;

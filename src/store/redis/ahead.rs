@@ -88,7 +88,7 @@ impl RedisStore {
     /// it is no answer: asked anew, the server says why.
     fn hear(&mut self, ahead: Ahead, names: &[Name], by: Moment) -> Option<(Reply, Option<Ahead>)> {
         let Ahead { mut connection, ends, .. } = ahead;
-        let by = by.min(Moment::now().after(self.op_timeout));
+        let by = by.min(Moment::now().after(self.target.op_timeout));
         let told = connection.fields_to_come(by).ok()??.saturating_sub(BEFORE_LOCKS);
         if told > self.together(names).len() {
             return None;
@@ -96,7 +96,7 @@ impl RedisStore {
         let next = self.next(names, told);
         self.post(&mut connection, next, ends, by)?;
         let value = connection.answer(by).ok()?;
-        let (_, reply) = Reply::open(value, &self.shown).ok()?;
+        let (_, reply) = Reply::open(value, &self.target.shown).ok()?;
         if next.is_empty() {
             self.caller.route.take_back(connection);
             return Some((reply, None));

@@ -3,15 +3,13 @@
 
 use super::acknowledge::Acknowledge;
 use super::connection::Connection;
-use super::overdue::{First, Overdue};
 use super::reply::Reply;
-use super::route::{ReplicaCount, Route, Topology, Whom};
+use super::route::{Limit, ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code};
 use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
 use crate::store::Error;
-use crate::store::net::failure::silent;
 use redis::{ServerError, Value};
 use std::time::Duration;
 
@@ -38,7 +36,6 @@ pub struct Caller {
     /// The server turned out not to know a script. It was started a moment ago, or flushed, and will not know the one
     /// that gives back either.
     lacked_script: bool,
-    overdue: Option<Overdue>,
 }
 
 /// What is to be run.
@@ -48,8 +45,7 @@ struct Request<'a> {
     args: Vec<&'a str>,
     text: Text,
     replicas: Replicas,
-    /// The lease, of a renewal whose answer is good for something also when it comes late.
-    lease: Option<Duration>,
+    limit: Limit,
 }
 
 /// Whether the script's text goes out with the first request.
@@ -66,8 +62,6 @@ enum Text {
 struct Said {
     value: Value,
     acknowledged: Result<(), Error>,
-    /// Read before the request was sent.
-    sent: Moment,
 }
 
 impl Caller {
@@ -80,7 +74,6 @@ impl Caller {
             knows_scripts: true,
             send_source_next: false,
             lacked_script: false,
-            overdue: None,
         }
     }
 
@@ -91,6 +84,11 @@ impl Caller {
         if replicas != Replicas::None {
             self.route.look_at_replicas();
         }
+    }
+
+    /// Whether replicas have to acknowledge what is relied on.
+    pub fn has_replicas(&self) -> bool {
+        self.acknowledge.replicas != Replicas::None
     }
 
     /// Runs a script for locks.
@@ -128,20 +126,17 @@ impl Caller {
     }
 
     /// Runs a script on whose answer a hold rests: besides, it is asked who the master is, and the replicas acknowledge. A
-    /// server that is not the master any more has not answered, whatever it said. A renewal has its `lease`: its answer
-    /// may be that to one which was sent before. Also says when that was.
+    /// server that is not the master any more has not answered, whatever it said.
     pub fn run_replicated(
         &mut self,
         code: &Code,
         names: &[Name],
         args: &[&str],
-        lease: Option<Duration>,
+        limit: Limit,
         by: Moment,
-    ) -> Result<(String, Reply, Moment), Error> {
+    ) -> Result<(String, Reply), Error> {
         let replicas = self.acknowledge.replicas;
-        // Whether replicas have what a late answer tells of is not known.
-        let lease = lease.filter(|_| replicas == Replicas::None);
-        self.run_acknowledged(&Request { replicas, lease, ..Request::new(code, names, args) }, names, by)
+        self.run_acknowledged(&Request { replicas, limit, ..Request::new(code, names, args) }, names, by)
     }
 
     /// Runs the script that gives back. Where replicas have to acknowledge a grant, they have to acknowledge its end.
@@ -152,7 +147,6 @@ impl Caller {
         args: &[&str],
         by: Moment,
     ) -> Result<(String, Reply), Error> {
-        self.overdue = None;
         let in_doubt = self.send_source_next || self.lacked_script;
         let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
         let replicas = self.acknowledge.replicas;
@@ -160,7 +154,7 @@ impl Caller {
         if replicas == Replicas::None {
             return self.run_once(&request, names, by);
         }
-        self.run_acknowledged(&request, names, by).map(|(what, reply, _)| (what, reply))
+        self.run_acknowledged(&request, names, by)
     }
 
     fn run_acknowledged(
@@ -168,7 +162,7 @@ impl Caller {
         request: &Request<'_>,
         names: &[Name],
         by: Moment,
-    ) -> Result<(String, Reply, Moment), Error> {
+    ) -> Result<(String, Reply), Error> {
         let began = Moment::now();
         self.route.ask_beside();
         let mut said = self.call(request, names, by)?;
@@ -188,7 +182,7 @@ impl Caller {
                 return Err(Error::Unacknowledged(format!("{}: {text}", self.shown)));
             }
         }
-        Ok((what, reply, said.sent))
+        Ok((what, reply))
     }
 
     /// Whether the server that answered is about to be replaced by one that may not have what was written: in a failover a
@@ -208,34 +202,13 @@ impl Caller {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
-        let sent = Moment::now();
-        // The answer to a renewal answers nothing else.
-        if request.lease.is_none() {
-            self.overdue = None;
-        } else if let Some(said) = self.late_answer(by)? {
-            return Ok(said);
-        }
         let replica_count = match request.replicas {
             Replicas::All => self.route.replica_count(Whom::Lock(first), by)?,
             Replicas::None | Replicas::AtLeast(_) => ReplicaCount::Connected,
         };
         self.send_source_next = true;
-        let Self { route, acknowledge, overdue, knows_scripts, lacked_script, .. } = self;
-        let exchanged = route.exchange(Whom::Lock(first), by, |connection, by| {
-            // A node that is only asked where the lock is does not touch the renewal that waits for its answer.
-            if let Some(mut kept) = overdue.take_if(|kept| kept.is_at(connection)) {
-                match kept.race(connection, by) {
-                    Ok(First::Kept(value)) => {
-                        kept.take_the_place_of(connection);
-                        return Ok((value, (Ok(()), kept.sent)));
-                    }
-                    Ok(First::Other) => {}
-                    Err(error) => {
-                        *overdue = Some(kept);
-                        return Err(error);
-                    }
-                }
-            }
+        let Self { route, acknowledge, knows_scripts, lacked_script, .. } = self;
+        let exchanged = route.exchange_within(Whom::Lock(first), by, request.limit, |connection, by| {
             let by_text = request.text == Text::AtOnce || !*knows_scripts;
             let mut said = request.send(acknowledge, connection, replica_count, by_text, by)?;
             if script::is_unknown(&said.0) {
@@ -247,51 +220,12 @@ impl Caller {
                 Value::ServerError(error) if script::lacks_right(error) => {
                     Err(lacking(&connection.target().shown, request.code, error))
                 }
-                _ => Ok((value, (acknowledged, sent))),
+                _ => Ok((value, acknowledged)),
             }
         });
-        match (self.route.unanswered.take(), request.lease, &mut self.overdue) {
-            (Some(connection), Some(_), Some(kept)) if connection.is_owed() => kept.keep_other(connection),
-            // The renewal went to another node, which may only have known the way.
-            (Some(_), Some(_), Some(_)) => {}
-            (Some(connection), Some(ttl), none) => *none = Some(Overdue::new(connection, sent, ttl)),
-            _ => {}
-        }
-        let (value, (acknowledged, sent)) = exchanged?;
-        (self.send_source_next, self.knows_scripts, self.overdue) = (false, true, None);
-        Ok(Said { value, acknowledged, sent })
-    }
-
-    /// The answer to the renewal before, if that has come; an error where it is still to be waited for.
-    fn late_answer(&mut self, by: Moment) -> Result<Option<Said>, Error> {
-        let Some(mut kept) = self.overdue.take() else { return Ok(None) };
-        loop {
-            match kept.wait(by) {
-                Ok(Some(value)) => {
-                    let sent = kept.sent;
-                    // What to do next is for who asks now.
-                    if matches!(value, Value::ServerError(_)) {
-                        return Ok(None);
-                    }
-                    self.send_source_next = false;
-                    self.route.take_back(kept.into_connection());
-                    return Ok(Some(Said { value, acknowledged: Ok(()), sent }));
-                }
-                Ok(None) if kept.is_to_try() => {
-                    kept.take_other().map(|other| self.route.take_back(other));
-                    self.overdue = Some(kept);
-                    return Ok(None);
-                }
-                Ok(None) if by.passed() => {
-                    let error = kept.silence();
-                    self.overdue = Some(kept);
-                    return Err(error);
-                }
-                Ok(None) => {}
-                // The connection broke.
-                Err(_) => return Ok(None),
-            }
-        }
+        let (value, acknowledged) = exchanged?;
+        (self.send_source_next, self.knows_scripts) = (false, true);
+        Ok(Said { value, acknowledged })
     }
 }
 
@@ -308,7 +242,7 @@ impl<'a> Request<'a> {
             args: args.iter().copied().chain([prefix]).collect(),
             text: Text::IfWanted,
             replicas: Replicas::None,
-            lease: None,
+            limit: Limit::OpTimeout,
         }
     }
 
@@ -325,15 +259,7 @@ impl<'a> Request<'a> {
             true => self.code.by_text(&self.keys, &self.args),
             false => self.code.by_hash(&self.keys, &self.args),
         };
-        if self.lease.is_none() || by_text {
-            return acknowledge.ask(connection, call, self.replicas, replica_count, by);
-        }
-        connection.post(vec![call], by)?;
-        if !connection.listen(by)? {
-            connection.keep_for_the_answer();
-            return Err(silent(&connection.target().shown));
-        }
-        Ok((connection.answer(by)?, Ok(())))
+        acknowledge.ask(connection, call, self.replicas, replica_count, by)
     }
 }
 

@@ -238,6 +238,10 @@ impl Topology for Nodes {
         Ok(seen.iter().map(|address| self.hop(address, by, Asking::No).target).collect())
     }
 
+    fn anew(&self) -> Box<dyn Topology> {
+        Box::new(Self::new(self.known.clone(), self.template.clone()))
+    }
+
     fn part(&self, names: &[Name]) -> Option<String> {
         apart(names)
     }

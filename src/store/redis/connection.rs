@@ -41,8 +41,6 @@ enum Usability {
     Usable,
     /// Nothing: a reply may still come that nobody waits for.
     Spoiled,
-    /// For hearing a reply that has not come yet.
-    Awaiting,
 }
 
 /// A reply that comes before the one to the next command.
@@ -150,22 +148,6 @@ impl Connection {
     /// The connection is not to be used again.
     pub const fn spoil(&mut self) {
         self.state = Usability::Spoiled;
-    }
-
-    /// The connection is not to be used again, but the reply that has not come yet is still wanted:
-    /// [`super::route::Route::unanswered`] has it from now on.
-    pub const fn keep_for_the_answer(&mut self) {
-        self.state = Usability::Awaiting;
-    }
-
-    /// Whether [`Connection::keep_for_the_answer`] was said of it.
-    pub fn is_kept(&self) -> bool {
-        self.state == Usability::Awaiting
-    }
-
-    /// The reply has come: the connection is as good as any other.
-    pub const fn has_answered(&mut self) {
-        self.state = Usability::Usable;
     }
 
     /// Whether another command may be sent on it.
@@ -318,11 +300,6 @@ impl Connection {
             }
         }
         Ok(false)
-    }
-
-    /// Sleeps until the server sends something on this connection or on `other`, or `until` has come (false).
-    pub fn listen_beside(&mut self, other: &Self, until: Moment) -> Result<bool, Error> {
-        any_readable(&[&self.stream, &other.stream], until).map_err(|error| self.failure(&error, until))
     }
 
     fn parse(&mut self, by: Moment) -> Result<Value, Error> {

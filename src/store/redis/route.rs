@@ -13,7 +13,6 @@ use crate::clock::{Moment, sleep_until};
 use crate::lock::Name;
 use crate::store::Error;
 use crate::store::net::Address;
-use crate::store::net::failure::silent;
 use redis::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,6 +25,15 @@ pub enum Whom<'a> {
     Lock(&'a Name),
     /// This server, which [`Route::masters`] named.
     Server(&'a Address),
+}
+
+/// How long a server that was reached is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// As long as an operation may take.
+    OpTimeout,
+    /// Until the request as a whole is to be answered: one that is given up is of no use when its answer comes.
+    Deadline,
 }
 
 /// Where to go next, and until when that may take.
@@ -112,6 +120,9 @@ pub trait Topology: Send {
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
+    /// The same servers, of which nothing is known yet.
+    fn anew(&self) -> Box<dyn Topology>;
+
     /// Why these locks cannot be taken together here, if they cannot.
     fn part(&self, _names: &[Name]) -> Option<String> {
         None
@@ -141,8 +152,6 @@ pub struct Route {
     pub topology: Box<dyn Topology>,
     /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
     connections: Vec<Connection>,
-    /// The one on which an answer is still to come.
-    pub unanswered: Option<Connection>,
     pub last_master: LastMaster,
     looks_at_replicas: bool,
     op_timeout: Duration,
@@ -154,7 +163,6 @@ impl Route {
         Self {
             topology,
             connections: Vec::new(),
-            unanswered: None,
             last_master: LastMaster::default(),
             looks_at_replicas: false,
             op_timeout,
@@ -167,20 +175,25 @@ impl Route {
         &mut self,
         whom: Whom<'_>,
         by: Moment,
+        talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
+    ) -> Result<(Value, T), Error> {
+        self.exchange_within(whom, by, Limit::OpTimeout, talk)
+    }
+
+    /// The same, where a server is waited for so long.
+    pub fn exchange_within<T>(
+        &mut self,
+        whom: Whom<'_>,
+        by: Moment,
+        limit: Limit,
         mut talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
         self.topology.begin();
         loop {
             let hop = self.topology.next_server(whom, by)?;
             let address = hop.target.address.clone();
-            let said = self.connection(&hop).and_then(|mut connection| {
-                let until = hop.until.min(Moment::now().after(self.op_timeout));
-                let talked = talk(&mut connection, until);
-                if connection.is_kept() {
-                    self.unanswered = Some(connection);
-                    return Err(silent(&hop.target.shown));
-                }
-                let (value, more) = talked?;
+            let said = self.connection(&hop, limit).and_then(|mut connection| {
+                let (value, more) = talk(&mut connection, self.until(&hop, limit))?;
                 let next = self.topology.heard(&mut connection, &value)?;
                 Ok((connection, value, more, next))
             });
@@ -238,7 +251,7 @@ impl Route {
     pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Connection, Error> {
         self.topology.begin();
         let hop = self.topology.next_server(whom, by)?;
-        let connection = self.connection(&hop);
+        let connection = self.connection(&hop, Limit::OpTimeout);
         connection.inspect_err(|error| {
             self.topology.failed(&hop.target.address, error);
         })
@@ -288,8 +301,16 @@ impl Route {
         self.topology.reset();
     }
 
+    /// Until when an answer is waited for that is asked for now.
+    fn until(&self, hop: &Hop, limit: Limit) -> Moment {
+        match limit {
+            Limit::OpTimeout => hop.until.min(Moment::now().after(self.op_timeout)),
+            Limit::Deadline => hop.until,
+        }
+    }
+
     /// The connection there is, or a new one.
-    fn connection(&mut self, hop: &Hop) -> Result<Connection, Error> {
+    fn connection(&mut self, hop: &Hop, limit: Limit) -> Result<Connection, Error> {
         let same = |connection: &Connection| connection.target().address == hop.target.address;
         if let Some(at) = self.connections.iter().position(same)
             && let Some(mut connection) = self.connections.swap_remove(at).if_good()
@@ -298,7 +319,7 @@ impl Route {
             return Ok(connection);
         }
         let mut connection = Connection::dial(&hop.target, hop.until)?;
-        self.topology.greet(&mut connection, hop.until.min(Moment::now().after(self.op_timeout)))?;
+        self.topology.greet(&mut connection, self.until(hop, limit))?;
         connection.asking = hop.asking;
         Ok(connection)
     }
@@ -318,5 +339,9 @@ impl Topology for Server {
 
     fn masters(&mut self, _: Moment) -> Result<Vec<Target>, Error> {
         Ok(vec![self.0.clone()])
+    }
+
+    fn anew(&self) -> Box<dyn Topology> {
+        Box::new(Self(self.0.clone()))
     }
 }

@@ -401,6 +401,11 @@ impl Topology for Sentinels {
         self.group().map_or(ReplicaCount::Connected, |group| ReplicaCount::Known(group.replicas))
     }
 
+    fn anew(&self) -> Box<dyn Topology> {
+        let sentinels = self.sentinels.iter().map(|sentinel| sentinel.target.clone()).collect();
+        Box::new(Self::new(sentinels, self.service.clone(), self.master.clone()))
+    }
+
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
         let address = match &self.found {
             Some(found) => found.address.clone(),
