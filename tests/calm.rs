@@ -15,6 +15,7 @@ use crate::support::world::World;
 use crate::support::zookeeper::ZooKeeper;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use rustix::process::Signal;
+use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ macro_rules! on_every_server {
 on_every_server!(
     an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections,
     a_cut_on_a_long_line_disturbs_nobody,
+    a_store_that_stays_away_ends_what_is_held_in_time,
 );
 
 fn redis(world: &World) -> Place {
@@ -155,6 +157,20 @@ impl Scene {
         jobs
     }
 
+    /// Starts a process, and holds a lock for it.
+    fn hold(&self, key: &str, ttl: Duration, status: i32) -> (Running, Child) {
+        let process = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let (ttl, pid) = (format!("{}ms", ttl.as_millis()), process.id().to_string());
+        let hold = self
+            .world
+            .dlock(["hold", "-k", key, "-t", &ttl, "--pid", &pid])
+            .status(status)
+            .any_stderr()
+            .spawn();
+        wait_until("it is held", || self.world.state(key) == "held");
+        (hold, process)
+    }
+
     /// Every job ends by itself, with its own status.
     fn finish(&self, jobs: Vec<Running>) {
         self.world.write("go", "");
@@ -174,6 +190,7 @@ fn an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections(ma
     let scene = Scene::new(make);
     let (count, ttl) = if is_soak() { (100, Duration::from_secs(30)) } else { (30, Duration::from_secs(12)) };
     let jobs = scene.holders(count, ttl);
+    let (hold, mut process) = scene.hold("process", ttl, 0);
     // A holder listens for an operator after a second.
     sleep(Duration::from_millis(1500));
     let before = scene.proxy.connections();
@@ -183,6 +200,10 @@ fn an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections(ma
     // A whole lease: whoever was not renewed in time is stopped by then.
     sleep(ttl);
     let new = scene.proxy.connections() - before;
+    assert_eq!(process.try_wait().expect("our child"), None, "what is held is disturbed");
+    process.kill().expect("it lives");
+    process.wait().expect("our child");
+    hold.finish();
     scene.finish(jobs);
     // One beside the renewal, one to listen again, and one where the machine is busy.
     assert!(new <= 3 * count, "{new} new connections of {count} holders");
@@ -197,4 +218,18 @@ fn a_cut_on_a_long_line_disturbs_nobody(make: Make) {
     scene.proxy.cut();
     sleep(ttl);
     scene.finish(jobs);
+}
+
+/// The lease ends no later than this: so long after the store was last heard of.
+fn a_store_that_stays_away_ends_what_is_held_in_time(make: Make) {
+    let scene = Scene::new(make);
+    let ttl = Duration::from_secs(6);
+    let mut held: Vec<_> = (0..3).map(|number| scene.hold(&format!("k{number}"), ttl, 79)).collect();
+    scene.place.stop();
+    sleep(ttl);
+    for (_, process) in &mut held {
+        assert!(process.try_wait().expect("our child").is_some(), "it lives when the lease is over");
+    }
+    scene.place.resume();
+    held.into_iter().for_each(|(hold, _)| drop(hold.finish()));
 }

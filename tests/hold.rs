@@ -7,6 +7,7 @@ use crate::support::job;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::pty::Terminal;
+use crate::support::storm::is_soak;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::{Signal, geteuid};
@@ -447,7 +448,7 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
 /// Starts and ends at a time: of processes that end, holds that get a signal, and processes that are asked for the lock.
 fn nothing_is_left_of_many(backend: Backend) {
     let world = World::new(backend);
-    let each = if matches!(backend, Backend::Redis | Backend::File) { 50 } else { 5 };
+    let each = if is_soak() { 50 } else { 6 };
     thread::scope(|scope| {
         for worker in 0..4 {
             let world = &world;
