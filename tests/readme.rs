@@ -124,6 +124,68 @@ fn tests_that_pages_name_are_there() {
     assert!(found > 0);
 }
 
+/// A command that a page gives to run a test runs one, and none but those that it names.
+#[test]
+fn commands_of_the_track_record_run_what_they_name() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/track-record.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let command = regex_lite::Regex::new(r"`\./test (--stores )?([^`]*)`").expect("a pattern");
+    let commands = command.captures_iter(&page).collect::<Vec<_>>();
+    assert!(commands.len() > 40, "{} commands", commands.len());
+    let names = commands.iter().map(|command| command[2].to_owned()).collect::<Vec<_>>();
+    let here = tests_here();
+    let written = tests_by_source("tests", &names);
+    let units = tests_by_source("src", &names);
+    for command in &commands {
+        let (line, name) = (&command[0], &command[2]);
+        let named = |test: &&String| test.contains(name);
+        // Which tests there are on databases only a binary with them could tell.
+        let run = if command.get(1).is_some() {
+            written.iter().find(named)
+        } else {
+            here.iter().chain(&units).find(named)
+        };
+        assert!(run.is_some(), "{line} runs nothing");
+        for test in here.iter().chain(&written).chain(&units).filter(named) {
+            let whole = format!("::{test}::").contains(&format!("::{name}::"));
+            assert!(whole, "{line} runs {test}, too");
+        }
+    }
+}
+
+/// What this binary would run.
+fn tests_here() -> Vec<String> {
+    let list = |more: &[&str]| {
+        let this = std::env::current_exe().expect("this binary");
+        let output = std::process::Command::new(this).arg("--list").args(more).output().expect("a list");
+        String::from_utf8(output.stdout).expect("names")
+    };
+    let ignored = list(&["--ignored"]);
+    let all = list(&[]);
+    let run = all.lines().filter(|line| !ignored.lines().any(|other| other == *line));
+    run.filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+}
+
+/// The tests with these names that the sources in a folder have, as `file::function`; as `file::*::function` where
+/// modules lie between.
+fn tests_by_source(folder: &str, names: &[String]) -> Vec<String> {
+    let wanted = |function: &str| {
+        let ends = names.iter().filter_map(|name| name.rsplit("::").next());
+        ends.into_iter().any(|end| function.contains(end))
+    };
+    let function = regex_lite::Regex::new(r"(?m)^( *)fn ([a-z0-9_]+)\(").expect("a pattern");
+    let mut tests = Vec::new();
+    for (path, text) in super::walls::read_below(folder) {
+        let file = path.with_extension("").display().to_string().replace('/', "::");
+        let functions = function.captures_iter(&text).filter(|found| wanted(&found[2]));
+        for found in functions.filter(|found| is_test(&text, &found[2])) {
+            let alone = text.contains(&format!("#[test]\nfn {}(", &found[2]));
+            tests.push(format!("{file}::{}{}", if alone { "" } else { "*::" }, &found[2]));
+        }
+    }
+    tests
+}
+
 /// Whether a file has a test of that name: a function that is marked as one, or one that a macro has run on every store.
 fn is_test(file: &str, name: &str) -> bool {
     let lines = file.lines().map(str::trim_start).collect::<Vec<_>>();

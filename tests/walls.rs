@@ -283,7 +283,7 @@ fn tests() -> Vec<(PathBuf, String)> {
 }
 
 /// Every Rust file below a directory of the package, by its path there.
-fn read_below(directory: &str) -> Vec<(PathBuf, String)> {
+pub fn read_below(directory: &str) -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let (mut found, mut pending) = (Vec::new(), vec![root.clone()]);
     while let Some(directory) = pending.pop() {
