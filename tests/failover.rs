@@ -4,6 +4,7 @@
 use crate::databases::JOB;
 use crate::support::database::{Kind, Server, on_every_database};
 use crate::support::dlock::Dlock;
+use crate::support::hole::Silent;
 use crate::support::proc;
 use crate::support::redis::next_port;
 use crate::support::wait::wait_until;
@@ -45,9 +46,12 @@ fn the_one_that_can_write_is_used_wherever_it_stands(kind: Kind) {
     let (world, mut primary, standby) = pair(kind);
     world.run("k", &[], "echo standby first >> log").run();
     let both = world.url();
-    let dead =
-        both.replace(&format!("127.0.0.1:{},", standby.port()), &format!("127.0.0.1:{},", next_port()));
-    world.run("k", &["--store", &dead], "echo dead first >> log").run();
+    let silent = Silent::new();
+    for (what, port) in [("dead", next_port()), ("silent", silent.port())] {
+        let url = both.replace(&format!("127.0.0.1:{},", standby.port()), &format!("127.0.0.1:{port},"));
+        let options = ["--store", &url, "-w", "1m", "--op-timeout", "2s"];
+        world.run("k", &options, &format!("echo {what} first >> log")).any_stderr().run();
+    }
     let only = both.replace(&format!(",127.0.0.1:{}", primary.port()), "");
     let said = world.run("k", &["--store", &only], "true").status(69).any_stderr().run().stderr;
     assert!(said.contains("read-only") && said.contains("name the primary"), "{said}");
@@ -64,7 +68,7 @@ fn the_one_that_can_write_is_used_wherever_it_stands(kind: Kind) {
     assert!(doctor.contains("a failover forgets the last locks"), "{doctor}");
     primary.kill();
     no_host_takes_writes(world.run("k", &[], "true"), &standby);
-    assert_eq!(world.log(), ["standby first", "dead first", "up", "done"]);
+    assert_eq!(world.log(), ["standby first", "dead first", "silent first", "up", "done"]);
 }
 
 /// Whoever holds goes on, whoever waits gets the lock, and whoever comes while no server takes writes waits for one. The
