@@ -286,6 +286,15 @@ impl Adapter for Tables {
         self.line.take();
     }
 
+    fn crowd(&self) -> u64 {
+        NEAR
+    }
+
+    /// Whoever is before one lets go of its latch, or its bell rings, at its end as at a grant.
+    fn rarely(&self) -> u32 {
+        16
+    }
+
     fn endurance(&self) -> Endurance {
         let late = silent(self.shown());
         Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
