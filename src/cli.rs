@@ -61,7 +61,7 @@ pub use status::Status;
         postgres://USER@HOST[:PORT]/DATABASE  a PostgreSQL database;\n      \
         postgres+unix://USER@/SOCKET?db=DATABASE by a socket\n  \
         mysql://USER@HOST[:PORT]/DATABASE  a MySQL or MariaDB database; mysql+unix\n      \
-        alike\n  \
+        alike; of several hosts (HOST,HOST) of either the one that can write\n  \
         etcd://HOST,HOST[/PREFIX]  a cluster of etcd\n  \
         zookeeper://HOST,HOST[/CHROOT]  an ensemble of ZooKeeper\n  \
         file:/DIR  a directory, for the processes of this machine only\n  \

@@ -205,7 +205,7 @@ fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
 #[cfg(feature = "sql")]
 fn database(world: &World, port: u16) -> dlock::store::sql::Target {
     dlock::store::sql::Target {
-        address: Address::Tcp { host: "127.0.0.1".into(), port },
+        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
         user: "app".into(),
         password: None,
         database: world.database().into(),

@@ -48,6 +48,7 @@
 //! - pictures: what the README shows is what a terminal shows
 //! - upgrade: what released versions wrote
 //! - recipes: docs/recipes.md, as it is written
+//! - failover: databases with a standby that takes the place of the primary
 //! - sql: what an administrator may do to a database that keeps locks
 //! - night: everything goes wrong at once, and what is promised holds
 //! - soak: thousands of runs, only when asked for
@@ -75,6 +76,8 @@ mod databases;
 mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(feature = "sql")]
+mod failover;
 mod fence_example;
 mod file_store;
 mod first_contact;

@@ -229,6 +229,39 @@ fn poolers_may_stand_in_between() {
     }
 }
 
+/// One that stands before a primary and one before its standby, as if they were the two.
+#[test]
+fn a_pooler_may_stand_before_each_of_several_hosts() {
+    let (mut world, (mut primary, standby)) = World::with_server(
+        |home| {
+            let primary = Postgres::start(home, &[]);
+            let standby = primary.standby();
+            (primary, standby)
+        },
+        |(primary, _)| primary.url("postgres"),
+    );
+    world.open_to_all();
+    let before = |server: &Postgres| Pooler::start(&world, server.port(), "postgres", "transaction");
+    let (first, second) = (before(&standby), before(&primary));
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    world.use_store(first.url().replace(&format!("127.0.0.1:{}", first.port()), &hosts));
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    let done = primary.ask("postgres", "SELECT pg_current_wal_lsn()");
+    let has_it = format!("SELECT pg_last_wal_replay_lsn() >= '{done}'");
+    wait_until("the standby has caught up", || standby.ask("postgres", &has_it) == "t");
+    primary.stop(Signal::KILL);
+    standby.ask("postgres", "SELECT pg_promote()");
+    assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
 #[test]
 fn the_least_rights_are_enough() {
     let world = World::with_postgres();
@@ -361,6 +394,9 @@ fn a_server_is_trusted_as_over_rediss() {
     assert!(run(&world, &theirs).status(69).run().stderr.contains("cannot trust"), "an unknown authority");
     let other = ours.replace("localhost", "127.0.0.1");
     assert!(run(&world, &other).status(69).run().stderr.contains("is for localhost"), "another name");
+    // Each of several hosts is verified by its own name.
+    let (host, wrong) = (format!("localhost:{port}"), format!("127.0.0.1:{port}"));
+    run(&world, &ours.replace(&host, &format!("{wrong},{host}"))).run();
     // Where the host is not checked, its authority is all the same.
     let any_host = |url: &str| url.replace("verify-full", "verify-ca");
     run(&world, &any_host(&other)).run();

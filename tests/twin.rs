@@ -304,7 +304,7 @@ impl Servers {
 impl Database {
     fn store(&self) -> Box<dyn Store> {
         let target = |address, database: &str| dlock::store::sql::Target {
-            address,
+            servers: vec![address],
             user: "app".into(),
             password: None,
             database: database.into(),

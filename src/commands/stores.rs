@@ -150,7 +150,6 @@ impl Context {
         let settings = &self.settings;
         let store = &settings.store;
         let shown = store.to_string();
-        let tcp = |host: &Host| Address::Tcp { host: host.name.clone(), port: host.port };
         let certificates =
             |tls: &Option<url::Tls>| tls.as_ref().map(|tls| self.certificates(tls, &shown)).transpose();
         let password = self.password();
@@ -252,13 +251,13 @@ impl Context {
             Error::Config(format!("{shown}: which user? {scheme}://USER@… or DLOCK_USERNAME names one"))
         })?;
         Ok(sql::Target {
-            address: match at {
-                DatabaseAt::Tcp(host) => Address::Tcp { host: host.name.clone(), port: host.port },
+            servers: match at {
+                DatabaseAt::Tcp(hosts) => hosts.iter().map(tcp).collect(),
                 // As libpq names it. Its directory has one for each port.
                 DatabaseAt::Unix(path) if *dialect == Dialect::Postgres && path.is_dir() => {
-                    Address::Unix(path.join(format!(".s.PGSQL.{}", dialect.port())))
+                    vec![Address::Unix(path.join(format!(".s.PGSQL.{}", dialect.port())))]
                 }
-                DatabaseAt::Unix(path) => Address::Unix(path.clone()),
+                DatabaseAt::Unix(path) => vec![Address::Unix(path.clone())],
             },
             user,
             password: self.password(),
@@ -294,4 +293,8 @@ impl Context {
         Tls::read(Files { ca: named.ca.clone(), client, any_host: named.any_host }, shown)
             .map_err(|error| self.with_origin(error).into())
     }
+}
+
+fn tcp(host: &Host) -> Address {
+    Address::Tcp { host: host.name.clone(), port: host.port }
 }

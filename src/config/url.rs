@@ -14,7 +14,7 @@ mod split;
 /// What a store URL may look like, for messages.
 pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
-     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT]/DATABASE, \
+     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT],…/DATABASE, \
      postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, \
      etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), \
      zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT] (zookeepers is TLS), or file:/DIR";
@@ -136,10 +136,11 @@ impl Dialect {
     }
 }
 
-/// Where the server of a database is.
+/// Where the servers of a database are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DatabaseAt {
-    Tcp(Host),
+    /// The primary and its standbys, whichever is which now; at least one, no two the same.
+    Tcp(Vec<Host>),
     /// A socket on this machine; absolute.
     Unix(PathBuf),
 }
@@ -204,10 +205,9 @@ impl Location {
     /// The other machines that are spoken to without TLS, of those that the URL names.
     pub fn in_clear(&self) -> Vec<&Host> {
         let hosts = match self {
-            Self::Tcp { host, .. } | Self::Database { at: DatabaseAt::Tcp(host), .. } => {
-                slice::from_ref(host)
-            }
-            Self::Sentinel { sentinels: hosts, .. }
+            Self::Tcp { host, .. } => slice::from_ref(host),
+            Self::Database { at: DatabaseAt::Tcp(hosts), .. }
+            | Self::Sentinel { sentinels: hosts, .. }
             | Self::Cluster { nodes: hosts, .. }
             | Self::Quorum { nodes: hosts, .. }
             | Self::Etcd { members: hosts, .. }
@@ -246,7 +246,7 @@ impl fmt::Display for Location {
             Self::Database { dialect, at, name, .. } => {
                 let (scheme, name) = (dialect.scheme(), utf8_percent_encode(name, PLAIN));
                 match at {
-                    DatabaseAt::Tcp(host) => write!(f, "{scheme}://{host}/{name}"),
+                    DatabaseAt::Tcp(hosts) => write!(f, "{scheme}://{}/{name}", joined(hosts)),
                     DatabaseAt::Unix(path) => write!(f, "{scheme}+unix://{}?db={name}", path.display()),
                 }
             }
@@ -483,15 +483,17 @@ fn quorum(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
             count - 1
         ));
     }
-    if let Some((_, twice)) = nodes.iter().enumerate().find(|(at, node)| nodes[..*at].contains(node)) {
-        return Err(format!(
-            "a quorum counts every master once; this one{} is named twice",
-            parts.shown(&twice.to_string())
-        ));
+    if let Some(twice) = named_twice(&nodes) {
+        let twice = parts.shown(&twice.to_string());
+        return Err(format!("a quorum counts every master once; this one{twice} is named twice"));
     }
     let db = parts.database(parts.path.strip_prefix('/').unwrap_or_default())?;
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
     Ok(url(Location::Quorum { nodes, db, tls }, parts))
+}
+
+fn named_twice(hosts: &[Host]) -> Option<&Host> {
+    hosts.iter().enumerate().find(|(at, host)| hosts[..*at].contains(host)).map(|(_, host)| host)
 }
 
 fn url(place: Location, parts: Parts<'_>) -> Url {
@@ -610,10 +612,10 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
 
 /// `postgres://` and `mysql://`.
 fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
-    if parts.hosts.contains(',') {
-        return Err(format!("a database is on one host, the primary's; {ALLOWED}"));
+    let hosts = parts.hosts(dialect.port())?;
+    if let Some(twice) = named_twice(&hosts) {
+        return Err(format!("this host{} is named twice; {ALLOWED}", parts.shown(&twice.to_string())));
     }
-    let host = parts.host(parts.hosts, dialect.port())?;
     let name = database_name(parts.path.strip_prefix('/').unwrap_or_default())?;
     let (mut mode, mut others) = (None, Vec::new());
     for (parameter, text) in parts.parameters() {
@@ -633,9 +635,10 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
         }
     }
     // What does not leave this machine needs no TLS.
-    let (wire, any_host) = mode.unwrap_or((if host.is_loopback() { Wire::Plain } else { Wire::Tls }, false));
+    let is_local = hosts.iter().all(Host::is_loopback);
+    let (wire, any_host) = mode.unwrap_or((if is_local { Wire::Plain } else { Wire::Tls }, false));
     if wire == Wire::Plain && others.iter().any(|(name, _)| matches!(*name, "ca" | "cert" | "key")) {
-        return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", host.name));
+        return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", joined(&hosts)));
     }
     let Parameters { mut tls, .. } = parameters_of(others.into_iter(), wire, Sentinels::No)?;
     if let Some(tls) = &mut tls {
@@ -646,7 +649,7 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
                 .into());
         }
     }
-    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(host), name, tls }, parts))
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(hosts), name, tls }, parts))
 }
 
 /// `postgres+unix://` and `mysql+unix://`.

@@ -10,8 +10,10 @@
 //! | [`failure`] | what an error of a connection means |
 //! | [`password`] | what a server gets as the password, and what it means when it refuses that |
 
+use crate::clock::Moment;
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub mod alarm;
 pub mod dial;
@@ -19,6 +21,13 @@ pub mod failure;
 pub mod password;
 pub mod streams;
 pub mod tls;
+
+/// When an attempt at one of `untried` servers is to end that share the time until `by`: no later than `each` from now. A
+/// single server has all of it, for another connection to it would be no quicker.
+pub fn turn(servers: usize, untried: usize, each: Duration, by: Moment) -> Moment {
+    let share = by.left() / u32::try_from(untried).unwrap_or(u32::MAX).max(1);
+    if servers == 1 { by } else { Moment::now().after(share.min(each)) }
+}
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -58,6 +58,8 @@ pub struct Database {
     pub members: Option<usize>,
     /// Whether it takes writes.
     pub role: Role,
+    /// Null where the URL names no standbys.
+    pub standbys: Option<Standbys>,
     /// What is set so that a crash of the server may take back what it said was done.
     pub forgets_by: Vec<String>,
     /// Whether a lock was taken and removed in its tables.
@@ -66,6 +68,17 @@ pub struct Database {
     pub bell: Bell,
     /// What the user of dlock is, if that may do everything in the server.
     pub almighty: Option<String>,
+}
+
+/// What is known of a database whose URL names standbys, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standbys {
+    /// The host that takes writes now.
+    pub primary: String,
+    /// Whether a standby has what the primary said is done.
+    pub acknowledge: bool,
+    /// The settings by which that is so.
+    pub settings: &'static str,
 }
 
 /// What was tried with the tables of a database.

@@ -24,6 +24,7 @@ mod pipe;
 mod postgres;
 mod probe;
 mod row;
+mod servers;
 mod statement;
 mod waiting;
 
@@ -39,12 +40,13 @@ use hearing::Hearing;
 pub use link::Target;
 use link::{Answer, Database, Failure, Link};
 use row::{Found, LockRow, Waiters};
+use servers::Round;
 use statement::{Change, Question};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 use waiting::POLL;
@@ -65,13 +67,13 @@ const TIDIES_EVERY: u32 = 512;
 pub type SqlStore = Engine<Tables>;
 
 impl SqlStore {
-    /// One server of MySQL or MariaDB. It connects when it is first used.
+    /// MySQL or MariaDB. It connects when it is first used.
     #[cfg(feature = "mysql")]
     pub fn mysql(target: Target) -> Self {
         Self::new(Tables::over(Arc::new(mysql::Mysql::new(target))))
     }
 
-    /// One server of PostgreSQL. It connects when it is first used.
+    /// PostgreSQL. It connects when it is first used.
     #[cfg(feature = "postgres")]
     pub fn postgres(target: Target) -> Self {
         Self::new(Tables::over(Arc::new(postgres::Postgres::new(target))))
@@ -81,7 +83,11 @@ impl SqlStore {
 /// What a database does for the engine.
 pub struct Tables {
     database: Arc<dyn Database>,
+    /// The server to try next: the one that worked last, or the one behind the one that did not.
+    server: Arc<AtomicUsize>,
     line: RefCell<Option<Line>>,
+    /// The server whose rows and clock a step was told.
+    read_at: Cell<usize>,
     mine: Option<Arc<Mine>>,
     /// Whether the server lets one sleep at latches.
     has_latches: Cell<bool>,
@@ -95,6 +101,8 @@ pub struct Tables {
 
 /// An open connection.
 struct Line {
+    /// Which server it leads to.
+    server: usize,
     link: Box<dyn Link>,
     /// Whether it was asked for the bell of this process' token.
     listens: bool,
@@ -113,18 +121,18 @@ struct Mine {
 impl Clone for Tables {
     /// Connections belong to the process that made them.
     fn clone(&self) -> Self {
-        let (database, mine) = (Arc::clone(&self.database), self.mine.clone());
-        let (has_latches, by) = (self.has_latches.clone(), self.by.clone());
-        let (line, insists, is_holder) = Default::default();
-        Self { database, line, mine, has_latches, by, insists, is_holder }
+        let (database, server) = (Arc::clone(&self.database), Arc::clone(&self.server));
+        let (mine, has_latches, by) = (self.mine.clone(), self.has_latches.clone(), self.by.clone());
+        let (line, read_at, insists, is_holder) = Default::default();
+        Self { database, server, line, read_at, mine, has_latches, by, insists, is_holder }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        let (line, mine, insists, is_holder) = Default::default();
-        Self { database, line, mine, has_latches, by, insists, is_holder }
+        let (server, line, read_at, mine, insists, is_holder) = Default::default();
+        Self { database, server, line, read_at, mine, has_latches, by, insists, is_holder }
     }
 
     fn shown(&self) -> &str {
@@ -145,21 +153,24 @@ impl Tables {
         self.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
     }
 
-    fn connect(&self) -> Result<Line, Error> {
-        let link = self.database.connect(self.by.get())?;
-        Ok(Line { link, listens: false, is_latched: false, is_direct: None })
-    }
-
-    /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
+    /// One round trip. What can be done twice is sent again where the connection turns out to be broken, or the server to be
+    /// a standby.
     fn ask(&self, statements: &[String], again: Again) -> Result<Vec<Answer>, Failure> {
-        let mut broken = 0;
+        let (mut broken, mut round) = (0, Round::default());
         loop {
-            let mut line = match self.line.take() {
-                Some(line) => line,
-                None => self.connect().map_err(Failure::Refused)?,
+            let (is_new, (mut line, by)) = match self.line.take() {
+                Some(line) => (false, (line, self.by.get())),
+                None => (true, self.connect(&mut round).map_err(Failure::Refused)?),
             };
-            let answer = line.link.ask(statements, self.by.get());
+            let answer = line.link.ask(statements, by);
             match answer {
+                Err(failure) if self.is_elsewhere(&failure, is_new) => {
+                    if again == Again::No {
+                        self.server.store(line.server + 1, Ordering::Relaxed);
+                        return Err(failure);
+                    }
+                    self.pass(line.server, failure, &mut round);
+                }
                 Err(Failure::Broken(_))
                     if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() =>
                 {
@@ -172,6 +183,7 @@ impl Tables {
                 }
                 Err(Failure::Broken(_) | Failure::Silent(_)) => return answer,
                 answer => {
+                    self.server.store(line.server, Ordering::Relaxed);
                     self.line.replace(Some(line));
                     return answer;
                 }
@@ -217,6 +229,35 @@ impl Tables {
     fn entries(&self, question: &Question<'_>, found: Found) -> Result<(Vec<LockRow>, Time), Error> {
         let now = found.now;
         Ok((found.locks(question.names, question.waiters, self.shown())?, now))
+    }
+
+    /// The rows of locks that are about to be changed, which are made if there are none.
+    fn lock_rows(&self, names: &BTreeSet<String>, me: Option<&Token>) -> Result<(Vec<LockRow>, Time), Error> {
+        let read = |question: &Question<'_>| {
+            if self.insists.get() {
+                self.find(&self.database.grammar().reserve_and_read(question))
+            } else {
+                self.read(question)
+            }
+        };
+        // A holder's step is to cost the same whoever waits.
+        if let Some(me) = me.filter(|me| self.is_holder.get() && self.is_own(me)) {
+            let question = Question { names, me: Some(me), waiters: Waiters::Front, with_ends: false };
+            let (entries, now) = self.entries(&question, read(&question)?)?;
+            if entries.iter().all(|row| row.is_enough_for(me)) {
+                return Ok((entries, now));
+            }
+            self.is_holder.set(false);
+        }
+        let question = Question { names, me, waiters: Waiters::All, with_ends: false };
+        let mut found = read(&question)?;
+        let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
+        if !missing.is_empty() {
+            let grammar = self.database.grammar();
+            let statements = [grammar.begin(&missing, found.now), grammar.read(&question)];
+            found = Found::parse(&self.ask(&statements, Again::Yes)?[1..], self.shown())?;
+        }
+        self.entries(&question, found)
     }
 
     /// Reads all who wait for a lock of which only the first ones were read.
@@ -306,31 +347,9 @@ impl Adapter for Tables {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<LockRow>, Time), Error> {
-        let read = |question: &Question<'_>| {
-            if self.insists.get() {
-                self.find(&self.database.grammar().reserve_and_read(question))
-            } else {
-                self.read(question)
-            }
-        };
-        // A holder's step is to cost the same whoever waits.
-        if let Some(me) = me.filter(|me| self.is_holder.get() && self.is_own(me)) {
-            let question = Question { names, me: Some(me), waiters: Waiters::Front, with_ends: false };
-            let (entries, now) = self.entries(&question, read(&question)?)?;
-            if entries.iter().all(|row| row.is_enough_for(me)) {
-                return Ok((entries, now));
-            }
-            self.is_holder.set(false);
-        }
-        let question = Question { names, me, waiters: Waiters::All, with_ends: false };
-        let mut found = read(&question)?;
-        let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
-        if !missing.is_empty() {
-            let grammar = self.database.grammar();
-            let statements = [grammar.begin(&missing, found.now), grammar.read(&question)];
-            found = Found::parse(&self.ask(&statements, Again::Yes)?[1..], self.shown())?;
-        }
-        self.entries(&question, found)
+        let found = self.lock_rows(names, me)?;
+        self.read_at.set(self.line.borrow().as_ref().map_or(0, |line| line.server));
+        Ok(found)
     }
 
     fn look(
@@ -380,6 +399,11 @@ impl Adapter for Tables {
         if entries.iter().all(|(_, changed)| *changed == Changed::No) {
             return Ok(Written::Yes);
         }
+        // Another server has another clock: what was worked out by that of the first one is not written there.
+        let is_at = |line: &Line| line.server == self.read_at.get();
+        if self.database.target().has_standbys() && !self.line.borrow().as_ref().is_some_and(is_at) {
+            return Ok(Written::Conflict);
+        }
         // Others may have been granted the lock together with one that shares it.
         let is_alone = !self.mine.as_ref().is_some_and(|mine| {
             entries.iter().any(|(row, _)| {
@@ -405,7 +429,7 @@ impl Adapter for Tables {
                 self.secure(&change)
             }
             // Whether it was done shows when it is tried again: if it was, the versions are others.
-            Err(Failure::Conflict | Failure::Broken(_)) => Ok(Written::Conflict),
+            Err(Failure::Conflict | Failure::Broken(_) | Failure::ReadOnly(_)) => Ok(Written::Conflict),
             Err(Failure::NoTables(why)) => {
                 // There were tables when they were read. If there are none now, that is said where they are read again.
                 let names = change.read.iter().map(|(name, _)| name.clone()).collect();

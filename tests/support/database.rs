@@ -191,6 +191,116 @@ impl Server {
         }
     }
 
+    /// One with a standby, which has all that it did.
+    pub fn start_with_standby(kind: Kind, home: &Path) -> (Self, Self) {
+        let (primary, standby) = match kind {
+            #[cfg(feature = "mysql")]
+            Kind::Mysql => {
+                let primary = Mysql::start(home, &["server-id=1", "log-bin"]);
+                primary.ask("mysql", "CREATE USER follower; GRANT REPLICATION SLAVE ON *.* TO follower");
+                let standby = primary.replica();
+                (Self::Mysql(primary), Self::Mysql(standby))
+            }
+            #[cfg(feature = "postgres")]
+            Kind::Postgres => {
+                let primary = Postgres::start(home, &[]);
+                let standby = primary.standby();
+                (Self::Postgres(primary), Self::Postgres(standby))
+            }
+        };
+        standby.catch_up_with(&primary);
+        (primary, standby)
+    }
+
+    /// Waits until it has all that the primary has done until now.
+    pub fn catch_up_with(&self, primary: &Self) {
+        let (done, has_it) = match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => ("SELECT @@gtid_binlog_pos", "SELECT MASTER_GTID_WAIT('{}', 0) = 0"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => (
+                "SELECT pg_current_wal_lsn()",
+                "SELECT CASE WHEN pg_last_wal_replay_lsn() >= '{}' THEN 1 ELSE 0 END",
+            ),
+        };
+        let has_it = has_it.replace("{}", &primary.ask(done));
+        wait_until("the standby has caught up", || self.ask(&has_it) == "1");
+    }
+
+    /// From now on what it does is done when its standby has it.
+    pub fn replicate_synchronously(&self, standby: &Self) {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => {
+                self.ask(
+                    "SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'; \
+                     SET GLOBAL rpl_semi_sync_master_timeout = 86400000; SET GLOBAL rpl_semi_sync_master_enabled = 1",
+                );
+                standby.ask(
+                    "SET GLOBAL rpl_semi_sync_slave_enabled = 1; STOP SLAVE IO_THREAD; START SLAVE IO_THREAD",
+                );
+                let on =
+                    "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = '{}'";
+                let on = |name| self.ask(&on.replace("{}", name));
+                wait_until("it waits for its standby", || {
+                    on("RPL_SEMI_SYNC_MASTER_STATUS") == "ON" && on("RPL_SEMI_SYNC_MASTER_CLIENTS") == "1"
+                });
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                let _ = standby;
+                self.ask("ALTER SYSTEM SET synchronous_standby_names = '*'");
+                self.ask("SELECT pg_reload_conf()");
+                let synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+                wait_until("it waits for its standby", || self.ask(synchronous) == "1");
+            }
+        }
+    }
+
+    /// Makes a standby the primary, once it has done what it has heard.
+    pub fn promote(&self) {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => {
+                let idle = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Slave has read all relay log%'";
+                self.ask("STOP SLAVE IO_THREAD");
+                wait_until("it has done what it has heard", || self.ask(idle) == "1");
+                self.ask("STOP SLAVE; SET GLOBAL read_only = 0");
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => assert_eq!(self.ask("SELECT pg_promote()"), "t"),
+        }
+    }
+
+    /// A standby hears nothing more of what the primary does.
+    pub fn stop_following(&self) {
+        self.ask(match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => "STOP SLAVE",
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => "SELECT pg_wal_replay_pause()",
+        });
+    }
+
+    /// From now on it takes no writes, and keeps its connections.
+    pub fn make_read_only(&self) {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => drop(self.ask("SET GLOBAL read_only = 1")),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => {
+                self.ask("ALTER SYSTEM SET default_transaction_read_only = on");
+                self.ask("SELECT pg_reload_conf()");
+                wait_until("it is in force", || self.ask("SHOW transaction_read_only") == "on");
+            }
+        }
+    }
+
+    /// Where clients find it.
+    pub fn port(&self) -> u16 {
+        either!(self, server => server.port())
+    }
+
     /// The URL of a database there.
     pub fn url(&self) -> String {
         match self {

@@ -36,7 +36,25 @@ pub struct Mysql {
 impl Mysql {
     /// A server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, options: &[&str]) -> Self {
-        let home = home.join("mysql");
+        Self::start_in(home.join("mysql"), options)
+    }
+
+    /// A replica of it, which must have a log of all that it did.
+    pub fn replica(&self) -> Self {
+        let replica =
+            Self::start_in(self.home.with_file_name("replica"), &["server-id=2", "log-bin", "read-only"]);
+        let port = self.port;
+        replica.ask(
+            "mysql",
+            &format!(
+                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = 'follower', \
+                 MASTER_PASSWORD = '', MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos; START SLAVE"
+            ),
+        );
+        replica
+    }
+
+    fn start_in(home: PathBuf, options: &[&str]) -> Self {
         fs::create_dir(&home).expect("a directory");
         let copied = Command::new("cp").arg("-a").arg(template()).arg(home.join("data")).status();
         assert!(copied.expect("cp").success());

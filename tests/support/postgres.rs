@@ -52,9 +52,7 @@ impl Postgres {
         for open in [suite_home(), home] {
             fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("permissions");
         }
-        let home = home.join("postgres");
-        fs::create_dir(&home).expect("a directory");
-        fs::set_permissions(&home, fs::Permissions::from_mode(0o777)).expect("permissions");
+        let home = new_home(&home.join("postgres"));
         let data = home.join("data");
         let made = as_postgres("initdb")
             .args(["--username=app", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-D"])
@@ -62,20 +60,26 @@ impl Postgres {
             .stdout(Stdio::null())
             .status();
         assert!(made.expect("initdb").success());
-        let port = wait_for("a free port for postgres", || {
-            let port = next_port();
-            std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
-        });
-        let mut server = Self {
-            port,
-            home,
-            options: options.iter().map(ToString::to_string).collect(),
-            offset: 0,
-            clock,
-            child: None,
-        };
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut server = Self { port: free_port(), home, options, offset: 0, clock, child: None };
         server.run();
         server
+    }
+
+    /// A standby of it, which streams what it writes.
+    pub fn standby(&self) -> Self {
+        let home = new_home(&self.home.with_file_name("standby"));
+        let copied = as_postgres("pg_basebackup")
+            .args(["-h", "127.0.0.1", "-U", "app", "-R", "-c", "fast", "--no-sync", "-p"])
+            .arg(self.port.to_string())
+            .arg("-D")
+            .arg(home.join("data"))
+            .status();
+        assert!(copied.expect("pg_basebackup").success());
+        let options = self.options.clone();
+        let mut standby = Self { port: free_port(), home, options, offset: 0, clock: None, child: None };
+        standby.run();
+        standby
     }
 
     /// That which all scenarios share.
@@ -269,6 +273,10 @@ impl Pooler {
         Self { port, database: database.to_owned(), child }
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("postgres://app@127.0.0.1:{}/{}", self.port, self.database)
     }
@@ -279,6 +287,20 @@ impl Drop for Pooler {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// A directory that the server may write.
+fn new_home(home: &Path) -> PathBuf {
+    fs::create_dir(home).expect("a directory");
+    fs::set_permissions(home, fs::Permissions::from_mode(0o777)).expect("permissions");
+    home.to_owned()
+}
+
+fn free_port() -> u16 {
+    wait_for("a free port for postgres", || {
+        let port = next_port();
+        std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
+    })
 }
 
 /// A program of the server's, as somebody whom it lets start it. It stops when this thread ends.

@@ -6,7 +6,7 @@ use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
 use crate::store::probe::{
-    Bell, Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Survey, Tried,
+    Bell, Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Standbys, Survey, Tried,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -406,11 +406,13 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
         ok("reachable", "yes"),
         of_round_trips(&database.round_trips, criteria),
         of_version(database),
-        match database.role {
-            Role::Master => ok("role", "it takes writes"),
-            Role::Replica => bad("role", "a read-only standby", "name the primary"),
+        match (database.role, &database.standbys) {
+            (Role::Master, None) => ok("role", "it takes writes"),
+            (Role::Master, Some(Standbys { primary, .. })) => ok("role", format!("{primary} takes writes")),
+            (Role::Replica, _) => bad("role", "a read-only standby", "name the primary"),
         },
     ];
+    findings.extend(database.standbys.iter().map(of_standbys));
     findings.extend(database.clock.map(|clock| of_clock(clock, MIND_CLOCK)));
     findings.push(match database.forgets_by.join(" and ") {
         by if by.is_empty() => ok("persistence", "what it said is done outlasts a crash of the server"),
@@ -449,6 +451,20 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
         ),
     });
     findings
+}
+
+fn of_standbys(Standbys { acknowledge, settings, .. }: &Standbys) -> Finding {
+    if *acknowledge {
+        return ok(
+            "failover",
+            "a standby has each grant before its job starts, so a failover to it forgets none",
+        );
+    }
+    warn(
+        "failover",
+        "asynchronous replication: a failover forgets the last locks while their jobs run",
+        format!("set {settings} (docs/stores.md)"),
+    )
 }
 
 fn of_directory(directory: &Directory) -> Vec<Finding> {

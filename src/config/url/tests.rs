@@ -39,7 +39,9 @@ fn databases() -> Result<(), String> {
     let of = |dialect, at, name: &str, tls| Location::Database { dialect, at, name: name.into(), tls };
     let database = |at, name: &str, tls| of(Dialect::Postgres, at, name, tls);
     let mysql = |at, name: &str, tls| of(Dialect::Mysql, at, name, tls);
-    let over_tcp = |host: &str, port| DatabaseAt::Tcp(at(host, port));
+    let over_tcp = |host: &str, port| DatabaseAt::Tcp(vec![at(host, port)]);
+    let two = DatabaseAt::Tcp(vec![at("localhost", 5432), at("::1", 7)]);
+    let mixed = DatabaseAt::Tcp(vec![at("localhost", 3306), at("h", 3306)]);
     let ca = Tls { ca: Some("/f".into()), ..Tls::default() };
     let any_host = Some(Tls { any_host: true, ..ca.clone() });
     for (text, place, shown) in [
@@ -72,6 +74,12 @@ fn databases() -> Result<(), String> {
             "postgres+unix://u@/run/s?db=d",
             database(DatabaseAt::Unix("/run/s".into()), "d", None),
             "postgres+unix:///run/s?db=d",
+        ),
+        ("postgres://u@localhost,[::1]:7/d", database(two, "d", None), "postgres://localhost:5432,[::1]:7/d"),
+        (
+            "mysql://u@localhost,h/d",
+            mysql(mixed, "d", Some(Tls::default())),
+            "mysql://localhost:3306,h:3306/d",
         ),
         ("mysql://u@h/d", mysql(over_tcp("h", 3306), "d", Some(Tls::default())), "mysql://h:3306/d"),
         ("mariadb://u@[::1]/d", mysql(over_tcp("::1", 3306), "d", None), "mysql://[::1]:3306/d"),
@@ -278,6 +286,8 @@ fn refusals_keep_the_secret() {
         "redis://h?db=1",
         "redis://h#f",
         "redis://a,b",
+        "postgres://u:SECRET@h,H:5432/d",
+        "mysql://u@h,/d",
         "redis://::1",
         "redis://::1:6379",
         "redis://[::1",

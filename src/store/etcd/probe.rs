@@ -30,7 +30,19 @@ impl EtcdStore {
         let tried = self.adapter.tried();
         let members = self.adapter.members();
         let (role, forgets_by, bell, almighty) = (Role::Master, Vec::new(), Bell::Heard, None);
-        Ok(Database { round_trips, clock, version, members, role, forgets_by, tried, bell, almighty })
+        let standbys = None;
+        Ok(Database {
+            round_trips,
+            clock,
+            version,
+            members,
+            role,
+            standbys,
+            forgets_by,
+            tried,
+            bell,
+            almighty,
+        })
     }
 }
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 /// Which database, and how to get into it.
 #[derive(Clone)]
 pub struct Target {
-    pub address: Address,
+    /// The primary and its standbys, whichever is which now; at least one.
+    pub servers: Vec<Address>,
     pub user: String,
     pub password: Option<Password>,
     pub database: String,
@@ -23,11 +24,23 @@ pub struct Target {
     pub op_timeout: Duration,
 }
 
+impl Target {
+    /// How messages name one of its servers.
+    pub(super) fn shown_at(&self, server: &Address) -> String {
+        if self.has_standbys() { format!("{} at {server}", self.shown) } else { self.shown.clone() }
+    }
+
+    /// Whether there are servers that cannot write, so that each has to say whether it can.
+    pub(super) fn has_standbys(&self) -> bool {
+        self.servers.len() > 1
+    }
+}
+
 /// A kind of database.
 pub(super) trait Database: Send + Sync {
     fn target(&self) -> &Target;
 
-    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error>;
+    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error>;
 
     /// The words in which it is asked.
     fn grammar(&self) -> &dyn Grammar;
@@ -67,6 +80,8 @@ pub(super) enum Failure {
     Broken(Error),
     /// There was no answer in time.
     Silent(Error),
+    /// The server cannot write, and others are named: one of them may be the primary now. This one has done nothing.
+    ReadOnly(Error),
     /// There are no tables.
     NoTables(Error),
     /// Somebody else was quicker.
@@ -79,6 +94,7 @@ impl From<Failure> for Error {
         match failure {
             Failure::Broken(error)
             | Failure::Silent(error)
+            | Failure::ReadOnly(error)
             | Failure::NoTables(error)
             | Failure::Refused(error) => error,
             Failure::Conflict => Self::Unavailable("others change the same rows all the time".into()),

@@ -22,6 +22,7 @@ use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
+use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,6 +44,10 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 /// How each statement names the table that it reads or changes. A view has no indexes, so a server refuses one in its place before
 /// it runs anything of it: a view that somebody else made runs functions of his with the rights of whoever looks into it.
 const TABLE: &str = "dlock_locks FORCE INDEX (PRIMARY)";
+
+/// Whether the server takes no writes: 1 if it does not. Newer versions of MariaDB have words in place of a number; and
+/// the readers of a cluster that share one disk are set so by InnoDB.
+const IS_READ_ONLY: &str = "CONCAT(@@read_only) NOT IN ('0', 'OFF') OR @@innodb_read_only";
 
 /// Where one waits.
 const QUEUED: &str = "kind = 1 AND place = 0";
@@ -67,8 +72,8 @@ impl Database for Mysql {
         &self.target
     }
 
-    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(&self.target, &settings(&self.target), by)?))
+    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(&self.target, server, &settings(&self.target), by)?))
     }
 
     fn grammar(&self) -> &dyn Grammar {
@@ -316,13 +321,35 @@ impl Grammar for Words {
     }
 
     fn survey(&self) -> String {
-        "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), @@read_only, CONCAT_WS(' and ', \
+        format!(
+            "SELECT CONCAT(IF(VERSION() LIKE '%MariaDB%', 'MariaDB ', 'MySQL '), VERSION()), {IS_READ_ONLY}, CONCAT_WS(' and ', \
          IF(@@innodb_flush_log_at_trx_commit <> 1, CONCAT('innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit), \
          NULL), IF(@@log_bin AND @@sync_binlog <> 1, CONCAT('sync_binlog ', @@sync_binlog), NULL)), \
          (SELECT CONCAT('a user with the right ', MIN(privilege_type)) FROM information_schema.user_privileges \
          WHERE privilege_type IN ('SUPER', 'CREATE USER', 'FILE', 'SYSTEM_USER') \
          AND grantee = CONCAT('''', REPLACE(CURRENT_USER(), '@', '''@'''), ''''))"
-            .into()
+        )
+    }
+
+    /// `master` is `source` in newer versions of MySQL. After the timeout, in milliseconds, it does not wait any more.
+    fn acknowledgement(&self) -> String {
+        "SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync_%'".into()
+    }
+
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool {
+        ["master", "source"].iter().any(|side| {
+            let is = |name, value: &str| {
+                setting(&format!("rpl_semi_sync_{side}_{name}")).is_some_and(|found| found == value)
+            };
+            let timeout =
+                setting(&format!("rpl_semi_sync_{side}_timeout")).and_then(|text| text.parse().ok());
+            let is_long = timeout.is_some_and(|millis: u64| millis >= 3_600_000);
+            is("enabled", "ON") && is("wait_point", "AFTER_SYNC") && is_long
+        })
+    }
+
+    fn acknowledged_by(&self) -> &'static str {
+        "semi-synchronous replication with the wait point AFTER_SYNC and a timeout of an hour or more"
     }
 
     fn remove(&self, name: &str) -> Vec<String> {
@@ -432,7 +459,8 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1143 | 1227 | 1370 => denied(format!("{store} denies this user a right that dlock needs: {text}")),
         1290 if !text.contains("read") => unfit(format!("{store} does not allow what dlock needs: {text}")),
         1290 | 1792 | 1836 | 1874 => {
-            unavailable(format!("{store} is read-only, as a replica is; name the primary"))
+            let why = format!("{store} is read-only, as a replica is; name the primary");
+            Failure::ReadOnly(Error::Unavailable(why))
         }
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),

@@ -4,10 +4,10 @@
 use super::{Failure, Target};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::dial;
 use crate::store::net::failure::{is_end, unreachable};
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::Session;
+use crate::store::net::{Address, dial};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 
@@ -43,11 +43,12 @@ pub struct Pipe {
 impl Pipe {
     /// Connects by `by`, without TLS. The connect timeout covers reaching the server; logging in may take until the end of
     /// the operation, for a new connection would be no quicker.
-    pub fn open(target: &Target, by: Moment) -> Result<Self, Error> {
+    pub fn open(target: &Target, server: &Address, by: Moment) -> Result<Self, Error> {
         let reached = by.min(Moment::now().after(target.connect_timeout));
-        let stream = dial::open(&target.shown, &target.address, target.tls.as_ref(), reached)?;
+        let store = target.shown_at(server);
+        let stream = dial::open(&store, server, target.tls.as_ref(), reached)?;
         Ok(Self {
-            store: target.shown.clone(),
+            store,
             stream,
             tls: None,
             inbox: Vec::new(),
@@ -57,6 +58,11 @@ impl Pipe {
             farewell: &[],
             process: std::process::id(),
         })
+    }
+
+    /// Whether nobody else hears what is said: it goes through TLS, or does not leave this machine's kernel.
+    pub fn is_private(&self) -> bool {
+        self.tls.is_some() || matches!(self.stream, Stream::Unix(_))
     }
 
     /// What has come and was not taken.

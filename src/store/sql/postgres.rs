@@ -12,6 +12,7 @@ use crate::law::Time;
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
+use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use guard::{NO_TABLE, READS};
 use std::collections::BTreeSet;
@@ -53,8 +54,8 @@ impl Database for Postgres {
         &self.target
     }
 
-    fn connect(&self, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(&self.target, by)?))
+    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(&self.target, server, by)?))
     }
 
     fn grammar(&self) -> &dyn Grammar {
@@ -276,6 +277,21 @@ impl Grammar for Words {
         )
     }
 
+    fn acknowledgement(&self) -> String {
+        let row = |name| format!("SELECT '{name}'::text, pg_catalog.current_setting('{name}')");
+        format!("{NO_TABLE}{} UNION ALL {}", row("synchronous_standby_names"), row("synchronous_commit"))
+    }
+
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool {
+        setting("synchronous_standby_names").is_some_and(|names| !names.is_empty())
+            && setting("synchronous_commit")
+                .is_some_and(|commit| !["off", "local"].contains(&commit.as_str()))
+    }
+
+    fn acknowledged_by(&self) -> &'static str {
+        "synchronous_standby_names, and synchronous_commit on"
+    }
+
     fn notes(&self, name: &str, tokens: &[Token]) -> String {
         format!(
             "{READS}SELECT token, {} FROM ONLY dlock_waiters WHERE name = {} AND token IN ({})",
@@ -412,7 +428,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
             denied(format!("{store} does not let this user in from here: {text}"))
         }
         "3D000" => unfit(format!("{store}: there is no such database: {text}")),
-        "25006" => unavailable(format!("{store} is read-only, as a standby is; name the primary")),
+        "25006" => Failure::ReadOnly(Error::Unavailable(format!(
+            "{store} is read-only, as a standby is; name the primary"
+        ))),
         "53100" => unavailable(format!("{store} has no room on its disk: {text}")),
         "53300" => unavailable(format!("{store} has too many clients: {text}")),
         "57014" => unavailable(format!("{store} broke off a statement: {text}")),

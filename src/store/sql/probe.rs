@@ -10,8 +10,8 @@ use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::Adapter;
 use crate::store::engine::queue::{Place, Waiting};
-use crate::store::probe::{Bell, Database, Offset, Role, Tried};
-use std::collections::BTreeSet;
+use crate::store::probe::{Bell, Database, Offset, Role, Standbys, Tried};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 /// How often it is asked.
@@ -38,6 +38,7 @@ impl SqlStore {
             round_trips,
             clock,
             version,
+            standbys: self.adapter.standbys()?,
             role: if standby == "1" { Role::Replica } else { Role::Master },
             forgets_by: Some(forgets).filter(|by| !by.is_empty()).into_iter().collect(),
             tried,
@@ -54,6 +55,24 @@ impl Tables {
         let mut texts =
             row.into_iter().map(|text| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned());
         Ok([(); 4].map(|()| texts.next().unwrap_or_default()))
+    }
+
+    /// Whether a failover forgets, where there may be one.
+    fn standbys(&self) -> Result<Option<Standbys>, Error> {
+        let (target, grammar) = (self.database.target(), self.database.grammar());
+        if !target.has_standbys() {
+            return Ok(None);
+        }
+        let answers = self.ask(&[grammar.acknowledgement()], Again::Yes)?;
+        let text = |column: &Option<Vec<u8>>| {
+            String::from_utf8_lossy(column.as_deref().unwrap_or_default()).into_owned()
+        };
+        let rows: BTreeMap<_, _> =
+            answers[0].rows.iter().filter_map(|row| Some((text(row.first()?), text(row.get(1)?)))).collect();
+        let acknowledge = grammar.is_acknowledged(&|name| rows.get(name).cloned());
+        let server = self.line.borrow().as_ref().map_or(0, |line| line.server);
+        let primary = target.servers[server].to_string();
+        Ok(Some(Standbys { primary, acknowledge, settings: grammar.acknowledged_by() }))
     }
 
     /// Fastest first, and the clock as the fastest has told it.

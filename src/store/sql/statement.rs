@@ -118,6 +118,15 @@ pub trait Grammar {
     /// take back what was done, as a text, empty if nothing is; and what the user is that may do all there, if it is that.
     fn survey(&self) -> String;
 
+    /// The settings of the server by which a commit waits until a standby has it: rows of a name and a value.
+    fn acknowledgement(&self) -> String;
+
+    /// Whether it waits so. `setting` has the values.
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool;
+
+    /// How messages name these settings.
+    fn acknowledged_by(&self) -> &'static str;
+
     /// Removes all that is kept of a lock.
     fn remove(&self, name: &str) -> Vec<String>;
 

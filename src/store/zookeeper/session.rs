@@ -9,7 +9,7 @@ use crate::law::millis;
 use crate::store::Error;
 use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
-use crate::store::net::{Address, alarm};
+use crate::store::net::{self, Address, alarm};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,11 +143,8 @@ impl Session {
         let count = self.target.servers.len();
         let (mut untried, mut pause) = (count, PAUSE);
         loop {
-            // A single server is waited for: another connection to it would be no quicker.
             let each = self.target.connect_timeout + self.target.op_timeout;
-            let share = by.left() / u32::try_from(untried).unwrap_or(1).max(1);
-            let share = if count == 1 { by.left() } else { share.min(each) };
-            match self.try_next(Moment::now().after(share)) {
+            match self.try_next(net::turn(count, untried, each, by)) {
                 Ok(()) => return Ok(()),
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => {

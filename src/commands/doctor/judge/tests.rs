@@ -195,6 +195,7 @@ fn etcd_that_ends_what_is_kept_is_warned_of() {
             version: version.into(),
             members,
             role: Role::Master,
+            standbys: None,
             forgets_by: vec![],
             tried: Ok(Tried::Done),
             bell: Bell::Heard,

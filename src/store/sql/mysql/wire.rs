@@ -10,7 +10,7 @@
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
-use super::meaning;
+use super::{IS_READ_ONLY, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
@@ -80,6 +80,9 @@ pub struct Connection {
     process: u64,
     /// What goes before the first statement.
     settings: String,
+    /// Asks in each text whether the server can write, where a URL names several servers: that may change under an open
+    /// connection. Its answer is the first row.
+    role: String,
     /// Whether there is an answer to come that nobody waits for yet.
     is_owed: bool,
 }
@@ -94,31 +97,40 @@ struct Greeting {
 
 impl Connection {
     /// Connects and logs in by `by`. `settings` are statements, each with its end.
-    pub fn begin(target: &Target, settings: &str, by: Moment) -> Result<Self, Error> {
-        log_in(&target.shown, target.password.as_ref(), by, |password| {
-            Self::begin_as(target, password, settings.into(), by)
+    pub fn begin(target: &Target, server: &Address, settings: &str, by: Moment) -> Result<Self, Error> {
+        log_in(&target.shown_at(server), target.password.as_ref(), by, |password| {
+            Self::begin_as(target, server, password, settings.into(), by)
         })
     }
 
     fn begin_as(
         target: &Target,
+        server: &Address,
         password: Option<&str>,
         settings: String,
         by: Moment,
     ) -> Result<Self, Error> {
-        let (pipe, has_password) = (Pipe::open(target, by)?, password.is_some());
-        let mut connection = Self { pipe, sequence: 0, has_password, process: 0, settings, is_owed: false };
-        connection.log_in(target, password.unwrap_or_default(), by).map_err(Error::from)?;
+        let (pipe, has_password) = (Pipe::open(target, server, by)?, password.is_some());
+        let role = if target.has_standbys() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
+        let mut connection =
+            Self { pipe, sequence: 0, has_password, process: 0, settings, role, is_owed: false };
+        connection.log_in(target, server, password.unwrap_or_default(), by).map_err(Error::from)?;
         connection.pipe.farewell = QUIT;
         Ok(connection)
     }
 
-    fn log_in(&mut self, target: &Target, password: &str, by: Moment) -> Result<(), Failure> {
+    fn log_in(
+        &mut self,
+        target: &Target,
+        server: &Address,
+        password: &str,
+        by: Moment,
+    ) -> Result<(), Failure> {
         let packet = self.packet(by)?;
         let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
         self.process = greeting.process;
         let mut can = can::ALL;
-        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
+        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
             // What stands behind the greeting was not said by whom the certificate is of.
             if greeting.can & can::SSL == 0 || !self.pipe.rest().is_empty() {
                 return Err(Failure::Refused(Error::Misnamed(format!(
@@ -134,7 +146,7 @@ impl Connection {
         }
         let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
         let mut plugin = if known { greeting.plugin } else { "mysql_native_password".into() };
-        let proof = self.prove(&plugin, &greeting.nonce, (target, password))?;
+        let proof = self.prove(&plugin, &greeting.nonce, password)?;
         let mut answer = hello(can);
         answer.extend(
             [target.user.as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
@@ -150,13 +162,13 @@ impl Connection {
                     plugin = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
                     let nonce = parts.next().unwrap_or_default();
                     let nonce = nonce.strip_suffix(b"\0").unwrap_or(nonce);
-                    let proof = self.prove(&plugin, nonce, (target, password))?;
+                    let proof = self.prove(&plugin, nonce, password)?;
                     self.send(&proof, by)?;
                 }
                 // It remembers the password.
                 Some((1, [3])) => {}
                 Some((1, [4])) if plugin == "caching_sha2_password" => {
-                    let clear = self.in_clear((target, password))?;
+                    let clear = self.in_clear(password)?;
                     self.send(&clear, by)?;
                 }
                 _ => return Err(self.not_mysql()),
@@ -166,12 +178,12 @@ impl Connection {
     }
 
     /// What shows that one knows the password.
-    fn prove(&self, plugin: &str, nonce: &[u8], login: (&Target, &str)) -> Result<Vec<u8>, Failure> {
+    fn prove(&self, plugin: &str, nonce: &[u8], password: &str) -> Result<Vec<u8>, Failure> {
         match plugin {
             "mysql_native_password" | "caching_sha2_password" => {
-                Ok(scramble(plugin, self.password(login)?, nonce))
+                Ok(scramble(plugin, self.password(password)?, nonce))
             }
-            "mysql_clear_password" | "sha256_password" => self.in_clear(login),
+            "mysql_clear_password" | "sha256_password" => self.in_clear(password),
             // The kernel tells the server who is there.
             "auth_socket" | "unix_socket" => Ok(Vec::new()),
             _ => Err(self.denied(
@@ -182,14 +194,14 @@ impl Connection {
     }
 
     /// The password itself.
-    fn in_clear(&self, login: (&Target, &str)) -> Result<Vec<u8>, Failure> {
-        Ok([self.password(login)?, b"\0"].concat())
+    fn in_clear(&self, password: &str) -> Result<Vec<u8>, Failure> {
+        Ok([self.password(password)?, b"\0"].concat())
     }
 
     /// The password, where nobody else is spoken to than the server, or there is none.
-    fn password<'p>(&self, (target, password): (&Target, &'p str)) -> Result<&'p [u8], Failure> {
+    fn password<'p>(&self, password: &'p str) -> Result<&'p [u8], Failure> {
         let password = password.as_bytes();
-        if !password.is_empty() && self.pipe.tls.is_none() && matches!(target.address, Address::Tcp { .. }) {
+        if !password.is_empty() && !self.pipe.is_private() {
             return Err(self.denied(
                 "wants a proof of the password, and the connection has no TLS: whoever has that port could guess the \
                  password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca",
@@ -266,12 +278,30 @@ impl Connection {
         // The SQLSTATE tells less than the code.
         let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
         let (code, text) = (u16::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned());
-        meaning(&self.pipe.store, &Said { code, text, is_password_given: self.has_password })
+        match meaning(&self.pipe.store, &Said { code, text, is_password_given: self.has_password }) {
+            Failure::ReadOnly(error) if self.role.is_empty() => Failure::Refused(error),
+            failure => failure,
+        }
     }
 
-    /// Waits for what the statements of one text did. Of those that change rows the last one counts.
+    /// Waits for what the statements of one text did.
     fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
         let mut answer = Answer::default();
+        let done = self.results(&mut answer, by);
+        let role =
+            if self.role.is_empty() || answer.rows.is_empty() { None } else { Some(answer.rows.remove(0)) };
+        let is_read_only = role.is_some_and(|row| row.first() == Some(&Some(b"1".to_vec())));
+        match done {
+            Ok(()) | Err(Failure::Refused(_) | Failure::NoTables(_) | Failure::Conflict) if is_read_only => {
+                let why = format!("{} is read-only, as a replica is", self.pipe.store);
+                Err(Failure::ReadOnly(Error::Unavailable(why)))
+            }
+            done => done.map(|()| answer),
+        }
+    }
+
+    /// Of the statements that change rows the last one counts.
+    fn results(&mut self, answer: &mut Answer, by: Moment) -> Result<(), Failure> {
         loop {
             let packet = self.packet(by)?;
             let status = match packet.split_first() {
@@ -282,13 +312,13 @@ impl Connection {
                     rest.first_chunk().copied()
                 }
                 // A file of this machine's is what it wants with 0xfb.
-                Some((1..=0xfa, _)) => Some(self.rows(&packet, &mut answer, by)?),
+                Some((1..=0xfa, _)) => Some(self.rows(&packet, answer, by)?),
                 _ => None,
             };
             let status = status.ok_or_else(|| self.not_mysql())?;
             let has_more = u16::from_le_bytes(status) & 8 != 0;
             if !has_more {
-                return Ok(answer);
+                return Ok(());
             }
         }
     }
@@ -315,13 +345,14 @@ impl Connection {
 impl Connection {
     fn send_statement(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.sequence = 0;
-        self.send(&[b"\x03", self.settings.as_bytes(), statement.as_bytes()].concat(), by)
+        let text = [b"\x03", self.settings.as_bytes(), self.role.as_bytes(), statement.as_bytes()];
+        self.send(&text.concat(), by)
     }
 
     /// Waits for the answer that nobody waited for. What the server refused does not matter.
     fn settle(&mut self, by: Moment) -> Result<(), Failure> {
         match self.told(by) {
-            Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => Err(failure),
+            Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_))) => Err(failure),
             _ => Ok(()),
         }
     }
@@ -345,7 +376,9 @@ impl Link for Connection {
         for statement in statements {
             self.send_statement(statement, by)?;
             match self.answer(by) {
-                Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => return Err(failure),
+                Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_))) => {
+                    return Err(failure);
+                }
                 Err(failure) => {
                     answers.push(Answer::default());
                     failed = failed.or(Some(failure));

@@ -26,6 +26,11 @@ const ITERATIONS_LEAST: u32 = 4096;
 /// What has begun to come is there within this time.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
+/// Whether the server can write now: `on` if it cannot. It is asked in each text where a URL names several servers, for
+/// a pooler may have led this text to another one than the last. A server from 14 on would tell it at the login, and a
+/// pooler what it was told long ago.
+const IS_READ_ONLY: &str = "SELECT pg_catalog.current_setting('transaction_read_only'); ";
+
 /// What a server says of an error.
 #[derive(Debug, Default)]
 pub struct Said {
@@ -44,6 +49,8 @@ pub struct Connection {
     /// Which process serves it, by its own account.
     process: u64,
     has_rung: bool,
+    /// Whether each text asks if the server can write.
+    asks_role: bool,
     /// What the next text must be preceded by.
     guard: Guard,
     /// The preamble of a text that was sent and whose answer nobody waits for yet.
@@ -66,18 +73,25 @@ struct Message {
 
 impl Connection {
     /// Connects and logs in by `by`.
-    pub fn begin(target: &Target, by: Moment) -> Result<Self, Error> {
-        log_in(&target.shown, target.password.as_ref(), by, |password| Self::begin_as(target, password, by))
+    pub fn begin(target: &Target, server: &Address, by: Moment) -> Result<Self, Error> {
+        let shown = target.shown_at(server);
+        log_in(&shown, target.password.as_ref(), by, |password| Self::begin_as(target, server, password, by))
     }
 
-    fn begin_as(target: &Target, password: Option<&str>, by: Moment) -> Result<Self, Error> {
-        let mut pipe = Pipe::open(target, by)?;
-        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, &target.address) {
+    fn begin_as(
+        target: &Target,
+        server: &Address,
+        password: Option<&str>,
+        by: Moment,
+    ) -> Result<Self, Error> {
+        let mut pipe = Pipe::open(target, server, by)?;
+        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
             let mut raw = Bounded { stream: &mut pipe.stream, by };
             ask_for_tls(&pipe.store, &mut raw)?;
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
-        let mut connection = Self { pipe, process: 0, has_rung: false, guard: Guard::default(), owed: None };
+        let (asks_role, guard) = (target.has_standbys(), Guard::default());
+        let mut connection = Self { pipe, process: 0, has_rung: false, asks_role, guard, owed: None };
         connection.log_in(target, password, by).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
         Ok(connection)
@@ -135,12 +149,11 @@ impl Connection {
         if method == 0 {
             return Ok(());
         }
-        let is_private = self.pipe.tls.is_some() || !matches!(target.address, Address::Tcp { .. });
         let password = proof.password.ok_or_else(|| {
             denied("wants a password; give one by --password-file, --password-command or the config file")
         })?;
         let answer = match (method, &mut proof.scram) {
-            (3 | 5, _) if !is_private => {
+            (3 | 5, _) if !self.pipe.is_private() => {
                 let how = if method == 3 { "in clear" } else { "by md5" };
                 return Err(denied(&format!(
                     "wants the password {how}, and the connection has no TLS; use the socket (postgres+unix://), \
@@ -232,6 +245,7 @@ impl Connection {
         let said = Said::parse(body);
         match meaning(&self.pipe.store, &said) {
             Failure::Refused(error) if said.is_fatal => Failure::Silent(error),
+            Failure::ReadOnly(error) if !self.asks_role => Failure::Refused(error),
             failure => failure,
         }
     }
@@ -239,7 +253,8 @@ impl Connection {
     /// Waits for what one statement, or several in one text, did behind their preamble.
     fn answer(&mut self, preamble: &Preamble, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
         let (mut answer, mut failure) = (Answer::default(), None);
-        let (mut left, mut facts) = (preamble.statements, Vec::new());
+        let role = usize::from(self.asks_role);
+        let (mut left, mut facts) = (preamble.statements + role, Vec::new());
         loop {
             let message = self.message(by)?;
             match message.kind {
@@ -252,13 +267,13 @@ impl Connection {
                 b'C' if left > 0 => {
                     left -= 1;
                     if left == 0 {
-                        self.guard.learn(preamble, &facts);
+                        self.guard.learn(preamble, facts.get(role..).unwrap_or_default());
                     }
                 }
                 b'C' => answer.changed = changed(&message.body),
                 b'E' => {
                     let said = self.error(&message.body);
-                    if matches!(said, Failure::Broken(_) | Failure::Silent(_)) {
+                    if matches!(said, Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_)) {
                         return Err(said);
                     }
                     // The tables may be others now: the next text looks for them again.
@@ -267,10 +282,23 @@ impl Connection {
                     }
                     failure = failure.or(Some(said));
                 }
+                b'Z' if self.asks_role && is_read_only(&facts) => {
+                    let why = format!("{} is read-only, as a standby is", self.pipe.store);
+                    return Err(Failure::ReadOnly(Error::Unavailable(why)));
+                }
                 b'Z' => return Ok((answer, failure)),
                 _ => {}
             }
         }
+    }
+
+    /// A text behind its preamble, to be carried out. A server does not notice that the client has gone while it waits for
+    /// what somebody else keeps locked, so it is told how long to wait: else each attempt leaves a process behind there.
+    fn query(&self, preamble: &Preamble, text: &str, by: Moment) -> Vec<u8> {
+        let millis = by.left().as_millis().clamp(1, 1 << 30);
+        let role = if self.asks_role { IS_READ_ONLY } else { "" };
+        let preamble = &preamble.text;
+        framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {role}{preamble}{text}\0").as_bytes())
     }
 
     fn sleep(&mut self, until: Moment) -> io::Result<bool> {
@@ -299,7 +327,7 @@ impl Link for Connection {
     fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.told(by)?;
         let preamble = self.guard.preamble(statement);
-        self.send(&query(&preamble, statement, by), by)?;
+        self.send(&self.query(&preamble, statement, by), by)?;
         self.owed = Some(preamble);
         Ok(())
     }
@@ -314,7 +342,7 @@ impl Link for Connection {
         self.told(by)?;
         let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
         let texts = preambles.iter().zip(statements);
-        let bytes: Vec<u8> = texts.flat_map(|(preamble, text)| query(preamble, text, by)).collect();
+        let bytes: Vec<u8> = texts.flat_map(|(preamble, text)| self.query(preamble, text, by)).collect();
         self.send(&bytes, by)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for preamble in &preambles {
@@ -356,11 +384,9 @@ fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
     [kind.as_slice(), &length, body].concat()
 }
 
-/// A text to be carried out. A server does not notice that who asked has gone while it waits for what somebody else keeps
-/// locked, so it is told how long to wait: else each who tries again leaves a process behind there.
-fn query(preamble: &Preamble, text: &str, by: Moment) -> Vec<u8> {
-    let millis = by.left().as_millis().clamp(1, 1 << 30);
-    framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {}{text}\0", preamble.text).as_bytes())
+/// What the first row says, which answers [`IS_READ_ONLY`].
+fn is_read_only(rows: &[Vec<Option<Vec<u8>>>]) -> bool {
+    rows.first().and_then(|row| row.first()?.as_deref()) == Some(b"on")
 }
 
 /// How often a server that uses SCRAM wants the password hashed.
