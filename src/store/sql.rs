@@ -58,6 +58,8 @@ const BROKEN_MOST: u32 = 2;
 const CONFLICT: Duration = Duration::from_millis(2);
 /// So long after others were told of a change who made it sees to it that it is on the disk.
 const NEXT_FIRST: Duration = Duration::from_millis(5);
+/// Whoever has more than so many before it looks at the records more rarely: it is woken by whoever is before it.
+const NEAR: u64 = 4;
 /// So many notes are asked for at once.
 const NOTES_MOST: usize = 64;
 /// Of so many steps one removes what is too old to keep.
@@ -325,6 +327,15 @@ impl Adapter for Tables {
 
     fn reset(&mut self) {
         self.line.take();
+    }
+
+    fn crowd(&self) -> u64 {
+        NEAR
+    }
+
+    /// Whoever is before one lets go of its latch, or its bell rings, at its end as at a grant.
+    fn rarely(&self) -> u32 {
+        16
     }
 
     fn endurance(&self) -> Endurance {
