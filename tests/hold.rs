@@ -722,8 +722,9 @@ fn a_process_that_ends_is_not_waited_for() {
     let background = hold(&world, "k", &["-w", "--background"], &target).status(75).any_stderr().spawn();
     world.wait_for_waiters("k", 2);
     target.0.kill().expect("it lives");
-    waiter.finish();
-    background.finish();
+    let said = "what it was to be held for has ended; nothing is held";
+    assert!(waiter.finish().stderr.contains(said));
+    assert!(background.finish().stderr.contains(said));
     let target = Target::sh(&world, "exec sleep 1000");
     let caller = hold(&world, "k", &["-w", "--background"], &target).dies_of(15).any_stderr().spawn();
     world.wait_for_waiters("k", 1);

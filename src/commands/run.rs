@@ -293,6 +293,7 @@ impl Session<'_> {
                 Ok(Exit::Busy(self.run.busy))
             }
             Obtained::Unwanted => {
+                self.messages.unwanted(self.run.busy);
                 let _ = self.guard.finish(LEAVING);
                 Ok(Exit::Busy(self.run.busy))
             }

@@ -31,7 +31,7 @@ pub enum What {
     Lost,
     /// `--max-run` is over.
     Timeout,
-    /// The command has ended, and the lock is kept for what it left behind.
+    /// The command has ended, and the lock is kept for what it left behind; or what the lock was to be held for.
     Ended,
     /// The command was stopped (^Z).
     Suspended,

@@ -178,6 +178,12 @@ impl<'a> Messages<'a> {
         self.say(Kind::Note, event.ends(Exit::Ok), &busy::done(&self.asked, done));
     }
 
+    /// What it was to be held for has ended before that.
+    pub fn unwanted(&self, status: u8) {
+        let text = format!("{}: what it was to be held for has ended; {}", self.place(), self.of.unrun);
+        self.say(Kind::Note, Event::from(What::Ended).ends(Exit::Busy(status)), &text);
+    }
+
     /// One that came later does it.
     pub fn superseded(&self, superseded: &Superseded, status: u8) {
         let by = Some(&superseded.by).filter(|by| !by.host.is_empty());
