@@ -154,7 +154,7 @@ fn a_bad_store_is_78() {
         "redis+unix://relative/path",
         "postgres://u@h",
         "postgres://u@h/",
-        "postgres://u@h,i/d",
+        "postgres://u@h,h/d",
         "postgres://u@h/d?sslmode=prefer",
         "postgres://u@h/d?sslmode=disable&ca=/f",
         "postgres://u@h/d?sslmode=verify-ca",
