@@ -238,6 +238,49 @@ fn over_tls() {
     end_well(&world, fence, holder, waiter);
 }
 
+/// A node that tells an address may have a certificate for a name: the one by which the user named it.
+#[test]
+fn a_node_that_tells_an_address_is_known_by_the_name_of_the_seed() {
+    let bus = next_port().to_string();
+    let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", &bus];
+    let options = [&options[..], &["--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1"]].concat();
+    let authority = Authority::new("ca");
+    let world = World::with_tls(&authority, &options);
+    world.redis().ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_until("the cluster is up", || {
+        world.redis().ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    });
+    let certify = |names: &[&str]| {
+        authority.issue(names).write(&world.path(""), "server");
+        world.redis().ask::<()>(&[
+            "CONFIG",
+            "SET",
+            "tls-cert-file",
+            "server.pem",
+            "tls-key-file",
+            "server.key",
+        ]);
+    };
+    let (ca, port) = (world.path("ca.pem").display().to_string(), world.redis().port());
+    let url = |hosts: &str| format!("rediss+cluster://{hosts}?ca={ca}");
+    let run = |hosts: &str, status| {
+        let run = world.run("k", &["--store", &url(hosts)], "true").status(status).any_stderr().run();
+        run.stderr
+    };
+    certify(&["localhost"]);
+    run(&format!("localhost:{port}"), 0);
+    let said = run(&format!("127.0.0.1:{port}"), 69);
+    assert!(said.contains("is for localhost and not for 127.0.0.1"), "{said}");
+    // By its address, as ever; and no other name will do.
+    certify(&["127.0.0.1", "localhost"]);
+    run(&format!("localhost:{port}"), 0);
+    run(&format!("127.0.0.1:{port}"), 0);
+    certify(&["127.0.0.1"]);
+    run(&format!("127.0.0.1:{port},localhost:{port}"), 0);
+    certify(&["elsewhere"]);
+    run(&format!("127.0.0.1:{port},localhost:{port}"), 69);
+}
+
 /// What an acquire costs, and a hold: printed, and told in docs/stores.md.
 #[test]
 fn connections_and_commands_are_few() {

@@ -24,6 +24,7 @@ use crate::store::redis::{self, RedisStore, Target};
 use crate::store::sql::{self, SqlStore};
 #[cfg(feature = "zookeeper")]
 use crate::store::zookeeper::{self, ZooKeeperStore};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -181,7 +182,8 @@ impl Context {
                 Made::Sentinels(sentinels.iter().map(sentinel).collect(), master.clone(), place)
             }
             Location::Cluster { nodes, tls } => {
-                Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, certificates(tls)?))
+                let tls = tls.as_ref().map(|tls| self.certificates_of(tls, nodes, &shown)).transpose()?;
+                Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, tls))
             }
             Location::Quorum { nodes, db, tls } => {
                 let place = server(NOWHERE, *db, certificates(tls)?);
@@ -289,9 +291,16 @@ impl Context {
     /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
     /// anything is asked for.
     fn certificates(&self, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
+        self.certificates_of(named, &[], shown)
+    }
+
+    /// The same of servers that are found through these, which may tell addresses while certificates have names.
+    fn certificates_of(&self, named: &url::Tls, seeds: &[Host], shown: &str) -> Result<Tls, Error> {
         let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-        Tls::read(Files { ca: named.ca.clone(), client, any_host: named.any_host }, shown)
-            .map_err(|error| self.with_origin(error).into())
+        let names = seeds.iter().map(|seed| seed.name.clone());
+        let aliases = names.filter(|name| name.parse::<IpAddr>().is_err()).collect();
+        let files = Files { ca: named.ca.clone(), client, any_host: named.any_host, aliases };
+        Tls::read(files, shown).map_err(|error| self.with_origin(error).into())
     }
 }
 

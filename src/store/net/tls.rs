@@ -12,9 +12,9 @@
 use super::failure::plain;
 use crate::clock::Moment;
 use crate::store::Error;
-use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -40,6 +40,9 @@ pub struct Files {
     pub client: Option<(PathBuf, PathBuf)>,
     /// Whether the server's certificate may name any host.
     pub any_host: bool,
+    /// Host names of which the certificate of a server that is known by an address may name one in place of the address: those
+    /// by which the user named the servers that told the address.
+    pub aliases: Vec<String>,
 }
 
 /// All that connections over TLS have in common. It has no state that a fork could split in two: sessions are not
@@ -76,6 +79,13 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
         .with_safe_default_protocol_versions()
         .map_err(broken)?
         .with_root_certificates(trusted.clone());
+    let known = |aliases: &[String]| {
+        let (roots, provider) = (Arc::new(trusted.clone()), Arc::new(ring::default_provider()));
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        let verifier = verifier.map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        let aliases = aliases.iter().filter_map(|alias| ServerName::try_from(alias.clone()).ok());
+        Ok::<_, String>(Arc::new(ByAlias { verifier, aliases: aliases.collect() }))
+    };
     let mut config = match &files.client {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
@@ -101,6 +111,8 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
     };
     if files.any_host {
         config.dangerous().set_certificate_verifier(Arc::new(AnyHost(trusted)));
+    } else if !files.aliases.is_empty() {
+        config.dangerous().set_certificate_verifier(known(&files.aliases)?);
     }
     config.resumption = Resumption::disabled();
     Ok(config)
@@ -147,6 +159,62 @@ impl ServerCertVerifier for AnyHost {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Checks a server's certificate as usual. Where only the address by which the server is known is not in it, one of the aliases
+/// may be.
+#[derive(Debug)]
+struct ByAlias {
+    verifier: Arc<WebPkiServerVerifier>,
+    aliases: Vec<ServerName<'static>>,
+}
+
+impl ServerCertVerifier for ByAlias {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        use CertificateError::{NotValidForName, NotValidForNameContext};
+        let verify = |name| self.verifier.verify_server_cert(certificate, chain, name, ocsp, now);
+        match (verify(name), name) {
+            (
+                Err(rustls::Error::InvalidCertificate(
+                    flaw @ (NotValidForName | NotValidForNameContext { .. }),
+                )),
+                ServerName::IpAddress(_),
+            ) => {
+                let verified = self.aliases.iter().find_map(|alias| verify(alias).ok());
+                verified.ok_or(rustls::Error::InvalidCertificate(flaw))
+            }
+            (verified, _) => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
     }
 }
 
