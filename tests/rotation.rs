@@ -1,13 +1,16 @@
 //! Passwords that change while locks are held and waited for. They are read from a file, or printed by a command, before each
 //! connection. Nothing of them is shown, whatever the command does.
 
+use crate::support::cluster::Cluster;
 use crate::support::dlock::{BINARY, Dlock};
 #[cfg(feature = "etcd")]
 use crate::support::etcd::Etcd;
+use crate::support::masters::{self, Masters};
 #[cfg(feature = "mysql")]
 use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
+use crate::support::redis::Redis;
 use crate::support::sentinel::{self, Sentinel, admit_watchers};
 #[cfg(feature = "etcd")]
 use crate::support::wait::wait_for;
@@ -83,6 +86,44 @@ fn sentinels() -> Door {
         hang_up: Box::new(move || {
             ended.0.ask::<i64>(&["CLIENT", "KILL", "USER", "app"]);
             ended.1.ask::<i64>(&["CLIENT", "KILL", "USER", "app"]);
+        }),
+        _server: Box::new(servers),
+    }
+}
+
+fn cluster() -> Door {
+    let mut world = World::without_redis();
+    let nodes = Cluster::start(&world, 2);
+    world.use_store(nodes.url(&[0]).replace("//", "//app@"));
+    of_several(world, nodes.masters)
+}
+
+fn quorum() -> Door {
+    let (mut world, masters) = Masters::aged(3).apart();
+    let ports: Vec<u16> = masters.iter().map(Redis::port).collect();
+    world.use_store(masters::url(&ports).replace("//", "//app@"));
+    of_several(world, masters)
+}
+
+/// All of these servers have the user.
+fn of_several(world: World, servers: Vec<Redis>) -> Door {
+    let add = |word: &str| format!(">{word}");
+    for server in &servers {
+        server.ask::<()>(&["ACL", "SETUSER", "app", "on", &add(FIRST), "~*", "&*", "+@all"]);
+    }
+    let servers = std::rc::Rc::new(servers);
+    let (changed, ended) = (servers.clone(), servers.clone());
+    Door {
+        world,
+        change: Box::new(move |word| {
+            for server in &*changed {
+                server.ask::<()>(&["ACL", "SETUSER", "app", "resetpass", &add(word)]);
+            }
+        }),
+        hang_up: Box::new(move || {
+            for server in &*ended {
+                server.ask::<i64>(&["CLIENT", "KILL", "USER", "app"]);
+            }
         }),
         _server: Box::new(servers),
     }
@@ -221,7 +262,11 @@ fn a_new_password_disturbs_nobody(door: &Door) {
         let holder = run(&["-t", "10s", "-v"], JOB).spawn();
         world.wait_for_log("up");
         let waiter = run(&["-t", "10s", "-v", "-w", "60s"], "echo next >> log").spawn();
-        wait_until("it waits", || door.holders()["waiters"].as_array().is_some_and(|all| all.len() == 1));
+        wait_until("it waits", || match world.url().starts_with("redis+quorum") {
+            false => door.holders()["waiters"].as_array().is_some_and(|all| all.len() == 1),
+            // It has no queue to look at.
+            true => waiter.messages().contains("waiting"),
+        });
         for word in [SECOND, FIRST] {
             door.rotate(word);
             door.after_renewal();
@@ -247,7 +292,7 @@ fn the_guard_has_the_new_password(door: &Door) {
     let world = &door.world;
     for way in [Way::File, Way::SlowCommand] {
         world.write("word", &format!("{FIRST}\n"));
-        let holder = door.dlock(way, world.run("k", &["-t", "10m"], JOB)).dies_of(9).any_stderr().spawn();
+        let holder = door.dlock(way, world.run("k", &["-t", "60s"], JOB)).dies_of(9).any_stderr().spawn();
         world.wait_for_log("up");
         (door.change)(SECOND);
         (door.hang_up)();
@@ -278,6 +323,8 @@ macro_rules! on_every_door {
 on_every_door!(
     redis,
     sentinels,
+    cluster,
+    quorum,
     #[cfg(feature = "postgres")]
     postgres,
     #[cfg(feature = "mysql")]

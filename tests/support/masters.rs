@@ -55,6 +55,11 @@ impl Masters {
         Self { masters: masters.collect(), world }
     }
 
+    /// The directory in which jobs run, and the masters.
+    pub fn apart(self) -> (World, Vec<Redis>) {
+        (self.world, self.masters)
+    }
+
     /// The directory in which jobs run.
     pub fn world(&self) -> &World {
         &self.world
