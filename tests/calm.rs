@@ -220,13 +220,14 @@ fn a_cut_on_a_long_line_disturbs_nobody(make: Make) {
     scene.finish(jobs);
 }
 
-/// The lease ends no later than this: so long after the store was last heard of.
+/// The lease ends no later than its length after the store was last heard of. A busy machine may take a moment more to end
+/// a process; exactly that is looked at in tests/lease.rs.
 fn a_store_that_stays_away_ends_what_is_held_in_time(make: Make) {
     let scene = Scene::new(make);
     let ttl = Duration::from_secs(6);
     let mut held: Vec<_> = (0..3).map(|number| scene.hold(&format!("k{number}"), ttl, 79)).collect();
     scene.place.stop();
-    sleep(ttl);
+    sleep(ttl + ttl / 8);
     for (_, process) in &mut held {
         assert!(process.try_wait().expect("our child").is_some(), "it lives when the lease is over");
     }
