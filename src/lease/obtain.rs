@@ -29,6 +29,8 @@ enum Next {
     Sleep(Moment),
     /// Asks then, for the store has failed.
     Retry(Moment),
+    /// Leaves the queue, for the wait is over.
+    GiveUp,
 }
 
 /// What came of one step.
@@ -91,6 +93,10 @@ impl Progress {
         let mut obtaining = Obtaining { store, request, progress: self, report };
         match next {
             Next::Ask => obtaining.ask(),
+            Next::GiveUp => match obtaining.progress.blocker.clone() {
+                Some(blocker) => obtaining.give_up(Report::Busy(blocker)),
+                None => obtaining.ask(),
+            },
             Next::Sleep(at) => obtaining.sleep(at, until),
             Next::Retry(at) => {
                 alarm::sleep_until(until.map_or(at, |until| until.min(at)));
@@ -293,7 +299,7 @@ impl Obtaining<'_> {
         let limit = until.map_or(at, |until| until.min(at));
         match self.store.sleep(&self.request.names, &self.request.ask.token, limit) {
             Ok(Slept::Through) if !at.passed() => return Step::GoesOn,
-            Err(_) if alarm::is_raised() => return Step::GoesOn,
+            Err(_) if alarm::is_raised() => return self.then(Next::Ask),
             Ok(_) => {}
             // The next heartbeat says what is wrong, or that all is well on another connection.
             Err(error) if error.is_transient() => {
@@ -310,7 +316,8 @@ impl Obtaining<'_> {
         let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
             Ok(_) => self.over(why),
-            Err(_) if alarm::is_raised() => Step::GoesOn,
+            // It may have left: to ask again would be to come anew.
+            Err(_) if alarm::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),
         }
     }

@@ -296,7 +296,9 @@ impl Store for RedisStore {
         if self.caller.has_replicas() {
             return Endurance::Short;
         }
-        let second = Self::over(self.caller.route.topology.anew(), self.target.clone());
+        let mut second = Self::over(self.caller.route.topology.anew(), self.target.clone());
+        // Whoever listens follows the master that either of them has found.
+        second.caller.route.last_master = self.caller.route.last_master.clone();
         Endurance::Beside { second: Box::new(second), late: silent(&self.target.shown) }
     }
 

@@ -13,6 +13,7 @@ use crate::store::Error;
 use crate::store::net::Address;
 use redis::{Value, cmd};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How often a call follows MOVED or ASK. One is usual, two happen in a failover; more go in a circle.
 const HOPS_MAX: u32 = 5;
@@ -22,6 +23,8 @@ pub struct Nodes {
     template: Target,
     /// Whom to ask: who answered last stands first, who failed last.
     known: Vec<Address>,
+    /// What this and whoever is [anew](Topology::anew) from it have been told of.
+    told: Arc<Mutex<Vec<Address>>>,
     map: Vec<Range>,
     /// What was learned by MOVED after the map.
     moved: BTreeMap<u16, Address>,
@@ -50,6 +53,7 @@ impl Nodes {
         Self {
             template: node,
             known: seeds,
+            told: Arc::default(),
             map: Vec::new(),
             moved: BTreeMap::new(),
             redirects: Redirects::default(),
@@ -83,6 +87,10 @@ impl Nodes {
     fn add(&mut self, address: &Address) {
         if !self.known.contains(address) {
             self.known.push(address.clone());
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            if !told.contains(address) {
+                told.push(address.clone());
+            }
         }
     }
 
@@ -112,6 +120,8 @@ impl Nodes {
 impl Topology for Nodes {
     fn begin(&mut self) {
         self.redirects = Redirects::default();
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        told.iter().for_each(|address| self.add(address));
     }
 
     fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error> {
@@ -239,7 +249,8 @@ impl Topology for Nodes {
     }
 
     fn anew(&self) -> Box<dyn Topology> {
-        Box::new(Self::new(self.known.clone(), self.template.clone()))
+        let told = Arc::clone(&self.told);
+        Box::new(Self { told, ..Self::new(self.known.clone(), self.template.clone()) })
     }
 
     fn part(&self, names: &[Name]) -> Option<String> {

@@ -34,7 +34,8 @@ impl Tables {
                         by,
                     ));
                 }
-                Err(error) if target.has_standbys() && error.is_transient() && !alarm::is_raised() => {
+                // One that refuses may be a standby that lets nobody in.
+                Err(error) if target.has_standbys() && !alarm::is_raised() => {
                     self.pass(server, Failure::Silent(error), round);
                 }
                 Err(error) => return Err(error),

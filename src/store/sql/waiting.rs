@@ -5,6 +5,7 @@ use super::{Again, Answer, Failure, Tables};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use crate::store::Error;
+use crate::store::net::alarm;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -142,7 +143,7 @@ impl Tables {
             let next = if has_bell { until } else { Moment::now().after(pace(ahead)).min(until) };
             let heard = line.link.listen(next)?;
             self.line.replace(Some(line));
-            if heard || until.passed() {
+            if heard || until.passed() || alarm::is_raised() {
                 return Ok(heard);
             }
             self.allow();

@@ -7,6 +7,7 @@
 use super::jute::{self, Access, Answer, Ask, Code, Event, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::alarm;
 use crate::store::net::failure::{is_end, unreachable};
 use crate::store::net::password::Refusal;
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
@@ -262,7 +263,7 @@ impl Connection {
                 self.send(&bytes, Moment::now().after(each))?;
                 continue;
             }
-            if until.passed() {
+            if until.passed() || alarm::is_raised() {
                 return Ok(false);
             }
             self.wait(next.min(until)).map_err(|error| self.failure(&error))?;
