@@ -79,9 +79,9 @@ impl Schedule {
         began.after(usual.saturating_mul(3).clamp(self.ttl * 3 / 16, self.ttl * 5 / 16))
     }
 
-    /// How long the attempt may take that begins now beside one that began at `first`. A server that stands still answers the first
-    /// one; what the network has lost only a new connection makes good. So this one goes on while an outage of half the ttl may,
-    /// and after that a new one is made again and again.
+    /// Until when the second attempt lasts that begins now; the first one began at `first`. A server that stood still answers
+    /// the first one. What the network has lost needs a new connection. So the second one lasts about as long as an outage of
+    /// half the ttl; each one after it lasts a thirty-second of the ttl.
     pub fn beside_until(&self, first: Moment, now: Moment, usual: Duration) -> Moment {
         let share = (self.ttl / 32).max(usual.saturating_mul(8));
         first.after(self.ttl * 15 / 32).max(now.after(share))

@@ -1,6 +1,6 @@
-//! How is the lock taken, and waited for? Asking, standing in the queue, riding out an outage there, and giving up, in steps:
-//! whoever takes them may have something else to heed between two of them. They end when the lock is held or not to be had; to
-//! keep what they got is the caller's affair.
+//! How is the lock taken, and waited for? In steps: asking, waiting in the queue, riding out an outage there, giving up. The
+//! caller may handle a signal between two steps. The last step says that the lock is held, or why not. Keeping it is the
+//! caller's affair.
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
@@ -21,7 +21,7 @@ const LOOKERS: u64 = 50;
 /// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
 const LATE_ANSWERS: u32 = 2;
 
-/// What one who asks does next.
+/// The next step.
 #[derive(Debug, Clone, Copy)]
 enum Next {
     Ask,

@@ -23,7 +23,7 @@ pub struct Nodes {
     template: Target,
     /// Whom to ask: who answered last stands first, who failed last.
     known: Vec<Address>,
-    /// What this and whoever is [anew](Topology::anew) from it have been told of.
+    /// The nodes that this topology and each copy of it ([`Topology::anew`]) have learned: the URL may name one that is gone.
     told: Arc<Mutex<Vec<Address>>>,
     map: Vec<Range>,
     /// What was learned by MOVED after the map.

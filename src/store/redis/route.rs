@@ -120,7 +120,7 @@ pub trait Topology: Send {
 
     fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
 
-    /// The same servers, of which nothing is known yet.
+    /// A copy without connections, for a second attempt beside the first one.
     fn anew(&self) -> Box<dyn Topology>;
 
     /// Why these locks cannot be taken together here, if they cannot.
@@ -180,7 +180,7 @@ impl Route {
         self.exchange_within(whom, by, Limit::OpTimeout, talk)
     }
 
-    /// The same, where a server is waited for so long.
+    /// [`Route::exchange`] with another limit for each server.
     pub fn exchange_within<T>(
         &mut self,
         whom: Whom<'_>,
