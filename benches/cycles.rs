@@ -5,8 +5,8 @@
 //! was through.
 
 use dlock::clock::Moment;
-use dlock::law::{Acquired, Ask, End, Outcome, Patience, Ran, Terms};
 use dlock::lock::{By, Key, Mode, Name, Names, Owner, Token};
+use dlock::rules::{Acquired, Ask, End, Outcome, Patience, Ran, Terms};
 use dlock::store::Store as _;
 use dlock::store::net::Address;
 use dlock::store::redis::{RedisStore, Target};

@@ -4,8 +4,8 @@ use crate::cli::Command;
 use crate::cli::usage::{self, Parsed};
 use crate::error::{self, Error};
 use crate::exit::Exit;
-use crate::job;
 use crate::output::{self, Event, Kind, Printer};
+use crate::supervise;
 use crate::sys;
 use context::Context;
 use std::process::ExitCode;
@@ -62,7 +62,7 @@ pub fn main() -> ExitCode {
         let _said = output::print(&format!("(exit {})\n", exit.code()));
     }
     if let Exit::Signal(signal) = exit {
-        job::die_of(signal);
+        supervise::die_of(signal);
     }
     ExitCode::from(exit.code())
 }

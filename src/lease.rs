@@ -8,9 +8,9 @@
 //! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
-use crate::law::schedule::Schedule;
-use crate::law::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
 use crate::lock::{Names, Owner, Token, Wait};
+use crate::rules::schedule::Schedule;
+use crate::rules::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
 use crate::store::net::alarm;
 use crate::store::{Error, Store, View};
 use event_fd::EventFd;

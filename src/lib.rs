@@ -14,7 +14,7 @@
 //! | [`clock`] | which clock, and why |
 //! | [`store`] | what a store is; `store::redis`, `store::quorum` (several masters), `store::sql` (databases), `store::etcd`, `store::zookeeper` and `store::file` are the six; [`store::net`] is how a server is reached; `store/engine` runs the law for those that cannot |
 //! | [`lease`] | how the lock is taken, waited for, renewed and given back: the heartbeat thread |
-//! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time; `job::bond` is what stands in for CMD in a `hold` |
+//! | [`job`] | how CMD runs under a guard, and how all of it is stopped in time; `supervise::bond` is what stands in for CMD in a `hold` |
 //! | [`commands`] | one file a subcommand; `commands::run` is the page that joins everything |
 //! | [`output`] | every line that a person or a program reads |
 //! | [`shell`] | how a text stands in a line for a shell |
@@ -34,13 +34,13 @@ pub mod commands;
 pub mod config;
 pub mod error;
 pub mod exit;
-pub mod job;
-pub mod law;
 pub mod lease;
 pub mod lock;
 pub mod output;
+pub mod rules;
 pub mod shell;
 #[cfg(test)]
 mod sim;
 pub mod store;
+pub mod supervise;
 mod sys;

@@ -10,9 +10,9 @@ mod network;
 mod run;
 mod time;
 
-use crate::law::schedule::Schedule;
-use crate::law::{Ask, Patience, Revoke, Terms, When};
 use crate::lock::{Key, Mode, Name, Names, Owner, Ttl};
+use crate::rules::schedule::Schedule;
+use crate::rules::{Ask, Patience, Revoke, Terms, When};
 use network::{Direction, Net, Weather};
 use run::{Plan, Wants, begin, token};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

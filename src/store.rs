@@ -7,16 +7,16 @@
 
 use crate::clock::Moment;
 use crate::exit::Exit;
-use crate::law::{
+use crate::lock::{Fence, Name, Names, Owner, Token};
+use crate::rules::{
     Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
 };
-use crate::lock::{Fence, Name, Names, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-pub use crate::law::view::{View, Waiter};
+pub use crate::rules::view::{View, Waiter};
 
 mod engine;
 #[cfg(feature = "etcd")]
@@ -68,7 +68,7 @@ pub trait Store: Send {
     /// [`Renewal::Asked`], and its [`Subscription`] wakes it for that.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
 
-    /// Has the [`Subscription`] of `token` woken whenever something changes about the lock, for [`crate::law::WATCH_KEPT`].
+    /// Has the [`Subscription`] of `token` woken whenever something changes about the lock, for [`crate::rules::WATCH_KEPT`].
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error>;
 
     /// A subscription of a token that holds these locks, or watches them. It is used apart from the store, on a connection of its
@@ -80,7 +80,7 @@ pub trait Store: Send {
         listener: Listener,
     ) -> Result<Box<dyn Subscription>, Error>;
 
-    /// Makes what is wanted once in a while ([`crate::law::Terms::once_per`]) due again; whether it was done.
+    /// Makes what is wanted once in a while ([`crate::rules::Terms::once_per`]) due again; whether it was done.
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error>;
 
     /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
@@ -154,7 +154,7 @@ pub enum Slept {
 pub enum Which {
     /// Those that somebody holds or waits for, or that are kept; and some of which that was so until now.
     Live,
-    /// And those that were used within the last [`crate::law::SPENT_KEPT`].
+    /// And those that were used within the last [`crate::rules::SPENT_KEPT`].
     Recent,
     /// All of which there is any record.
     Known,

@@ -13,14 +13,14 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("clock", &[]),
     ("sys", &[]),
     ("lock", &[]),
-    ("law", &["clock", "exit", "lock"]),
+    ("rules", &["clock", "exit", "lock"]),
     ("cli", &["lock", "exit", "shell"]),
     ("error", &["exit", "store"]),
-    ("store", &["clock", "exit", "law", "lock"]),
-    ("lease", &["clock", "law", "lock", "store"]),
-    ("job", &["clock", "exit", "sys"]),
+    ("store", &["clock", "exit", "rules", "lock"]),
+    ("lease", &["clock", "rules", "lock", "store"]),
+    ("supervise", &["clock", "exit", "sys"]),
     ("config", &["cli", "error", "exit", "lock"]),
-    ("output", &["cli", "clock", "config", "error", "exit", "law", "lock", "shell", "store", "sys"]),
+    ("output", &["cli", "clock", "config", "error", "exit", "rules", "lock", "shell", "store", "sys"]),
 ];
 
 #[test]
@@ -49,7 +49,7 @@ fn nobody_looks_over_a_wall() {
 fn only_commands_join_locks_and_children() {
     for (path, text) in sources() {
         let named = named_parts(&text);
-        if named.contains("job") && named.contains("store") {
+        if named.contains("supervise") && named.contains("store") {
             assert_eq!(part(&path), "commands", "{}", path.display());
         }
     }
@@ -84,7 +84,7 @@ fn who_stops_a_job_reads_nothing_that_a_process_says_of_itself() {
     let file = Regex::new(r"/proc/\{\w+\}/(\w+)").expect("a pattern");
     let read: BTreeSet<String> = sources()
         .into_iter()
-        .filter(|(path, _)| part(path) == "job")
+        .filter(|(path, _)| part(path) == "supervise")
         .flat_map(|(_, text)| file.captures_iter(&text).map(|found| found[1].to_owned()).collect::<Vec<_>>())
         .collect();
     assert_eq!(read, of_the_kernel.map(str::to_owned).into());
@@ -92,7 +92,7 @@ fn who_stops_a_job_reads_nothing_that_a_process_says_of_itself() {
 
 /// The law is pure: what time it is, it is told.
 #[test]
-fn the_law_reads_no_clock_and_does_no_io() {
+fn the_rules_read_no_clock_and_do_no_io() {
     let outside = [
         "std::time::Instant",
         "SystemTime",
@@ -108,10 +108,12 @@ fn the_law_reads_no_clock_and_does_no_io() {
         [&outside[..], &["std::env", "std::process", "std::thread", "rustix", "libc", "redis"]].concat();
     // What tests it may use threads and settings.
     let is_tested = |path: &Path| path.iter().any(|part| part == "tests");
-    let law =
-        sources().into_iter().filter(|(path, _)| part(path) == "law" && !is_tested(path)).collect::<Vec<_>>();
-    assert!(!law.is_empty());
-    for (path, text) in law {
+    let rules = sources()
+        .into_iter()
+        .filter(|(path, _)| part(path) == "rules" && !is_tested(path))
+        .collect::<Vec<_>>();
+    assert!(!rules.is_empty());
+    for (path, text) in rules {
         for line in code_lines(&text) {
             let found = outside.iter().find(|name| line.contains(**name));
             assert_eq!(found, None, "{}: {line}", path.display());
@@ -208,15 +210,16 @@ fn there_is_no_attic() {
     }
 }
 
-/// Every file of the suite is declared, and said to be there, in main.rs.
+/// Every file of the suite is declared in the file of its folder.
 #[test]
 fn every_test_file_runs() {
-    let main = include_str!("main.rs");
-    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).expect("tests").flatten();
-    for path in files.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "rs"))
-    {
+    let files = tests();
+    for (path, _) in files.iter().filter(|(path, _)| path != Path::new("main.rs")) {
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let parent = folder.map_or("main.rs".into(), |folder| folder.with_extension("rs"));
+        let (_, declared) = files.iter().find(|(path, _)| *path == parent).expect("the folder's file");
         let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name");
-        assert!(name == "main" || main.contains(&format!("mod {name};")), "{name} is not run");
+        assert!(declared.contains(&format!("mod {name};")), "{} is not run", path.display());
     }
 }
 

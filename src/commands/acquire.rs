@@ -11,9 +11,6 @@ use crate::clock::Moment;
 use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job;
-use crate::law::schedule::Schedule;
-use crate::law::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
@@ -21,8 +18,11 @@ use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::live::Line;
 use crate::output::time::{local, span};
 use crate::output::{self, Event, Kind, What};
+use crate::rules::schedule::Schedule;
+use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::shell::word;
 use crate::store::{self, Store};
+use crate::supervise;
 use std::ops::ControlFlow;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -57,7 +57,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         Error::Internal(format!("the system has no random bytes: {error}; the lock is not acquired"))
     })?;
     // Before the store is opened, which may start a thread.
-    let signals = Signals::take(&job::ENDING)?;
+    let signals = Signals::take(&supervise::ENDING)?;
     let settings = &context.settings;
     let ask = Ask {
         token,

@@ -6,9 +6,9 @@ use super::held::{By, Held, Holds, Keeper, Scope};
 use super::token_file;
 use crate::cli::Common;
 use crate::error::Error;
-use crate::law::Proof;
 use crate::lock::{Key, Names, Token, Ttl};
 use crate::output::busy::listed;
+use crate::rules::Proof;
 use std::path::Path;
 
 /// A hold that somebody says to have.

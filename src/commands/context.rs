@@ -7,11 +7,11 @@ use crate::clock::{self, Moment};
 use crate::config::reach::PasswordAt;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
-use crate::law::Proof;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
 use crate::lock::{Key, Name, Names, Token};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
+use crate::rules::Proof;
 use crate::store::{self, Store};
 
 /// The settings of a command, and who prints.

@@ -1,9 +1,9 @@
 //! Why did a hold end, or who asks for its end? Read from what the store shows of the locks afterwards: the renewal itself
 //! says only that it is so. Asks nobody.
 
-use crate::law::{LoggedEnd, Outcome};
 use crate::lock::{Fence, Owner};
 use crate::output::owner::{because, who};
+use crate::rules::{LoggedEnd, Outcome};
 use crate::store::View;
 
 /// What the store knows of the hold with one fence.

@@ -7,9 +7,9 @@
 
 use crate::clock::{Moment, Timer};
 use crate::error::Error;
-use crate::job;
 use crate::lease::event_fd::EventFd;
 use crate::output::live::Line;
+use crate::supervise;
 use crate::sys::{self, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -107,7 +107,7 @@ impl<T: Send + 'static> Foreground<T> {
         fds.extend(other);
         loop {
             // Signals first: what comes after a dlock was told to end, it must not print any more.
-            if let Some(received) = job::next_signal(&self.signals.0)? {
+            if let Some(received) = supervise::next_signal(&self.signals.0)? {
                 return Ok(News::Signal(received.signal));
             }
             self.wake.drain();

@@ -7,9 +7,9 @@ use crate::config::Settings;
 use crate::config::reach::{Access, PasswordAt};
 use crate::config::url::Secret;
 use crate::error::Error;
-use crate::job::Pin;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use crate::output::busy::listed;
+use crate::supervise::Pin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -181,7 +181,7 @@ impl Held {
             token: self.token.clone(),
             fence: self.fence,
             by: self.by,
-            ttl_ms: self.ttl.map(|ttl| crate::law::millis(ttl.get())),
+            ttl_ms: self.ttl.map(|ttl| crate::rules::millis(ttl.get())),
             keeper: self.keeper,
         }
     }

@@ -5,10 +5,10 @@ use super::context::Context;
 use super::wanted::Wanted;
 use crate::cli::history::History;
 use crate::exit::Exit;
-use crate::law::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::output::columns::Width;
 use crate::output::history::{Style, Told, between, picture, refused, table, ticks};
 use crate::output::{self, Kind, What, describe, json};
+use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {

@@ -9,11 +9,11 @@ use crate::cli;
 use crate::config::run::{KeepFor, Run};
 use crate::error::{self, Error};
 use crate::exit::{Ended, Exit};
-use crate::job::{self, NoPin, Pin};
 use crate::output::acquired::{lines, shell};
 use crate::output::busy::listed;
 use crate::output::{self, Event, Kind, Printer, What};
 use crate::shell::word;
+use crate::supervise::{self, NoPin, Pin};
 use crate::sys;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -22,7 +22,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 /// `dlock hold`.
 pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
     let process = flags.pid.map(pinned).transpose()?;
-    if process.is_none() && !job::is_stdin_alive() {
+    if process.is_none() && !supervise::is_stdin_alive() {
         return Err(Error::Usage(
             "stdin is no pipe, socket or terminal, so nothing would keep the lock; give it one, or --pid PID"
                 .into(),
@@ -93,7 +93,7 @@ fn in_background(
     // What can fail fails before the lock is asked for.
     let mut file = flags.env_file.as_deref().map(open_to_append).transpose()?;
     let pid = process.as_ref().map(Pin::pid).unwrap_or_default();
-    let child = job::detach(process.as_ref(), || {
+    let child = supervise::detach(process.as_ref(), || {
         let exit = keep(context, run, process.clone(), Voice::Variables).unwrap_or_else(|error| {
             let exit = error::exit_of(&error);
             context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
@@ -101,7 +101,7 @@ fn in_background(
         });
         sys::kill_all_apart();
         if let Exit::Signal(signal) = exit {
-            job::die_of(signal);
+            supervise::die_of(signal);
         }
         exit.code()
     });

@@ -6,11 +6,11 @@ use super::owner::owner;
 use super::wanted::{Meant, Wanted};
 use crate::cli::pause::{Pause, Resume};
 use crate::exit::Exit;
-use crate::law::{self, NewPause};
 use crate::lock::{Name, Owner};
 use crate::output::owner::{because, who};
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
+use crate::rules::{self, NewPause};
 use crate::store::{self, Store};
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ fn longer(
     store: &mut dyn Store,
     name: &Name,
     lasts: Duration,
-) -> Result<Option<(law::Pause, Duration)>, store::Error> {
+) -> Result<Option<(rules::Pause, Duration)>, store::Error> {
     let view = store.inspect(name, context.deadline())?;
-    let left = |pause: &law::Pause| Duration::from_millis(pause.until.saturating_sub(view.now));
+    let left = |pause: &rules::Pause| Duration::from_millis(pause.until.saturating_sub(view.now));
     let pause = view.paused.filter(|pause| left(pause) > lasts);
     Ok(pause.map(|pause| (pause.clone(), left(&pause))))
 }

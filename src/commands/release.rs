@@ -8,10 +8,10 @@ use super::held::{By, Holds, Keeper, Scope};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::{End, Left, Ran};
 use crate::lock::{Key, Pattern};
 use crate::output::time::span;
 use crate::output::{Kind, Printer, What};
+use crate::rules::{End, Left, Ran};
 use crate::shell::word;
 
 mod ask;

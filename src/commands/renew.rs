@@ -9,10 +9,10 @@ use crate::cli;
 use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::Renewal;
 use crate::lock::{Owner, Ttl};
 use crate::output::time::{local, millis, now, span};
 use crate::output::{Event, Kind, Printer, What};
+use crate::rules::Renewal;
 use crate::store::{Store, View};
 
 pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer) -> anyhow::Result<Exit> {

@@ -15,15 +15,15 @@ use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::{Ended, Exit};
-use crate::job::{
-    self, Alarm, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached,
-};
-use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, Left, Ran, Refusal, Terms};
 use crate::lease::{self, Asker, Lease, Report, Request, Until};
 use crate::lock::{Key, Owner, Token, Wait};
 use crate::output::Printer;
 use crate::output::hold::HoldEvent;
+use crate::rules::schedule::Schedule;
+use crate::rules::{Ask, End, Left, Ran, Refusal, Terms};
+use crate::supervise::{
+    self, Alarm, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached,
+};
 use enclosing::Enclosing;
 use ending::ran;
 pub use hold::{Holding, Voice};
@@ -124,7 +124,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
 
     let messages = Messages::new(context, &rest, run.mode, Right::Own, work.subject());
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
-    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, job::group(), keep) };
+    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, supervise::group(), keep) };
     let group = plan.group;
     let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
     let guard =
@@ -172,7 +172,7 @@ fn run_inside(
 ) -> anyhow::Result<Exit> {
     let inherited = prepare()?;
     let messages = Messages::new(context, &run.keys, run.mode, Right::OfEnclosing, Subject::COMMAND);
-    let plan = plan(run, job::group(), Vec::new());
+    let plan = plan(run, supervise::group(), Vec::new());
     let group = plan.group;
     let orphaned = |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),
@@ -224,7 +224,7 @@ fn plan(run: &Run, group: Group, keep: Vec<RawFd>) -> Plan {
 }
 
 fn prepare() -> anyhow::Result<Inherited> {
-    job::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))
+    supervise::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))
 }
 
 /// One run, from the guard's birth to the end.
@@ -237,7 +237,7 @@ struct Session<'a> {
     runs: Runs,
     guard: Guard,
     messages: Messages<'a>,
-    limits: job::LimitsSender,
+    limits: supervise::LimitsSender,
     report: &'a mut RunReport,
     /// Who asked the job to end, if somebody has.
     asked_by: Asker,
@@ -274,7 +274,7 @@ struct Over {
 /// What came in while waiting for anything.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 enum News {
-    Signal(job::Received),
+    Signal(supervise::Received),
     Job(Event),
     Lease(Report),
     /// Nothing, until the moment asked for.
@@ -322,7 +322,7 @@ impl Session<'_> {
                 }
                 News::Signal(received) if received.signal == libc::SIGTSTP => {
                     self.messages.clear();
-                    job::stop_by(libc::SIGTSTP);
+                    supervise::stop_by(libc::SIGTSTP);
                 }
                 News::Signal(received) if received.signal == libc::SIGWINCH => self.messages.resized(),
                 News::Signal(_) => {}
@@ -353,7 +353,7 @@ impl Session<'_> {
     }
 
     fn ends(&self, signal: i32) -> bool {
-        job::ENDING.contains(&signal) && !self.inherited.ignored(signal)
+        supervise::ENDING.contains(&signal) && !self.inherited.ignored(signal)
     }
 
     /// A report that comes before the job runs; what follows from it, if anything does.
@@ -432,7 +432,7 @@ impl Session<'_> {
                     self.stop_without_command(received);
                 }
                 News::Lease(Report::Lost { how: lease::Loss::NotHeld, .. }) if self.was_released(lease) => {
-                    self.guard.relay(job::OVER, Reached::Nobody);
+                    self.guard.relay(supervise::OVER, Reached::Nobody);
                 }
                 News::Lease(Report::Lost { how, kill_by }) => {
                     self.tell_of_loss(how, kill_by);
@@ -500,11 +500,11 @@ impl Session<'_> {
     }
 
     /// CMD could not be executed, or must not be any more.
-    fn not_started(&mut self, why: job::NotStarted) -> Over {
+    fn not_started(&mut self, why: supervise::NotStarted) -> Over {
         let exit = match why {
-            job::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
-            job::NotStarted::Errno(_) => Exit::CannotExecute,
-            job::NotStarted::TooLate => Exit::Unavailable,
+            supervise::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
+            supervise::NotStarted::Errno(_) => Exit::CannotExecute,
+            supervise::NotStarted::TooLate => Exit::Unavailable,
         };
         self.messages.not_started(&self.run.argv, why, exit);
         self.report.started = false;
@@ -512,11 +512,11 @@ impl Session<'_> {
     }
 
     /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
-    fn over(&mut self, status: Option<Ended>, reason: Option<job::StopReason>) -> Over {
-        if reason == Some(job::StopReason::Asked) {
+    fn over(&mut self, status: Option<Ended>, reason: Option<supervise::StopReason>) -> Over {
+        if reason == Some(supervise::StopReason::Asked) {
             self.report.lost.get_or_insert(lease::Loss::Asked(self.asked_by));
         }
-        if reason == Some(job::StopReason::LeaseRanOut) {
+        if reason == Some(supervise::StopReason::LeaseRanOut) {
             // The guard acts by its own clock, and may be ahead of the thread that renews.
             self.report.lost.get_or_insert(lease::Loss::Deadline);
         }
@@ -526,10 +526,14 @@ impl Session<'_> {
             None => Exit::Internal,
         };
         let exit = match reason {
-            Some(job::StopReason::Lost | job::StopReason::LeaseRanOut | job::StopReason::Asked) => Exit::Lost,
+            Some(
+                supervise::StopReason::Lost
+                | supervise::StopReason::LeaseRanOut
+                | supervise::StopReason::Asked,
+            ) => Exit::Lost,
             _ if self.report.lost.is_some() => Exit::Lost,
-            Some(job::StopReason::MaxRun) => Exit::TimedOut,
-            Some(job::StopReason::GuardGone | job::StopReason::CallerGone) => Exit::Internal,
+            Some(supervise::StopReason::MaxRun) => Exit::TimedOut,
+            Some(supervise::StopReason::GuardGone | supervise::StopReason::CallerGone) => Exit::Internal,
             None => own,
         };
         self.report.job = status;

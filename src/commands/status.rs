@@ -6,10 +6,10 @@ use crate::cli;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::{LOG_KEPT, Refusal, State};
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
 use crate::output::{self, Kind, What, json, table};
+use crate::rules::{LOG_KEPT, Refusal, State};
 use crate::store::{self, Store, View, Which};
 use std::time::Duration;
 

@@ -9,8 +9,6 @@ use crate::cli;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job;
-use crate::law::{FOREIGN_LOOK, State};
 use crate::lease::Until;
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{Key, Name};
@@ -18,7 +16,9 @@ use crate::output::describe;
 use crate::output::live::Line;
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
+use crate::rules::{FOREIGN_LOOK, State};
 use crate::store::{self, View};
+use crate::supervise;
 use std::ops::ControlFlow;
 
 /// What the thread that looks tells.
@@ -37,7 +37,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let wanted = Wanted::of(context, &flags.keys)?;
     let (since, end) = (Moment::now(), flags.wait.map(|bound| Moment::now().after(bound)));
     // Before the store is opened, which may start a thread.
-    let signals = Signals::take(&job::ENDING)?;
+    let signals = Signals::take(&supervise::ENDING)?;
     // Without a bound the store that cannot be reached may be one that never was.
     let bound = flags.wait.filter(|bound| !bound.is_zero());
     let first = if bound.is_some() { First::RiddenOut } else { First::Counts };

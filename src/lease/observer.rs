@@ -4,8 +4,8 @@
 
 use super::RIDE_OUT_PAUSE;
 use crate::clock::{Moment, sleep_until};
-use crate::law::WATCH_KEPT;
 use crate::lock::{Name, Token};
+use crate::rules::WATCH_KEPT;
 use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -4,9 +4,9 @@
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
-use crate::law::view::{turn_in, typical};
-use crate::law::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
 use crate::lock::{Mode, Name};
+use crate::rules::view::{turn_in, typical};
+use crate::rules::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
 use crate::store::net::alarm;
 use crate::store::{Error, Slept, Store};
 use std::time::Duration;

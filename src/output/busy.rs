@@ -6,8 +6,8 @@ use super::live::Said;
 use super::owner::{because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
-use crate::law::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
 use crate::lock::{Key, Mode, Owner};
+use crate::rules::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
 use crate::shell::word;
 use std::time::Duration;
 

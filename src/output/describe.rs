@@ -9,8 +9,8 @@ use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::exit::Ended;
-use crate::law::{Holder, LoggedEnd, Outcome, Pause, State};
 use crate::lock::By;
+use crate::rules::{Holder, LoggedEnd, Outcome, Pause, State};
 use crate::store::View;
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //! `--log-format json`. docs/messages.md explains them; a new word is a minor change.
 
 use crate::exit::Exit;
-use crate::law::Holder;
 use crate::lock::Owner;
+use crate::rules::Holder;
 use serde::Serialize;
 
 /// What happened, in a word.

@@ -8,8 +8,8 @@ use super::history::Told;
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::law::{self, Holder, LoggedEnd, Outcome, Pause, Refusal, State, Why};
 use crate::lock::{Fence, Mode, Owner};
+use crate::rules::{self, Holder, LoggedEnd, Outcome, Pause, Refusal, State, Why};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -250,7 +250,7 @@ struct LastSuccess<'a> {
 }
 
 impl<'a> Lock<'a> {
-    fn of(view: &'a View, success: Option<&'a law::LastSuccess>) -> Self {
+    fn of(view: &'a View, success: Option<&'a rules::LastSuccess>) -> Self {
         let foreign = view.foreign.as_ref().map(|foreign| Holds {
             lease_ms: foreign.left.map(millis),
             foreign: true,
@@ -317,15 +317,15 @@ impl<'a> Paused<'a> {
 }
 
 impl<'a> LastSuccess<'a> {
-    fn of(success: &'a law::LastSuccess) -> Self {
+    fn of(success: &'a rules::LastSuccess) -> Self {
         match success {
-            law::LastSuccess::Known(success) => Self {
+            rules::LastSuccess::Known(success) => Self {
                 who: (&success.owner).into(),
                 fence: Some(success.fence),
                 acquired_at: Some(utc(success.since)),
                 ended_at: utc(success.ended),
             },
-            law::LastSuccess::EndedAt(ended) => {
+            rules::LastSuccess::EndedAt(ended) => {
                 Self { who: Who::default(), fence: None, acquired_at: None, ended_at: utc(*ended) }
             }
         }

@@ -9,7 +9,7 @@ use super::columns::{Width, split, width};
 use super::{Event, Kind, Printer, What, escaped, is_in_front, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
-use crate::law::Holder;
+use crate::rules::Holder;
 use rustix::stdio::stderr;
 use rustix::termios::{isatty, tcgetwinsize};
 use std::time::Duration;

@@ -4,8 +4,8 @@
 
 use super::escaped;
 use super::time::millis;
-use crate::law::stat::{BOUNDS, Histogram, Stat};
-use crate::law::{Outcome, State};
+use crate::rules::stat::{BOUNDS, Histogram, Stat};
+use crate::rules::{Outcome, State};
 use crate::store::View;
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -7,8 +7,8 @@ use super::owner::{because, cell};
 use super::table::{colour, last};
 use super::time::{about, local, span};
 use super::{Coloured, escaped};
-use crate::law::{Holder, LastSuccess, Refusal, State};
 use crate::lock::{By, Mode};
+use crate::rules::{Holder, LastSuccess, Refusal, State};
 use crate::store::View;
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use super::locale::Charset;
 use super::owner::{self, because};
 use super::time::{local, span};
 use super::{Coloured, describe, escaped};
-use crate::law::{Holder, LoggedEnd, Pause, State};
 use crate::lock::Mode;
+use crate::rules::{Holder, LoggedEnd, Pause, State};
 use crate::store::{View, Waiter};
 
 const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];

@@ -1,7 +1,7 @@
 //! How are times shown? Local time and rounded spans to people, RFC 3339 in UTC and whole milliseconds to programs.
 //! All times come in as milliseconds since 1970; nothing is compared with this machine's clock.
 
-pub use crate::law::millis;
+pub use crate::rules::millis;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use std::time::Duration;

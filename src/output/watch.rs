@@ -7,8 +7,8 @@ use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, history, json};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::law::Outcome;
 use crate::lock::{Fence, Mode};
+use crate::rules::Outcome;
 use crate::store::events::{Event, EventKind};
 use serde::Serialize;
 

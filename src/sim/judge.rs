@@ -1,8 +1,8 @@
 //! Was it right? What jobs did, in true time, against what is promised (docs/protocol.md, I1 to I13).
 
 use super::time::{MS, MachineId, Nanos, ProcessId, Processes, SECOND};
-use crate::law::{Hold, LockTable, Phase, Record, Time};
 use crate::lock::{Fence, Mode, Names, Token};
+use crate::rules::{Hold, LockTable, Phase, Record, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -5,11 +5,11 @@ use super::Planted;
 use super::judge::{Judge, Said};
 use super::time::{Dice, MS, MachineId, Nanos, SECOND, Sim, TaskId};
 use crate::clock::{self, Moment};
-use crate::law::{
+use crate::lock::{Fence, Name, Names, Owner, Token};
+use crate::rules::{
     Acquired, Ask, Due, End, Grant, Left, LockTable, NewPause, Proof, Refusal, Renewal, Requested, Revoke,
     Revoked, Time,
 };
-use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -486,7 +486,7 @@ impl Planted {
                         }
                     }
                     let until = record.holds.values().map(|hold| hold.until).max();
-                    if let (crate::law::Lock::Exclusive { until: at, .. }, Some(until)) =
+                    if let (crate::rules::Lock::Exclusive { until: at, .. }, Some(until)) =
                         (&mut record.lock, until)
                     {
                         *at = until.max(Due(0));
@@ -518,8 +518,8 @@ impl Planted {
                     for hold in record.holds.values_mut() {
                         hold.cool = Due(0);
                     }
-                    if matches!(record.lock, crate::law::Lock::Cooling { .. }) {
-                        record.lock = crate::law::Lock::Free;
+                    if matches!(record.lock, crate::rules::Lock::Cooling { .. }) {
+                        record.lock = crate::rules::Lock::Free;
                         record.holds.clear();
                     }
                 }

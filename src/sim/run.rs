@@ -6,20 +6,20 @@ use super::judge::Job;
 use super::network::{Net, SimStore};
 use super::time::{Dice, MS, MachineId, Nanos, Processes, SECOND, Sim, TaskId};
 use crate::clock::Moment;
-use crate::law::schedule::Schedule;
-use crate::law::{Ask, End, Grant, Left, Ran};
 use crate::lease::event_fd::EventFd;
 use crate::lease::keeper::{Keeper, Keeping};
 use crate::lease::stores::Stores;
 use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Names, Token};
+use crate::rules::schedule::Schedule;
+use crate::rules::{Ask, End, Grant, Left, Ran};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long after the kill was due the guard may have given no sign of it, as in src/job.rs.
+/// How long after the kill was due the guard may have given no sign of it, as in src/supervise.rs.
 const OVERDUE: Duration = Duration::from_millis(5);
 
 /// What a run is to do.

@@ -22,10 +22,10 @@ mod snapshot;
 mod transaction;
 
 use crate::clock::Moment;
-use crate::law::{ABSENCE, GRANTED_AT_ONCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
-use crate::law::{Acquired, Ask, End, Left, LoggedEnd, NewPause, Patience};
-use crate::law::{Proof, Refusal, Renewal, Requested, Revoke, Revoked};
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
+use crate::rules::{ABSENCE, GRANTED_AT_ONCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
+use crate::rules::{Acquired, Ask, End, Left, LoggedEnd, NewPause, Patience};
+use crate::rules::{Proof, Refusal, Renewal, Requested, Revoke, Revoked};
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 pub use adapter::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 #[cfg(feature = "zookeeper")]
@@ -42,7 +42,7 @@ const WATCHED_MOST: usize = 256;
 const GIVES_WAY: Duration = Duration::from_micros(500);
 /// At most that, if one asks for the lock,
 const ASKS_AGAIN: Duration = Duration::from_millis(500);
-/// confirms that it was granted it: a crowd that comes must not keep it from that for [`crate::law::CONFIRM_WITHIN`],
+/// confirms that it was granted it: a crowd that comes must not keep it from that for [`crate::rules::CONFIRM_WITHIN`],
 const CONFIRMS_AGAIN: Duration = Duration::from_millis(10);
 /// or renews it or gives it back: nor a holder from its lease.
 const HOLDS_AGAIN: Duration = Duration::from_millis(1);

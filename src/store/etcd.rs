@@ -31,8 +31,8 @@ mod sweep;
 mod words;
 
 use crate::clock::Moment;
-use crate::law::{HEARTBEAT, Record, Time};
 use crate::lock::{Name, Names, Token};
+use crate::rules::{HEARTBEAT, Record, Time};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::net::alarm;

@@ -4,8 +4,8 @@
 
 use super::{View, Waiter};
 use crate::exit::Ended;
-use crate::law::{Holder, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
 use crate::lock::{Fence, Mode, Name, Owner};
+use crate::rules::{Holder, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -195,7 +195,7 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
     let has_forgotten = new.fence < old.fence;
     let is_turned_over = new.log.len() >= LOG_KEPT && new.log.iter().all(|end| is_later(old, end.fence));
     old.holders.iter().filter(is_over).map(move |holder| {
-        let lease_end = old.now.saturating_add(crate::law::millis(holder.lease));
+        let lease_end = old.now.saturating_add(crate::rules::millis(holder.lease));
         let (kind, at) = match new.state {
             _ if has_forgotten || new.foreign.is_some() => (EventKind::Over(Outcome::Lost), new.now),
             // The log has it when the min-hold is over, too.
@@ -224,7 +224,7 @@ struct Standing<'a> {
 }
 
 fn since(view: &View, waiter: &Waiter) -> u64 {
-    view.now.saturating_sub(crate::law::millis(waiter.waiting))
+    view.now.saturating_sub(crate::rules::millis(waiter.waiting))
 }
 
 fn standing(view: &View) -> Vec<Standing<'_>> {

@@ -20,8 +20,8 @@ mod sweep;
 mod tests;
 
 use crate::clock::Moment;
-use crate::law::{LoggedEnd, Record, Time};
 use crate::lock::{Name, Names, Token};
+use crate::rules::{LoggedEnd, Record, Time};
 use crate::store::engine::queue::Queue;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Entry, Liveness, Tracked, Written};
 use crate::store::{Error, Listener, Subscription};

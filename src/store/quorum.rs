@@ -20,12 +20,12 @@ use super::redis::script::Code;
 use super::redis::{RedisStore, Target, pause_to};
 use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
-use crate::law::schedule::deadline;
-use crate::law::{
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use crate::rules::schedule::deadline;
+use crate::rules::{
     self, Acquired, Ask, End, Left, NewPause, Outcome, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
     State, When,
 };
-use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::store::net::alarm;
 use masters::{Answers, Call, Master, Masters, Order};
 use std::collections::BTreeSet;
@@ -174,7 +174,7 @@ impl QuorumStore {
     }
 
     fn longest(&self) -> String {
-        law::millis(self.max_lease).to_string()
+        rules::millis(self.max_lease).to_string()
     }
 
     /// Gives the lock to the masters that the hold has lost; how many took it, if `by` leaves the time to hear of it.
@@ -187,8 +187,8 @@ impl QuorumStore {
         missing: &[usize],
         until: Deadline,
     ) -> usize {
-        let (ttl, longest) = (law::millis(ttl).to_string(), self.longest());
-        let cooling = law::millis(hold.cooling).to_string();
+        let (ttl, longest) = (rules::millis(ttl).to_string(), self.longest());
+        let cooling = rules::millis(hold.cooling).to_string();
         let win = call(
             &scripts::WIN_BACK,
             name,
@@ -244,7 +244,7 @@ impl Store for QuorumStore {
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let (name, sent) = (names.first(), Moment::now());
         let (masters, majority) = (self.masters.len(), self.masters.majority());
-        let millis = law::millis(ttl).to_string();
+        let millis = rules::millis(ttl).to_string();
         // A hold that another process won has a fence that only the masters know.
         let old = self.hold.take().filter(|hold| hold.token == *token);
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
@@ -469,7 +469,7 @@ impl Store for QuorumStore {
             }
         }
         all.sort_by_key(|refusal| std::cmp::Reverse(refusal.at));
-        all.truncate(law::REFUSALS_KEPT);
+        all.truncate(rules::REFUSALS_KEPT);
         Ok(all)
     }
 

@@ -19,12 +19,12 @@ use super::net::failure::silent;
 use super::net::{Address, alarm};
 use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
-use crate::law;
-use crate::law::{
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
+use crate::rules;
+use crate::rules::{
     Acquired, Ask, End, Foreign, Grant, Left, LoggedEnd, NewPause, Outcome, Patience, Proof, Refusal,
     Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
 use crate::store;
 use ahead::Ahead;
 use call::Caller;
@@ -56,7 +56,7 @@ mod target;
 
 /// Whoever has more than this many before it is heard less often: what a thousand say by the second adds up.
 const CROWD: u64 = 100;
-/// Two of them still fit into [`law::SILENCE`].
+/// Two of them still fit into [`rules::SILENCE`].
 const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// The number of keys that one step of SCAN looks at.
 const SCAN_STEP: u64 = 1000;
@@ -227,13 +227,13 @@ impl Store for RedisStore {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
-        let (ttl, min_hold) = (law::millis(ask.ttl).to_string(), law::millis(ask.min_hold).to_string());
+        let (ttl, min_hold) = (rules::millis(ask.ttl).to_string(), rules::millis(ask.min_hold).to_string());
         let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
         let number = self.wake_number.to_string();
         let turn = if self.asked { "again" } else { "first" };
         let (mode, owner) = (mode_to(ask.mode), json(&ask.owner)?);
-        let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
-        let waited = law::millis(ask.waited).to_string();
+        let once_per = rules::millis(ask.terms.once_per.unwrap_or_default()).to_string();
+        let waited = rules::millis(ask.waited).to_string();
         let terms = terms_to(&ask.terms);
         let token = ask.token.secret();
         let args =
@@ -252,7 +252,7 @@ impl Store for RedisStore {
             }
             "waiting" => {
                 let (ahead, mut next) = (reply.number()?, reply.span()?);
-                if ahead > CROWD && next == law::HEARTBEAT {
+                if ahead > CROWD && next == rules::HEARTBEAT {
                     next = FAR_HEARTBEAT;
                 }
                 Ok(Acquired::Waiting(Waiting {
@@ -277,7 +277,7 @@ impl Store for RedisStore {
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let span = law::millis(ttl).to_string();
+        let span = rules::millis(ttl).to_string();
         let args = [token.secret(), &span];
         let (what, reply) =
             self.caller.run_replicated(&script::RENEW, names.as_slice(), &args, Limit::Deadline, by)?;
@@ -420,7 +420,7 @@ impl Store for RedisStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let mut views = self.inspect_some(std::slice::from_ref(name), law::LOG_KEPT, by)?;
+        let mut views = self.inspect_some(std::slice::from_ref(name), rules::LOG_KEPT, by)?;
         views.pop().ok_or_else(|| garbled(&self.target.shown, "a reply without the lock"))
     }
 
@@ -532,7 +532,7 @@ pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 2], Error
     let Some(NewPause { by, lasts }) = pause else {
         return Ok([String::new(), "0".into()]);
     };
-    Ok([json(by)?, law::millis(lasts).to_string()])
+    Ok([json(by)?, rules::millis(lasts).to_string()])
 }
 
 /// The terms of one who asks, but for once in a while, as the scripts read them.

@@ -29,8 +29,8 @@ mod statement;
 mod waiting;
 
 use crate::clock::Moment;
-use crate::law::{Lock, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Name, Names, Token};
+use crate::rules::{Lock, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};

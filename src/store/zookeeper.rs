@@ -37,8 +37,8 @@ mod wire;
 mod write;
 
 use crate::clock::Moment;
-use crate::law::{Due, Record, Time};
 use crate::lock::{Name, Names, Token};
+use crate::rules::{Due, Record, Time};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
@@ -228,7 +228,7 @@ impl Adapter for Znodes {
     }
 
     /// The session of one that was granted the lock and died may last for long: whoever is behind it sees within a
-    /// [`SILENCE`](crate::law::SILENCE) that it did not confirm.
+    /// [`SILENCE`](crate::rules::SILENCE) that it did not confirm.
     fn rarely(&self) -> u32 {
         3
     }

@@ -24,7 +24,7 @@ pub fn hand_over<'w>(world: &'w World, dlock: impl Fn(Dlock<'w>) -> Dlock<'w>) {
 /// A crowd that may have the lock together is let in, in more than one step.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub fn hand_over_to_readers(world: &World) {
-    const CROWD: usize = dlock::law::GRANTED_AT_ONCE + 6;
+    const CROWD: usize = dlock::rules::GRANTED_AT_ONCE + 6;
     let holder = world.run("k", &["-t", "2m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let job = "echo in >> log; while [ ! -e over ]; do sleep 0.2; done";

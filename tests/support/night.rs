@@ -24,7 +24,7 @@ use check::{
     BUSY, BUSY_AROUND, Ended, Hit, Round, Run, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds,
 };
 use crowd::{Crowd, REGISTERS, now};
-use dlock::law::TICKET_KEPT;
+use dlock::rules::TICKET_KEPT;
 use groups::Groups;
 use hosts::Host;
 use nemesis::{Nemesis, belongs};

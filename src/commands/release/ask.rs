@@ -11,8 +11,6 @@ use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job;
-use crate::law::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::lease::observer::{First, Observer, Remark};
 use crate::lock::{By, Mode, Name};
 use crate::output::describe;
@@ -21,7 +19,9 @@ use crate::output::owner::who;
 use crate::output::question;
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
+use crate::rules::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::store::{self, Store, View};
+use crate::supervise;
 use std::ops::ControlFlow;
 
 /// `dlock release KEY` of somebody's lock.
@@ -156,7 +156,7 @@ fn wait_for_ends(
     let settings = &context.settings;
     let (since, end) = (Moment::now(), flags.timeout.map(|bound| Moment::now().after(bound)));
     // A signal ends the watching, not the asking: so only after the question.
-    let signals = Signals::take(&job::ENDING)?;
+    let signals = Signals::take(&supervise::ENDING)?;
     let (watched, fences) = (name.clone(), pending.iter().map(|holder| holder.fence).collect::<Vec<_>>());
     let foreground = Foreground::start(signals, move |teller| {
         let all_ended = |view: View| {

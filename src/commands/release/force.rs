@@ -7,13 +7,13 @@ use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::law::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::lock::{By, Name};
 use crate::output::describe;
 use crate::output::owner::who;
 use crate::output::question;
 use crate::output::time::span;
 use crate::output::{Event, Kind, Printer, What};
+use crate::rules::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::store::View;
 
 pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {

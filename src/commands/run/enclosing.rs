@@ -8,11 +8,11 @@ use crate::commands::held::{Held, Holds};
 use crate::commands::stores::HoldOn;
 use crate::config::run::Run;
 use crate::error::Error;
-use crate::law::Proof;
 use crate::lease::Until;
 use crate::lock::{Key, Mode, Replicas, Wait};
 use crate::output::busy::listed;
 use crate::output::{Kind, What};
+use crate::rules::Proof;
 
 /// A hold of the job around, confirmed by the store.
 #[derive(Debug, Clone)]

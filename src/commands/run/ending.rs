@@ -1,9 +1,9 @@
 //! How did the hold end, as its log is to say? From what became of the job, and of the lock while it ran. The exit status
 //! is another matter.
 
-use crate::job::StopReason;
-use crate::law::{Outcome, Ran};
 use crate::lease::{Asker, Loss};
+use crate::rules::{Outcome, Ran};
+use crate::supervise::StopReason;
 
 /// What ended a job that was started. A lock that was lost, and not the only one, or not for the store, is still there to be
 /// given back; then the loss is what there is to tell, also where `--on-lost warn` let the job go on.

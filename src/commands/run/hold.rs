@@ -12,8 +12,6 @@ use crate::commands::held::{By, Held, Holds, Keeper};
 use crate::commands::owner;
 use crate::config::run::Run;
 use crate::error::Error;
-use crate::job::{self, Bond, Limits, Pin, Received, Words};
-use crate::law::{Grant, Outcome, Waiting};
 use crate::lease::{Asker, Lease, Loss, Until};
 use crate::lock::{Key, Mode, Owner, Wait};
 use crate::output;
@@ -21,7 +19,9 @@ use crate::output::busy::listed;
 use crate::output::hold::{HoldEvent, line};
 use crate::output::report::HowLost;
 use crate::output::time::millis;
+use crate::rules::{Grant, Outcome, Waiting};
 use crate::store;
+use crate::supervise::{self, Bond, Limits, Pin, Received, Words};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::stdio::stdout;
 use std::cell::Cell;
@@ -106,7 +106,7 @@ impl Holding {
 
     /// Whether what it is to be held for is over already.
     fn is_over(&self) -> bool {
-        self.process.as_ref().map_or_else(job::is_stdin_hung_up, Pin::has_ended)
+        self.process.as_ref().map_or_else(supervise::is_stdin_hung_up, Pin::has_ended)
     }
 }
 
@@ -175,7 +175,11 @@ impl Session<'_> {
         self.guard.start(&[], limits)?;
         hold.is_begun = true;
         // Only the watcher's stdout is left, which closes when it ends.
-        if hold.voice == Voice::Variables { job::leave_caller() } else { job::leave_standard_streams() }
+        if hold.voice == Voice::Variables {
+            supervise::leave_caller()
+        } else {
+            supervise::leave_standard_streams()
+        }
     }
 
     fn variables(&self, own: &Own, grant: &Grant) -> Changes {
@@ -233,10 +237,10 @@ impl Session<'_> {
     }
 
     /// What the lock is held for is being stopped, or told to end.
-    pub(super) fn tell_of_stop(&self, reason: job::StopReason) {
+    pub(super) fn tell_of_stop(&self, reason: supervise::StopReason) {
         let Some(hold) = self.hold() else { return };
         hold.is_stopping.set(true);
-        if reason == job::StopReason::LeaseRanOut {
+        if reason == supervise::StopReason::LeaseRanOut {
             self.tell_of_loss(Loss::Deadline, self.limits.get().kill_at);
         }
         if hold.process.is_none() {
@@ -248,8 +252,8 @@ impl Session<'_> {
     pub(super) fn end_hold_on(&mut self, received: Received) {
         let ends = self.ends(received.signal) && received.signal != libc::SIGQUIT;
         let is_stopping = self.hold().is_some_and(|hold| hold.is_stopping.get());
-        if ends && !is_stopping && !job::is_guard(received.from) {
-            self.guard.relay(job::OVER, job::Reached::Nobody);
+        if ends && !is_stopping && !supervise::is_guard(received.from) {
+            self.guard.relay(supervise::OVER, supervise::Reached::Nobody);
         }
     }
 

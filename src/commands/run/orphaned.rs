@@ -6,11 +6,11 @@ use super::messages::Messages;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
-use crate::job::Orphaned;
-use crate::law::{End, Ran};
 use crate::lease::give_back;
 use crate::lock::{Names, Token};
+use crate::rules::{End, Ran};
 use crate::store::Store;
+use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
 

@@ -2,15 +2,15 @@
 //! when the job is stopped, so is dlock. What ends a dlock that waits is not decided here.
 
 use super::{Runs, Session};
-use crate::job::{self, Group, Reached};
+use crate::supervise::{self, Group, Reached};
 use std::time::Duration;
 
 impl Session<'_> {
     /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already. What is left when
     /// CMD has ended is mostly out of the terminal's reach, and only dlock is there to interrupt.
-    pub(super) fn relay(&mut self, received: job::Received) {
-        let from_terminal = received.from == job::Sender::Kernel && self.group == Group::Caller;
-        let from_guard = received.from == job::Sender::Process(self.guard.pid().cast_unsigned());
+    pub(super) fn relay(&mut self, received: supervise::Received) {
+        let from_terminal = received.from == supervise::Sender::Kernel && self.group == Group::Caller;
+        let from_guard = received.from == supervise::Sender::Process(self.guard.pid().cast_unsigned());
         let stops_reading = [libc::SIGTTIN, libc::SIGTTOU].contains(&received.signal);
         let interrupts = [libc::SIGINT, libc::SIGQUIT].contains(&received.signal);
         if from_guard || stops_reading {
@@ -24,7 +24,7 @@ impl Session<'_> {
     }
 
     /// ^Z when CMD, which dlock otherwise follows, has ended.
-    pub(super) fn stop_without_command(&self, received: job::Received) {
+    pub(super) fn stop_without_command(&self, received: supervise::Received) {
         if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
             self.stop_too(libc::SIGTSTP);
         }
@@ -34,7 +34,7 @@ impl Session<'_> {
     pub(super) fn stop_too(&self, signal: i32) {
         if self.group == Group::Caller {
             self.messages.stopped(self.limits_left(), self.run.on_lost);
-            job::stop_by(signal);
+            supervise::stop_by(signal);
         }
     }
 

@@ -6,12 +6,12 @@ use crate::clock::Moment;
 use crate::commands::fate::Fate;
 use crate::error;
 use crate::exit::{Ended, Exit};
-use crate::law;
 use crate::lease::{Asker, Loss};
 use crate::lock::Fence;
 use crate::output::json::Actor;
 use crate::output::report::{HowLost, Outcome, Report};
 use crate::output::time::millis;
+use crate::rules;
 
 /// What is known of a run; nothing to begin with.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl RunReport {
         let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
             Loss::Deadline => HowLost::Expired,
             Loss::NotHeld => match &self.fate {
-                Fate::Ended(end) if end.outcome == law::Outcome::Forced => HowLost::Forced,
+                Fate::Ended(end) if end.outcome == rules::Outcome::Forced => HowLost::Forced,
                 _ => HowLost::Vanished,
             },
             Loss::Revoked => HowLost::Forced,

@@ -3,8 +3,8 @@
 //! at that moment would be held in the guard for ever).
 
 use crate::error::Error;
-use crate::job;
-use crate::law::Proof;
+use crate::rules::Proof;
+use crate::supervise;
 use crate::sys;
 use std::io;
 
@@ -13,7 +13,7 @@ type Proofs = Vec<Option<Proof>>;
 
 /// Has `ask` called in another process. The outer failure is that this could not be done.
 pub fn in_another_process(ask: impl FnOnce() -> Result<Proofs, Error>) -> io::Result<Result<Proofs, Error>> {
-    let said = job::apart(|| {
+    let said = supervise::apart(|| {
         let said = serde_json::to_vec(&ask()).unwrap_or_default();
         sys::kill_all_apart();
         said

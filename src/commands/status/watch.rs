@@ -8,7 +8,6 @@ use crate::commands::foreground::{Foreground, News, Signals};
 use crate::commands::wanted::Wanted;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::job;
 use crate::output::columns::{Width, broken};
 use crate::output::locale::Charset;
 use crate::output::screen::Screen;
@@ -17,6 +16,7 @@ use crate::output::time::{self, span};
 use crate::output::{Coloured, coloured, escaped};
 use crate::store::Which;
 use crate::store::{self, Store};
+use crate::supervise;
 use rustix::event::{PollFd, PollFlags};
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub fn watch(
     let patterns = wanted.patterns().into_iter().map(str::to_owned).collect();
     let mut page = Page { context, patterns, answered: None, failed: None };
     let signals =
-        Signals::take(&[&job::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
+        Signals::take(&[&supervise::ENDING[..], &[libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP]].concat())?;
     let foreground = Foreground::start(signals, move |teller| {
         loop {
             teller.tell(look(&wanted, &mut *store, Which::Live, IN_A_LINE));
@@ -43,10 +43,10 @@ pub fn watch(
     loop {
         let keyboard = screen.keyboard().map(|keys| PollFd::from_borrowed_fd(keys, PollFlags::IN));
         match foreground.next(None, keyboard)? {
-            News::Signal(signal) if job::ENDING.contains(&signal) => return Ok(Exit::Signal(signal)),
+            News::Signal(signal) if supervise::ENDING.contains(&signal) => return Ok(Exit::Signal(signal)),
             News::Signal(libc::SIGTSTP) => {
                 screen.leave();
-                job::stop_by(libc::SIGTSTP);
+                supervise::stop_by(libc::SIGTSTP);
                 page.show(&mut screen)?;
             }
             News::Signal(_) => page.show(&mut screen)?,

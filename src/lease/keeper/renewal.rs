@@ -8,8 +8,8 @@
 
 use super::{Keeper, Keeping, Kept};
 use crate::clock::Moment;
-use crate::law::Renewal;
 use crate::lease::event_fd::EventFd;
+use crate::rules::Renewal;
 use crate::store::Error;
 use crate::store::net::alarm;
 use std::io;

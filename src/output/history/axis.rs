@@ -2,9 +2,9 @@
 //! only how long each took, on a scale: on a time axis nightly runs of ten minutes would be ticks. Bars are drawn to half a
 //! character, and a head has times or durations at round places.
 
-use crate::law::LoggedEnd;
 use crate::output::locale::Charset;
 use crate::output::time;
+use crate::rules::LoggedEnd;
 use std::time::Duration;
 
 /// The distances that marks may have, in seconds: up to half a minute, half an hour, half a day, and 20 days.

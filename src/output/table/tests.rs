@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::exit::Ended;
-use crate::law::Foreign;
-use crate::law::stat::Stat;
-use crate::law::{Holder, Outcome};
 use crate::lock::{Fence, Key, Name, Owner};
+use crate::rules::Foreign;
+use crate::rules::stat::Stat;
+use crate::rules::{Holder, Outcome};
 use crate::store::Waiter;
 use std::time::Duration;
 

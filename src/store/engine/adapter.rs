@@ -3,8 +3,8 @@
 
 use super::queue::Queue;
 use crate::clock::Moment;
-use crate::law::{LoggedEnd, Record, Time};
 use crate::lock::{Name, Names, Token};
+use crate::rules::{LoggedEnd, Record, Time};
 use crate::store::{Endurance, Error, Listener, Subscription};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! Is a record what a dlock would have written? Somebody else may write where an adapter reads. (Texts and tokens are bounded by
 //! their types.)
 
-use crate::law::{Lock, REFUSALS_KEPT, Record};
 use crate::lock::SLOTS_MAX;
+use crate::rules::{Lock, REFUSALS_KEPT, Record};
 
 /// No time and no fence is greater: what is added to them does not overflow.
 pub const NUMBER_MOST: u64 = 1 << 60;

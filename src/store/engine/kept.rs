@@ -2,8 +2,8 @@
 
 use super::queue::Queue;
 use super::{Entry, Tracked};
-use crate::law::{HISTORY_KEPT, LoggedEnd, Record, Time, millis};
 use crate::lock::Token;
+use crate::rules::{HISTORY_KEPT, LoggedEnd, Record, Time, millis};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;

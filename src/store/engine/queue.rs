@@ -3,8 +3,8 @@
 //! of each at the ready. What the law made of those that it was shown is told as [`Changes`].
 
 use super::Tracked;
-use crate::law::{Due, Record, Terms, Time, Waiter};
 use crate::lock::{Mode, Owner, Token};
+use crate::rules::{Due, Record, Terms, Time, Waiter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! What about a record decides who is woken by its change, and who stands in whose way? Looked at, never changed.
 
-use crate::law::{Absence, Hold, Lock, Phase, Record};
 use crate::lock::{Mode, Token};
+use crate::rules::{Absence, Hold, Lock, Phase, Record};
 use std::collections::BTreeMap;
 use std::mem::Discriminant;
 

@@ -4,7 +4,7 @@
 use super::http::{Answer, Connection, Failure, Request};
 use super::words::{Header, LeaseAnswer, Login, Number, Said, Streamed, Txn, TxnAnswer};
 use crate::clock::Moment;
-use crate::law::Time;
+use crate::rules::Time;
 use crate::store::Error;
 use crate::store::net::failure::plain;
 use crate::store::net::password::{self, Password};

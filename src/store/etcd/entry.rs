@@ -13,8 +13,8 @@
 //! HASH is what stands for a token in all of this ([`crate::lock::Token::hashed`]).
 
 use super::words::{Bytes, Pair, Range, Span};
-use crate::law::{Due, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time};
 use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::rules::{Due, Hold, LoggedEnd, Phase, Record, SILENCE, TICKET_KEPT, Time};
 use crate::store::engine::Tracked;
 use crate::store::engine::bounds::{self, check_number};
 use crate::store::engine::kept::{self, Kept};
@@ -277,7 +277,7 @@ fn token_of(key: &Bytes) -> Option<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::law::Lock;
+    use crate::rules::Lock;
     use anyhow::{Result, ensure};
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::Keys;
 use crate::clock::Moment;
-use crate::law::TICKET_KEPT;
 use crate::lock::{Mode, Token};
+use crate::rules::TICKET_KEPT;
 use crate::store::engine::queue::{Place, Waiting};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};

@@ -3,7 +3,7 @@
 use super::Keys;
 use super::entry;
 use super::words::{Act, Compare, Range, Span, Txn};
-use crate::law::{HISTORY_KEPT, millis};
+use crate::rules::{HISTORY_KEPT, millis};
 use crate::store::Error;
 
 /// So many records at most are looked at for that.

@@ -44,8 +44,8 @@ impl Boot {
 
     /// For tests: the time of a record that begins now.
     #[cfg(test)]
-    pub(super) fn time(&self) -> crate::law::Time {
-        crate::law::Time(self.offset() + micros(self.now()))
+    pub(super) fn time(&self) -> crate::rules::Time {
+        crate::rules::Time(self.offset() + micros(self.now()))
     }
 
     /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because

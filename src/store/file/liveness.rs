@@ -19,8 +19,8 @@
 //! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every file that is watched, and
 //! whoever grants the lock could not wake the waiter that it grants it to.
 
-use crate::law::millis;
 use crate::lock::{Token, Ttl};
+use crate::rules::millis;
 use crate::store::Error;
 use crate::store::engine::Liveness;
 use crate::store::file::directory::{Directory, FileName, FileRole, OPEN, kind_of};

@@ -4,8 +4,8 @@
 //! to. Both grow at their ends; how far they are valid says the file's header, so that a queue changes in one act with the
 //! record ([`super::slot`]). When the room is used up, what is still true is written anew elsewhere.
 
-use crate::law::{Record, Time};
 use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::rules::{Record, Time};
 use crate::store::engine::Tracked;
 use crate::store::engine::bounds::NUMBER_MOST;
 use crate::store::engine::queue::{Changes, Note, Place, Queue, TOKEN, Waiting};

@@ -12,12 +12,12 @@
 //! What is read may have been put there by somebody else who may write the directory: all of it has bounds, see
 //! [`RecordFile::check`].
 
-use crate::law::LoggedEnd;
-use crate::law::millis;
-use crate::law::{
+use crate::lock::Token;
+use crate::rules::LoggedEnd;
+use crate::rules::millis;
+use crate::rules::{
     ABSENCE, Absence, Due, HISTORY_KEPT, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time,
 };
-use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::bounds::{self, check_number};
 use crate::store::engine::queue::{Queue, Waiting};

@@ -2,7 +2,7 @@
 //! reads, mutexes without a record, records too old to keep. Nothing waits for it, and no lock depends on it. What has
 //! another name than dlock gives its files, or another type, is somebody else's and stays.
 
-use crate::law::HISTORY_KEPT;
+use crate::rules::HISTORY_KEPT;
 use crate::store::engine::queue::Waiting;
 use crate::store::file::directory::{FileName, FileRole, SWEPT, kind_of};
 use crate::store::file::mutex::Mutex;

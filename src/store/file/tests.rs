@@ -4,11 +4,11 @@
 use super::sweep::SWEEP_EVERY;
 use super::*;
 use crate::exit::Ended;
-use crate::law::{
+use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
+use crate::rules::{
     Acquired, Ask, End, HEARTBEAT, HISTORY_KEPT, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked,
     SILENCE, State, TICKET_KEPT, Terms, When,
 };
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
 use crate::store::engine::queue::SHOWN;
 use crate::store::file::mutex::Mutex;
 use crate::store::{Store as _, View, Which};
@@ -23,8 +23,8 @@ use std::thread;
 use std::time::SystemTime;
 
 mod crashes;
-mod law;
 mod lives;
+mod rules;
 mod several;
 mod strangers;
 
@@ -1002,7 +1002,7 @@ fn play(events: &[Event]) -> Result<()> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
     #[test]
-    fn random_histories_keep_the_law(events in prop::collection::vec(event(), 1..60)) {
+    fn random_histories_keep_the_rules(events in prop::collection::vec(event(), 1..60)) {
         play(&events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
 }

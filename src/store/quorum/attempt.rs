@@ -5,9 +5,9 @@ use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::law::schedule::deadline;
-use crate::law::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Terms, Waiting};
 use crate::lock::{Fence, Name, Names};
+use crate::rules::schedule::deadline;
+use crate::rules::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Terms, Waiting};
 use crate::store::redis::reply::Reply;
 use crate::store::redis::terms_to;
 use crate::store::{Error, json};
@@ -92,10 +92,10 @@ impl QuorumStore {
         let attempt = sent.since_boot().as_micros().to_string();
         let (token, longest) = (ask.token.secret(), self.longest());
         let owner = json(&ask.owner)?;
-        let ttl = law::millis(ask.ttl).to_string();
+        let ttl = rules::millis(ask.ttl).to_string();
         let waited = sent.since(began);
-        let waited_ms = law::millis(waited).to_string();
-        let once_per = law::millis(ask.terms.once_per.unwrap_or_default()).to_string();
+        let waited_ms = rules::millis(waited).to_string();
+        let once_per = rules::millis(ask.terms.once_per.unwrap_or_default()).to_string();
         let disputed =
             self.disputed.as_ref().filter(|(token, _)| *token == ask.token).map(|(_, since)| *since);
         let gives_in = disputed.is_some_and(|since| since.after(AGREED_WITHIN).passed());
@@ -138,7 +138,7 @@ impl QuorumStore {
             for reply in answers.replies("granted") {
                 fence = fence.max(reply.number()?);
             }
-            let (number, min_hold) = (fence.to_string(), law::millis(ask.min_hold).to_string());
+            let (number, min_hold) = (fence.to_string(), rules::millis(ask.min_hold).to_string());
             let second =
                 call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms, terms]);
             let told = self.decide(&second, by.min(end), |told| {

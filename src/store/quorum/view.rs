@@ -1,9 +1,9 @@
 //! What do the masters together say of a lock? Joins what each has seen into what a majority bears out, for who is
 //! refused and for who looks. Asks nobody.
 
-use crate::law::stat::{Histogram, Stat};
-use crate::law::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use crate::lock::{Fence, Mode};
+use crate::rules::stat::{Histogram, Stat};
+use crate::rules::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use crate::store::Error;
 use crate::store::redis::reply::Reply;
 use std::collections::BTreeMap;
@@ -217,7 +217,7 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
             _ => drop(ends.insert(end.fence, end)),
         }
     }
-    ends.into_values().rev().take(crate::law::LOG_KEPT).collect()
+    ends.into_values().rev().take(crate::rules::LOG_KEPT).collect()
 }
 
 /// One count of several. Each master was there for most of what happened, so the greatest is nearest.

@@ -3,12 +3,12 @@
 //! Who asked about one lock hears that of this lock alone.
 
 use crate::exit::Ended;
-use crate::law::stat::{Histogram, Stat};
-use crate::law::{
+use crate::lock::{Fence, Mode, Name, Owner, SLOTS_MAX};
+use crate::rules::stat::{Histogram, Stat};
+use crate::rules::{
     Blocker, Done, Foreign, Holder, LOG_KEPT, LoggedEnd, Outcome, Pause, REFUSALS_KEPT, Refusal, State,
     Success,
 };
-use crate::lock::{Fence, Mode, Name, Owner, SLOTS_MAX};
 use crate::store::{Error, View, Waiter};
 use redis::Value;
 use std::sync::Arc;

@@ -5,8 +5,8 @@
 //! A script is put together from parts, so that it carries no more than it needs: the records of locks
 //! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
 
-use crate::law;
 use crate::lock::{Name, ONCE_PER_MOST, PAUSE_MOST, SLOTS_MAX};
+use crate::rules;
 use redis::{Cmd, ServerError, Value, cmd};
 use std::sync::OnceLock;
 
@@ -119,25 +119,25 @@ impl Code {
 /// The text of a script. The constants of the law and of the layout stand before its parts.
 fn assembled(layout: &Layout, parts: &[&str]) -> String {
     let constants = [
-        ("SILENCE", law::millis(law::SILENCE)),
-        ("GRANTED_AT_ONCE", law::GRANTED_AT_ONCE as u64),
-        ("CONFIRM_WITHIN", law::millis(law::CONFIRM_WITHIN)),
-        ("HEARTBEAT", law::millis(law::HEARTBEAT)),
-        ("ABSENCE", law::millis(law::ABSENCE)),
+        ("SILENCE", rules::millis(rules::SILENCE)),
+        ("GRANTED_AT_ONCE", rules::GRANTED_AT_ONCE as u64),
+        ("CONFIRM_WITHIN", rules::millis(rules::CONFIRM_WITHIN)),
+        ("HEARTBEAT", rules::millis(rules::HEARTBEAT)),
+        ("ABSENCE", rules::millis(rules::ABSENCE)),
         ("SLOTS_MAX", u64::from(SLOTS_MAX)),
-        ("TICKET_KEPT", law::millis(law::TICKET_KEPT)),
-        ("SPENT_KEPT", law::millis(law::SPENT_KEPT)),
-        ("FOREIGN_LOOK", law::millis(law::FOREIGN_LOOK)),
-        ("WATCH_KEPT", law::millis(law::WATCH_KEPT)),
-        ("LOG_KEPT", law::LOG_KEPT as u64),
-        ("ONCE_PER_MOST", law::millis(ONCE_PER_MOST)),
-        ("PAUSE_MOST", law::millis(PAUSE_MOST)),
-        ("HISTORY_KEPT", law::millis(law::HISTORY_KEPT)),
+        ("TICKET_KEPT", rules::millis(rules::TICKET_KEPT)),
+        ("SPENT_KEPT", rules::millis(rules::SPENT_KEPT)),
+        ("FOREIGN_LOOK", rules::millis(rules::FOREIGN_LOOK)),
+        ("WATCH_KEPT", rules::millis(rules::WATCH_KEPT)),
+        ("LOG_KEPT", rules::LOG_KEPT as u64),
+        ("ONCE_PER_MOST", rules::millis(ONCE_PER_MOST)),
+        ("PAUSE_MOST", rules::millis(PAUSE_MOST)),
+        ("HISTORY_KEPT", rules::millis(rules::HISTORY_KEPT)),
         ("PARTS", layout.kinds.len() as u64 + 1),
     ];
     let mut text: String =
         constants.iter().map(|(name, value)| format!("local {name} = {value}\n")).collect();
-    let bounds: Vec<String> = law::stat::BOUNDS.iter().map(u64::to_string).collect();
+    let bounds: Vec<String> = rules::stat::BOUNDS.iter().map(u64::to_string).collect();
     text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
     text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
     text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));

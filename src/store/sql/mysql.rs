@@ -18,8 +18,8 @@ use super::row::{FRONT, Waiters, hex};
 use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
-use crate::law::{LOG_KEPT, Time};
 use crate::lock::{Names, Token};
+use crate::rules::{LOG_KEPT, Time};
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::Address;
@@ -361,7 +361,7 @@ impl Grammar for Words {
 
     /// What looks for old rows is not to keep anybody from the others.
     fn tidy(&self) -> Vec<String> {
-        let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
+        let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
         // Where a client ended before it could remove its own row.
         let left = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l FROM \

@@ -8,8 +8,8 @@ use super::row::{FRONT, Waiters, hex};
 use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
-use crate::law::Time;
 use crate::lock::{Names, Token};
+use crate::rules::Time;
 use crate::store::Error;
 use crate::store::engine::queue::Waiting;
 use crate::store::net::Address;
@@ -324,7 +324,7 @@ impl Grammar for Words {
     }
 
     fn tidy(&self) -> Vec<String> {
-        let old = format!("{NOW} / 1000 - {}", 2 * crate::law::HISTORY_KEPT.as_millis());
+        let old = format!("{NOW} / 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
         vec![format!(
             "WITH old AS (DELETE FROM ONLY dlock_locks WHERE used < {old} RETURNING name), \
              w AS (DELETE FROM ONLY dlock_waiters USING old WHERE dlock_waiters.name = old.name) \

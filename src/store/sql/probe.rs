@@ -4,9 +4,9 @@
 use super::statement::{Change, NewBody};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
-use crate::law::{Record, Time, millis};
 use crate::lock::Mode;
 use crate::lock::Token;
+use crate::rules::{Record, Time, millis};
 use crate::store::Error;
 use crate::store::engine::Adapter;
 use crate::store::engine::queue::{Place, Waiting};

@@ -2,8 +2,8 @@
 //! it has bounds, and what is not understood is left as it is.
 
 use super::{Answer, heard};
-use crate::law::{Due, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::rules::{Due, LoggedEnd, Record, SILENCE, Time, millis};
 use crate::store::Error;
 use crate::store::engine::bounds::{self, check_number};
 use crate::store::engine::kept::{self, Kept};

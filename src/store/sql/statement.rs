@@ -2,8 +2,8 @@
 //! comes from a user goes into a statement as hexadecimal digits, so nothing in it can be taken for words.
 
 use super::row::{self, LockRow, Waiters};
-use crate::law::{LOG_KEPT, Record, Time};
 use crate::lock::{Mode, Names, Token};
+use crate::rules::{LOG_KEPT, Record, Time};
 use crate::store::engine::Changed;
 use crate::store::engine::queue::{Changes, Place, Waiting};
 use ring::digest::{SHA256, digest};

@@ -3,8 +3,8 @@
 //! that node's version is that of all of it. Reading and checking them: whoever may write there may have put anything there.
 
 use super::jute::{Ask, Stat};
-use crate::law::{Due, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::lock::{Mode, SLOTS_MAX, Token};
+use crate::rules::{Due, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
 use crate::store::Error;
 use crate::store::engine::Tracked;
 use crate::store::engine::bounds::{self, NUMBER_MOST, check_number};

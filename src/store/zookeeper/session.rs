@@ -5,7 +5,7 @@
 use super::jute::{Access, Answer, Ask, Code, Event, hello};
 use super::wire::{Connection, Failure};
 use crate::clock::Moment;
-use crate::law::millis;
+use crate::rules::millis;
 use crate::store::Error;
 use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;

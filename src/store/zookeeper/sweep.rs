@@ -3,7 +3,7 @@
 use super::jute::{Answer, Ask};
 use super::wire::Failure;
 use super::{Again, Znodes, node};
-use crate::law::{Time, millis};
+use crate::rules::{Time, millis};
 
 /// Of so many steps one removes what is too old to keep, and looks at so many locks for that.
 pub(super) const TIDIES_EVERY: u32 = 512;
@@ -14,7 +14,7 @@ impl Znodes {
     pub(super) fn sweep(&self) -> Result<(), Failure> {
         let Some(stamp) = self.stamp.get() else { return Ok(()) };
         let now = Time(stamp.at.saturating_mul(1000));
-        let old = (stamp.at).saturating_sub(2 * millis(crate::law::HISTORY_KEPT));
+        let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
         let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,
             _ => return Ok(()),

@@ -17,7 +17,7 @@ use crate::support::world::World;
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::{Ensemble, ZooKeeper};
 #[cfg(feature = "sql")]
-use dlock::law::LOG_KEPT;
+use dlock::rules::LOG_KEPT;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use rustix::process::Signal;
 use std::ffi::OsString;

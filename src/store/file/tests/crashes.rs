@@ -439,7 +439,7 @@ fn play(wants: &[(usize, Mode)], events: &[Event]) -> Result<()> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 300, ..ProptestConfig::with_cases(200) })]
     #[test]
-    fn random_histories_with_kills_keep_the_law(wants in wants(), events in events()) {
+    fn random_histories_with_kills_keep_the_rules(wants in wants(), events in events()) {
         play(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
 }

@@ -1,5 +1,5 @@
 -- queue.lua: what a script that changes something on a single server starts with besides: who waits, and `serve`, the step
--- that each of them ends with. The twin of src/law.rs; the names are the same there. What lies in Redis is told in
+-- that each of them ends with. The twin of src/rules.rs; the names are the same there. What lies in Redis is told in
 -- record.lua.
 --
 -- Why in the same script: the decision, the grant to the next and its wake are one atomic step (I3, I9).

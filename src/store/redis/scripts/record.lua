@@ -1,8 +1,8 @@
 -- record.lua: what every script starts with, of a single server and of a master of a quorum: the records of locks as they
--- lie in Redis, how a hold ends, and what is kept of that. The twin of src/law/record.rs; the names are the same there.
+-- lie in Redis, how a hold ends, and what is kept of that. The twin of src/rules/record.rs; the names are the same there.
 -- Who waits is told in queue.lua.
 --
--- In front of it stand constants of src/law.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT,
+-- In front of it stand constants of src/rules.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT,
 -- GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, times in ms;
 -- BOUNDS), and how the two arrangements differ (src/store/redis/script.rs): RECORD, the kind of key in which a hold is
 -- recorded, a name of its own for each, so that neither takes the other's for its own; PARTS, how many keys are named for

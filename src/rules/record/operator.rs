@@ -1,0 +1,130 @@
+//! What can an operator do to a lock? Ask a holder to end, take the lock away from all who hold it, have somebody woken who
+//! looks on.
+
+use super::{Hold, Lock, Phase, Record};
+use crate::lock::{Fence, Owner, Token};
+use crate::rules::WATCH_KEPT;
+use crate::rules::answer::{Foreign, Holder, Outcome, Pause, Renewal, Requested, Revoked, State};
+use crate::rules::operation::{NewPause, Revoke, When};
+use crate::rules::time::{Due, Time, millis};
+
+impl Record {
+    /// Asks the hold with this fence to end.
+    pub(in crate::rules) fn request(&mut self, fence: Fence, by: &Owner) -> Requested {
+        let hold = self.holds.values_mut().find(|hold| hold.phase == Phase::Held && hold.fence == fence.0);
+        match hold {
+            Some(hold) => {
+                hold.asked.get_or_insert_with(|| by.clone());
+                Requested::Asked
+            }
+            None => Requested::Gone,
+        }
+    }
+
+    /// Asks all who hold it to end for one that came then, but those who said that they stay; nobody while it is paused,
+    /// for then nobody would run. One that was granted in the future was so before the clock was set back.
+    pub(in crate::rules) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
+        let is_open = self.paused.is_none();
+        let is_meant = |hold: &&mut Hold| {
+            let is_older = hold.since < came || hold.since > now;
+            hold.phase == Phase::Held && !hold.stays && is_older && hold.asked.is_none()
+        };
+        for hold in self.holds.values_mut().filter(|hold| is_open && is_meant(hold)) {
+            (hold.asked, hold.superseded) = (Some(by.clone()), true);
+        }
+    }
+
+    /// Whether somebody asked this hold to end, and what a renewal says then.
+    pub(in crate::rules) fn asked(&self, token: &Token) -> Option<Renewal> {
+        let hold = self.holds.get(token).filter(|hold| hold.asked.is_some())?;
+        Some(if hold.superseded { Renewal::Superseded } else { Renewal::Asked })
+    }
+
+    /// Wakes the token whenever something changes, for a while.
+    pub(in crate::rules) fn watch(&mut self, now: Time, token: &Token) {
+        self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
+    }
+
+    /// Has nobody granted it for a while, whoever holds it goes on; or ends that. Whether it was so before.
+    pub(in crate::rules) fn pause(&mut self, now: Time, pause: Option<NewPause<'_>>) -> bool {
+        std::mem::replace(&mut self.paused, pause.map(|new| paused(now, &new))).is_some()
+    }
+
+    /// Takes the lock away from all who hold it.
+    pub(in crate::rules) fn revoke(&mut self, now: Time, revoke: &Revoke) -> Revoked {
+        let was = self.state(now);
+        if let Lock::Foreign { until } = self.lock {
+            if revoke.when == When::Now {
+                self.lock = Lock::Free;
+                return Revoked::ForeignDeleted;
+            }
+            return Revoked::Foreign(Foreign {
+                kind: "string".into(),
+                left: until.map(|until| until.left(now)),
+            });
+        }
+        let shown: Vec<(Token, Holder)> =
+            self.shown(now, was).into_iter().map(|(token, hold)| (token.clone(), hold.shown(now))).collect();
+        self.drop_what_cools(now);
+        for (token, holder) in &shown {
+            let kept = self.holds.get(token).cloned();
+            self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
+            match (revoke.when, kept) {
+                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+                (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
+                    self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
+                }
+                _ => self.spend(now, token.clone(), false),
+            }
+        }
+        if revoke.when == When::Now {
+            // Those that were revoked before, beside the ones that held it until now.
+            for token in std::mem::take(&mut self.holds).into_keys() {
+                self.spend(now, token, false);
+            }
+        }
+        let left = self.holds.values().map(|hold| hold.until.left(now)).max();
+        self.lock = match (&self.lock, left) {
+            // The server has lost who holds it; only the key itself tells how long.
+            (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
+                if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
+            {
+                Lock::Revoked { until: *until }
+            }
+            (Lock::Revoked { until }, None) if revoke.when == When::Safe => Lock::Revoked { until: *until },
+            (_, None) => Lock::Free,
+            (Lock::Exclusive { .. } | Lock::Revoked { .. }, Some(left)) => {
+                Lock::Revoked { until: Due::after(now, left) }
+            }
+            (lock, Some(_)) => lock.clone(),
+        };
+        self.outlast();
+        let left = match self.lock {
+            Lock::Revoked { until } => until.left(now),
+            _ => left.unwrap_or_default(),
+        };
+        let holders: Vec<Holder> = shown.into_iter().map(|(_, holder)| holder).collect();
+        match was {
+            State::Free | State::Paused => Revoked::Free,
+            State::Cooling => Revoked::Cooling,
+            State::Held if !holders.is_empty() => Revoked::Holds { holders, left },
+            State::Held | State::Revoked => Revoked::AlreadyRevoked { holders, left },
+        }
+    }
+
+    /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
+    fn drop_what_cools(&mut self, now: Time) {
+        let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
+        let over: Vec<Token> =
+            self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();
+        for token in &over {
+            self.end(now, token, Outcome::Expired, None, None);
+        }
+    }
+}
+
+fn paused(now: Time, new: &NewPause<'_>) -> Pause {
+    let since = now.millis();
+    let until = since.saturating_add(millis(new.lasts));
+    Pause { by: new.by.clone(), since, until }
+}

@@ -1,0 +1,579 @@
+//! Is there any way at all to break a promise, with few askers and few steps? Every history of so many steps is played:
+//! who asks, renews, gives back, loses an answer, dies, arrives late, and how time passes, in every order. After each step the
+//! invariants of docs/protocol.md are looked at. That this finds something is shown by laws with one fault each.
+
+use super::super::*;
+use super::{name, token};
+use crate::lock::Owner;
+use crate::rules::record::{Hold, Lock};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// What somebody wants, as long as he lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wish {
+    /// A letter each.
+    locks: &'static str,
+    mode: Mode,
+    min_hold: u64,
+    terms: Terms,
+}
+
+fn wants(locks: &'static str, mode: Mode) -> Wish {
+    Wish { locks, mode, min_hold: 0, terms: Terms::default() }
+}
+
+/// What one asker believes. All times are microseconds of the store's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Asker {
+    token: u32,
+    /// The fence and the slot that it was told, and until when its job may run.
+    hold: Option<(u64, Option<u32>, u64)>,
+    /// Since when it stands in the queue without a break, and when it was heard last.
+    waits: Option<(u64, u64)>,
+    /// A former token, which has left.
+    former: Option<u32>,
+    has_begun: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Asks and queues up, makes itself heard, or confirms.
+    Queue(usize),
+    /// The same, and the answer is lost.
+    QueueUnheard(usize),
+    /// Asks without waiting.
+    Try(usize),
+    Renew(usize),
+    Leave(usize),
+    /// Its processes are gone, and nobody gives anything back; another one comes in its place.
+    Die(usize),
+    /// A request of the former token arrives.
+    Late(usize),
+    /// So many milliseconds go by.
+    Pass(u64),
+}
+
+#[derive(Debug, Clone)]
+struct State {
+    table: LockTable,
+    now: u64,
+    askers: Vec<Asker>,
+    /// The greatest fence of each lock, and until when a min-hold keeps it.
+    fences: BTreeMap<char, u64>,
+    kept: BTreeMap<char, u64>,
+    /// When a hold that succeeded was granted.
+    succeeded: BTreeMap<char, u64>,
+    born: u32,
+    path: Vec<Step>,
+}
+
+const TTL: u64 = 4_000_000;
+
+/// A law, or one with a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Right,
+    /// What the lock says is not looked at.
+    GrantsTwice,
+    /// Leases end before their time.
+    EndsEarly,
+    /// A renewal asks for no token.
+    RenewsAnybody,
+    /// A fence is smaller than one before.
+    FenceFalls,
+    /// A token that has left is forgotten.
+    ForgetsSpent,
+    /// Somebody who gives back gives back what another one holds.
+    LeavesForOthers,
+    /// One who does not wait is granted what others wait for.
+    Overtakes,
+    /// Who waits is told nothing when the lock becomes free.
+    ServesNobody,
+    /// Two have one slot.
+    OneSlot,
+    /// What is kept by a min-hold is free.
+    ForgetsMinHold,
+    /// What is done once is done again.
+    ForgetsSuccess,
+    /// Of several locks only the first one is taken.
+    TakesOne,
+}
+
+const FAULTY: [Rules; 12] = [
+    Rules::GrantsTwice,
+    Rules::EndsEarly,
+    Rules::RenewsAnybody,
+    Rules::FenceFalls,
+    Rules::ForgetsSpent,
+    Rules::LeavesForOthers,
+    Rules::Overtakes,
+    Rules::ServesNobody,
+    Rules::OneSlot,
+    Rules::ForgetsMinHold,
+    Rules::ForgetsSuccess,
+    Rules::TakesOne,
+];
+
+impl Rules {
+    /// What the fault does to the records before an operation.
+    fn before(self, table: &mut LockTable, now: u64, asker: u32, queues: bool) {
+        for record in table.records.values_mut() {
+            match self {
+                Self::GrantsTwice => record.lock = Lock::Free,
+                Self::EndsEarly => {
+                    if let Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. } =
+                        &mut record.lock
+                        && until.left(Time(now)) < Duration::from_micros(TTL / 2)
+                    {
+                        record.lock = Lock::Free;
+                    }
+                }
+                Self::Overtakes if !queues && !record.waiters.contains_key(&token(asker)) => {
+                    record.queue.clear()
+                }
+                Self::ForgetsSpent => record.spent.clear(),
+                Self::ForgetsSuccess => record.success = None,
+                Self::ForgetsMinHold => {
+                    if matches!(record.lock, Lock::Cooling { .. }) {
+                        record.lock = Lock::Free;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn acquire(self, table: &mut LockTable, now: u64, names: &Names, ask: &Ask, who: u32) -> Acquired {
+        self.before(table, now, who, ask.patience == Patience::Queue);
+        let first = names.first().clone();
+        let names = if self == Self::TakesOne { &first.into() } else { names };
+        let answer = table.acquire(Time(now), names, ask);
+        let Acquired::Granted(mut grant) = answer else { return answer };
+        if self == Self::FenceFalls {
+            grant.fence.0 -= 1_000_000;
+            for record in table.records.values_mut() {
+                record.fence = record.fence.saturating_sub(1_000_000);
+                record.holds.values_mut().for_each(|hold| hold.fence = hold.fence.saturating_sub(1_000_000));
+            }
+        }
+        if self == Self::OneSlot {
+            grant.slot = grant.slot.map(|_| 0);
+        }
+        Acquired::Granted(grant)
+    }
+
+    fn renew(self, table: &mut LockTable, now: u64, names: &Names, who: u32) -> Renewal {
+        self.before(table, now, who, true);
+        match table.renew(Time(now), names, &token(who), Duration::from_micros(TTL)) {
+            Renewal::NotHeld if self == Self::RenewsAnybody => Renewal::Renewed,
+            answer => answer,
+        }
+    }
+
+    fn leave(self, table: &mut LockTable, now: u64, names: &Names, who: u32, end: &End) -> Left {
+        self.before(table, now, who, true);
+        if self == Self::LeavesForOthers {
+            names.iter().for_each(|name| table.record(name.as_str()).lock = Lock::Free);
+        }
+        let hidden: Vec<_> = match self {
+            Self::ServesNobody => {
+                let queue = |record: &mut Record| std::mem::take(&mut record.queue);
+                table.records.iter_mut().map(|(name, record)| (name.clone(), queue(record))).collect()
+            }
+            _ => Vec::new(),
+        };
+        let answer = table.leave(Time(now), names, &token(who), end);
+        for (name, queue) in hidden {
+            let record = table.record(&name);
+            record.queue = queue.into_iter().filter(|(_, waiter)| *waiter != token(who)).collect();
+        }
+        answer
+    }
+}
+
+impl State {
+    fn new(count: usize) -> Self {
+        let asker = |token| Asker { token, hold: None, waits: None, former: None, has_begun: false };
+        Self {
+            table: LockTable::default(),
+            now: 1_800_000_000_000_000,
+            askers: (1..).take(count).map(asker).collect(),
+            fences: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            succeeded: BTreeMap::new(),
+            born: 10,
+            path: Vec::new(),
+        }
+    }
+
+    /// What tells it from others, for all that follows.
+    fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let Self { table, now, askers, fences, kept, succeeded, born, path: _ } = self;
+        (now, askers, fences, kept, succeeded, born).hash(&mut hasher);
+        format!("{:?}", table.records).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// What may come next. Of askers that want the same the first ones begin first: the others would only repeat that.
+    fn steps(&self, wishes: &[Wish]) -> Vec<Step> {
+        let mut steps = vec![Step::Pass(1500), Step::Pass(6000)];
+        if matches!(self.path.last(), Some(Step::Pass(_))) {
+            steps.clear();
+        }
+        for (who, asker) in self.askers.iter().enumerate() {
+            let is_like_before =
+                (0..who).any(|one| wishes[one] == wishes[who] && !self.askers[one].has_begun);
+            if is_like_before {
+                continue;
+            }
+            if asker.hold.is_some() {
+                steps.extend([Step::Renew(who), Step::Leave(who), Step::Die(who)]);
+            } else {
+                steps.extend([Step::Queue(who), Step::QueueUnheard(who)]);
+                steps.push(if asker.waits.is_some() { Step::Leave(who) } else { Step::Try(who) });
+            }
+            if asker.former.is_some() {
+                steps.push(Step::Late(who));
+            }
+        }
+        steps
+    }
+
+    fn apply(&mut self, rules: Rules, wishes: &[Wish], step: Step) -> Result<(), String> {
+        self.now += 1;
+        self.path.push(step);
+        let before = self.table.clone();
+        match step {
+            Step::Queue(who) => self.acquire(rules, wishes, who, Patience::Queue, true)?,
+            Step::QueueUnheard(who) => self.acquire(rules, wishes, who, Patience::Queue, false)?,
+            Step::Try(who) => self.acquire(rules, wishes, who, Patience::None, true)?,
+            Step::Renew(who) => {
+                let names = names_of(&wishes[who]);
+                let answer = rules.renew(&mut self.table, self.now, &names, self.askers[who].token);
+                let asker = &mut self.askers[who];
+                let Some((fence, slot, _)) = asker.hold else { return Ok(()) };
+                let held = names.iter().all(|name| holds(&before, name, asker.token, self.now));
+                let renewed = matches!(answer, Renewal::Renewed | Renewal::Asked | Renewal::Superseded);
+                // I2, I6
+                if renewed != held {
+                    return Err(format!("renewed {answer:?}, and held was {held}"));
+                }
+                asker.hold = renewed.then_some((fence, slot, self.now + TTL * 99 / 100 - 2000));
+                if !renewed {
+                    self.reborn(who);
+                }
+            }
+            Step::Leave(who) => self.leave(rules, wishes, who)?,
+            Step::Die(who) => self.reborn(who),
+            Step::Late(who) => {
+                let former = self.askers[who].former.unwrap_or_default();
+                let names = names_of(&wishes[who]);
+                let ask = ask(&wishes[who], former, Patience::Queue);
+                let answer = rules.acquire(&mut self.table, self.now, &names, &ask, former);
+                // I4
+                if !matches!(answer, Acquired::Spent | Acquired::Superseded(_) | Acquired::Done(_)) {
+                    return Err(format!("a late request is answered {answer:?}"));
+                }
+            }
+            Step::Pass(ms) => self.now += ms * 1000,
+        }
+        self.look_at_grants(wishes, &before)?;
+        // What is counted and told decides nothing.
+        for record in self.table.records.values_mut() {
+            record.log.clear();
+            record.stat = stat::Stat::default();
+        }
+        self.look(wishes, step, &before)
+    }
+
+    fn acquire(
+        &mut self,
+        rules: Rules,
+        wishes: &[Wish],
+        who: usize,
+        patience: Patience,
+        is_heard: bool,
+    ) -> Result<(), String> {
+        let (wish, names, now) = (&wishes[who], names_of(&wishes[who]), self.now);
+        let id = self.askers[who].token;
+        self.askers[who].has_begun = true;
+        let ask = ask(wish, id, patience);
+        let answer = rules.acquire(&mut self.table, now, &names, &ask, id);
+        if rules == Rules::Right {
+            // I4: sent again it comes to the same.
+            let mut copy = self.table.clone();
+            let again = copy.acquire(Time(now), &names, &ask);
+            if answer != again {
+                return Err(format!("sent again: {answer:?}, then {again:?}"));
+            }
+        }
+        let asker = &mut self.askers[who];
+        match answer {
+            Acquired::Granted(grant) if is_heard => {
+                asker.waits = None;
+                asker.hold = Some((grant.fence.0, grant.slot, now + TTL * 99 / 100 - 2000));
+                let recorded = self.table.records.values().find_map(|record| record.holds.get(&token(id)));
+                if recorded.is_some_and(|hold| hold.fence != grant.fence.0) {
+                    return Err(format!("told fence {:?}, and recorded is {recorded:?}", grant.fence));
+                }
+                let due = |lock: char| {
+                    let since = self.succeeded.get(&lock).copied();
+                    since.zip(wish.terms.once_per).is_none_or(|(since, span)| now >= since + micros(span))
+                };
+                if wish.terms.once_per.is_some() && !wish.locks.chars().any(due) {
+                    return Err("granted although it is done".into());
+                }
+            }
+            Acquired::Waiting(_) => {
+                let since = asker.waits.map_or(now, |(since, _)| since);
+                asker.waits = Some((since, now));
+            }
+            // One that was granted it has had its turn, whether it knows or not.
+            Acquired::Granted(_) | Acquired::Busy(_) | Acquired::Done(_) => asker.waits = None,
+            Acquired::Superseded(_) | Acquired::Spent => self.reborn(who),
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, rules: Rules, wishes: &[Wish], who: usize) -> Result<(), String> {
+        let (names, now, id) = (names_of(&wishes[who]), self.now, self.askers[who].token);
+        let held = names.iter().all(|name| holds(&self.table, name, id, now));
+        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true };
+        let since =
+            self.table.records.values().find_map(|record| Some(record.holds.get(&token(id))?.since.0));
+        let answer = rules.leave(&mut self.table, now, &names, id, &end);
+        let had = self.askers[who].hold.is_some();
+        if had && held != matches!(answer, Left::Released { .. }) {
+            return Err(format!("left {answer:?}, and held was {held}"));
+        }
+        if had && held {
+            for lock in wishes[who].locks.chars() {
+                self.succeeded.insert(lock, since.unwrap_or(now));
+            }
+        }
+        if rules == Rules::Right {
+            let again = self.table.clone().leave(Time(now), &names, &token(id), &end);
+            if !matches!(again, Left::Already | Left::NotHeld) {
+                return Err(format!("left again: {again:?}"));
+            }
+        }
+        let former = id;
+        self.reborn(who);
+        self.askers[who].former = Some(former);
+        Ok(())
+    }
+
+    fn reborn(&mut self, who: usize) {
+        self.born += 1;
+        let has_begun = self.askers[who].has_begun;
+        self.askers[who] = Asker { token: self.born, hold: None, waits: None, former: None, has_begun };
+    }
+
+    /// Of what was granted in this step: I5 and I13.
+    fn look_at_grants(&mut self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
+        for (full, record) in &self.table.records {
+            let lock = full.chars().next().unwrap_or_default();
+            let old = before.records.get(full);
+            let mut new: Vec<(&Token, &Hold)> = record.holds.iter().collect();
+            new.sort_by_key(|(_, hold)| hold.fence);
+            for (holder, hold) in new {
+                let was = old.and_then(|old| old.holds.get(holder));
+                if was.is_none() {
+                    let last = self.fences.insert(lock, hold.fence).unwrap_or(0);
+                    if hold.fence <= last {
+                        return Err(format!("fence {} of {lock} after {last}", hold.fence));
+                    }
+                    if self.kept.get(&lock).is_some_and(|kept| *kept > self.now / 1000) {
+                        return Err(format!("granted although a min-hold keeps {lock}"));
+                    }
+                }
+                let asker = (0..wishes.len()).find(|at| token(self.askers[*at].token) == *holder);
+                if let Some(asker) = asker.filter(|_| hold.confirmed && was.is_none_or(|was| !was.confirmed))
+                {
+                    let kept = hold.since.millis() + wishes[asker].min_hold;
+                    let other = self.kept.get(&lock).copied().unwrap_or(0);
+                    self.kept.insert(lock, kept.max(other));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What must be true in every state.
+    fn look(&self, wishes: &[Wish], step: Step, before: &LockTable) -> Result<(), String> {
+        let now = self.now;
+        // I1, by what the holders believe: jobs run until their deadlines.
+        let held: Vec<_> = self
+            .askers
+            .iter()
+            .zip(wishes)
+            .filter_map(|(asker, wish)| asker.hold.filter(|hold| hold.2 > now).map(|hold| (wish, hold)))
+            .collect();
+        for (at, (one, mine)) in held.iter().enumerate() {
+            for (other, theirs) in &held[..at] {
+                let meet = one.locks.chars().any(|lock| other.locks.contains(lock));
+                let together = match (one.mode, other.mode) {
+                    (Mode::Shared, Mode::Shared) => true,
+                    (Mode::Slots(n), Mode::Slots(m)) => n == m && mine.1 != theirs.1,
+                    _ => false,
+                };
+                if meet && !together {
+                    return Err(format!("two at a time: {one:?} {mine:?} and {other:?} {theirs:?}"));
+                }
+            }
+        }
+        self.nobody_was_overtaken(wishes, before)?;
+        self.nobody_stands_idle(wishes, step)
+    }
+
+    /// I9: whoever was granted a lock in this step came before all that wait for one of its locks and are heard.
+    fn nobody_was_overtaken(&self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
+        for (asker, wish) in self.askers.iter().zip(wishes) {
+            let has = |table: &LockTable, lock: char| {
+                let record = table.records.get(name(&lock.to_string()).as_str());
+                record.is_some_and(|record| record.holds.contains_key(&token(asker.token)))
+            };
+            if !wish.locks.chars().all(|lock| has(&self.table, lock) && !has(before, lock)) {
+                continue;
+            }
+            let came = asker.waits.map_or(self.now, |(since, _)| since);
+            for (other, theirs) in self.askers.iter().zip(wishes) {
+                let Some((since, heard)) = other.waits.filter(|_| other.hold.is_none()) else { continue };
+                let meet = wish.locks.chars().any(|lock| theirs.locks.contains(lock));
+                let is_granted = theirs.locks.chars().any(|lock| {
+                    let record = self.table.records.get(name(&lock.to_string()).as_str());
+                    record.is_some_and(|record| record.holds.contains_key(&token(other.token)))
+                });
+                let is_heard = self.now < heard + micros(SILENCE) - 1000;
+                // A newer one that replaces others may have sent it home.
+                let goes_home =
+                    self.table.records.values().any(|record| record.spent.contains_key(&token(other.token)));
+                let stands = other.token != asker.token && !is_granted && !goes_home && is_heard;
+                if stands && meet && since < came {
+                    return Err(format!("{asker:?} overtook {other:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever asked in this step, or gave back, has left no lock free that somebody could have.
+    fn nobody_stands_idle(&self, wishes: &[Wish], step: Step) -> Result<(), String> {
+        let (Step::Queue(who) | Step::QueueUnheard(who) | Step::Leave(who) | Step::Renew(who)) = step else {
+            return Ok(());
+        };
+        for lock in wishes[who].locks.chars() {
+            let record = self.table.records.get(name(&lock.to_string()).as_str());
+            let Some(record) = record.filter(|record| record.lock == Lock::Free) else { continue };
+            let Some((_, head)) = record.queue.first() else { continue };
+            let Some(waiter) = record.waiters.get(head) else { continue };
+            // One that waits for others as well may have to.
+            if record.is_heard(Time(self.now), head) && waiter.names.len() == 1 {
+                return Err(format!("{lock} is free, and {head:?} waits"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    millis(span) * 1000
+}
+
+fn names_of(wish: &Wish) -> Names {
+    let mut names = wish.locks.chars().map(|lock| name(&lock.to_string()));
+    names.next().map_or_else(|| unreachable!("no lock is wanted"), |first| Names::new(first, names))
+}
+
+fn ask(wish: &Wish, id: u32, patience: Patience) -> Ask {
+    Ask {
+        token: token(id),
+        mode: wish.mode,
+        ttl: Duration::from_micros(TTL),
+        min_hold: Duration::from_millis(wish.min_hold),
+        owner: Owner { pid: id, ..Owner::default() },
+        patience,
+        terms: wish.terms.clone(),
+        waited: Duration::ZERO,
+    }
+}
+
+/// Whether the lock is this token's.
+fn holds(table: &LockTable, name: &Name, id: u32, now: u64) -> bool {
+    let Some(mut record) = table.records.get(name.as_str()).cloned() else { return false };
+    record.expire(Time(now));
+    record.holds.get(&token(id)).is_some_and(|hold: &Hold| hold.phase == Phase::Held)
+        && record.is_held_by(&token(id))
+}
+
+/// Plays every history of so many steps; how many states there are, or the first that is wrong.
+fn explore(rules: Rules, wishes: &[Wish], depth: usize) -> Result<usize, String> {
+    let mut seen = HashSet::new();
+    let mut frontier = vec![State::new(wishes.len())];
+    for _ in 0..depth {
+        let mut next = Vec::new();
+        for state in frontier {
+            for step in state.steps(wishes) {
+                let mut new = state.clone();
+                new.apply(rules, wishes, step).map_err(|why| format!("{why}\nafter {:?}", new.path))?;
+                if seen.insert(new.digest()) {
+                    next.push(new);
+                }
+            }
+        }
+        frontier = next;
+    }
+    Ok(seen.len())
+}
+
+fn scenes() -> Vec<(Vec<Wish>, usize)> {
+    let once = |locks| Wish {
+        terms: Terms { once_per: Some(Duration::from_secs(5)), ..Terms::default() },
+        ..wants(locks, Mode::Exclusive)
+    };
+    let newest = Wish { terms: Terms { replaces: true, ..Terms::default() }, ..wants("a", Mode::Exclusive) };
+    let kept = Wish { min_hold: 5000, ..wants("a", Mode::Exclusive) };
+    let x = |locks| wants(locks, Mode::Exclusive);
+    let more = if std::env::var_os("DLOCK_SOAK").is_some() { 2 } else { 0 };
+    vec![
+        (vec![x("a"), x("a")], 6 + more),
+        (vec![x("a"), x("a"), x("a")], 6 + more),
+        (vec![x("a"), wants("a", Mode::Shared), wants("a", Mode::Shared)], 5 + more),
+        (vec![wants("a", Mode::Slots(2)), wants("a", Mode::Slots(2)), wants("a", Mode::Slots(2))], 5 + more),
+        (vec![wants("a", Mode::Slots(2)), wants("a", Mode::Slots(2)), x("a")], 5 + more),
+        (vec![x("ab"), x("b"), x("a")], 5 + more),
+        (vec![x("ab"), x("ba")], 5 + more),
+        (vec![kept.clone(), kept, x("a")], 5 + more),
+        (vec![once("a"), once("a")], 6 + more),
+        (vec![newest.clone(), newest, x("a")], 5 + more),
+    ]
+}
+
+#[test]
+fn no_short_history_breaks_a_promise() {
+    let scenes = scenes();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let play = |(wishes, depth): &(Vec<Wish>, usize)| explore(Rules::Right, wishes, *depth);
+        let threads: Vec<_> = scenes.iter().map(|scene| scope.spawn(move || play(scene))).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    for (outcome, (wishes, depth)) in outcomes.into_iter().zip(&scenes) {
+        let states = outcome.unwrap_or_else(|_| Err("it panicked".into()));
+        assert!(states.is_ok(), "{wishes:?}: {}", states.err().unwrap_or_default());
+        println!("{states:?} states in {depth} steps of {wishes:?}");
+    }
+}
+
+#[test]
+fn rules_with_a_fault_are_found_out() {
+    for rules in FAULTY {
+        let found = (1..=5).any(|depth| {
+            scenes()
+                .iter()
+                .any(|(wishes, deepest)| depth <= *deepest && explore(rules, wishes, depth).is_err())
+        });
+        assert!(found, "{rules:?} breaks nothing");
+    }
+}

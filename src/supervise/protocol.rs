@@ -1,0 +1,101 @@
+//! What do dlock and the guard say to each other? One message is one datagram. Both ends are the same program at the same
+//! version, so nothing here is a format to keep.
+
+use super::Reached;
+use crate::clock::Moment;
+use serde::{Deserialize, Serialize};
+
+/// No message is longer. A single variable of the environment may have 128 KiB (MAX_ARG_STRLEN).
+pub(super) const LONGEST: usize = 192 * 1024;
+
+/// A change of CMD's environment: a variable and its value, or none if it is to be unset.
+pub(super) type Change = (Vec<u8>, Option<Vec<u8>>);
+
+/// What dlock says to the guard. That dlock is gone shows on the socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// More of CMD's environment; the last part comes with the start.
+    Environment(Vec<Change>),
+    Start(Vec<Change>),
+    /// Pass this signal on to CMD, or to what it left behind.
+    Relay(i32, Reached),
+    /// The lock is another's: stop the job, by this moment.
+    Lost(Moment),
+    /// Somebody asked for the job to end: stop it, with its grace.
+    Stop,
+    /// dlock ends now and leaves the rest to the guard. It has said itself what there was to say.
+    Finish,
+}
+
+/// An order or an event as it is sent.
+pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(message).unwrap_or_default()
+}
+
+/// What was sent; nothing if that cannot be read.
+pub(super) fn decode<'a, T: Deserialize<'a>>(datagram: &'a [u8]) -> Option<T> {
+    postcard::from_bytes(datagram).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::{Ended, Event, NotStarted, Process, StopReason};
+    use std::time::Duration;
+
+    #[test]
+    fn orders_come_through() {
+        let changes = vec![
+            (b"A".to_vec(), Some(b"1=2\n".to_vec())),
+            (b"B".to_vec(), None),
+            (b"C".to_vec(), Some(vec![])),
+        ];
+        for order in [
+            Order::Environment(changes.clone()),
+            Order::Start(changes),
+            Order::Start(vec![]),
+            Order::Relay(15, Reached::Nobody),
+            Order::Relay(2, Reached::CallerGroup),
+            Order::Lost(Moment::from_boot(Duration::new(7, 9))),
+            Order::Stop,
+            Order::Finish,
+        ] {
+            assert_eq!(decode(&encode(&order)), Some(order));
+        }
+    }
+
+    #[test]
+    fn events_come_through() {
+        let mut events = vec![
+            Event::NotStarted(NotStarted::Errno(2)),
+            Event::NotStarted(NotStarted::TooLate),
+            Event::Stopped { signal: 20 },
+            Event::Continued,
+            Event::Refused(Process { pid: 9, name: "a (b) ü".into() }),
+            Event::CommandEnded { status: Ended::Code(7) },
+            Event::CommandEnded { status: Ended::Signal(9) },
+            Event::Ended { status: None, reason: None },
+            Event::Ended { status: Some(Ended::Code(255)), reason: Some(StopReason::MaxRun) },
+            Event::Ended { status: Some(Ended::Signal(64)), reason: None },
+        ];
+        let reasons = [
+            StopReason::LeaseRanOut,
+            StopReason::Lost,
+            StopReason::Asked,
+            StopReason::MaxRun,
+            StopReason::CallerGone,
+            StopReason::GuardGone,
+        ];
+        events.extend(reasons.map(|reason| Event::Stopping { reason }));
+        for event in events {
+            assert_eq!(decode(&encode(&event)), Some(event));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_not_read() {
+        let whole = encode(&Order::Start(vec![(b"A".to_vec(), Some(b"1".to_vec()))]));
+        assert!((2..whole.len()).all(|end| decode::<Order>(&whole[..end]).is_none()));
+        assert_eq!(decode::<Event>(b""), None);
+    }
+}

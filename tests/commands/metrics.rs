@@ -1,0 +1,187 @@
+//! `dlock metrics`: what was counted, as promtool and a Prometheus read it.
+
+use crate::docs::observability::of_prometheus;
+use crate::support::proc;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
+use std::fs::File;
+use std::process::Command;
+
+on_every_store!(
+    known_histories_are_counted,
+    what_is_now,
+    a_lock_that_nobody_used,
+    cardinality_is_bounded,
+    promtool_finds_nothing_wrong,
+    what_acts_on_a_terminal_is_escaped,
+);
+
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+
+#[track_caller]
+fn metrics(world: &World, arguments: &[&str]) -> String {
+    world.dlock(["metrics"]).args(arguments).any_stdout().run().stdout
+}
+
+/// The value of a series, by its name and labels.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(line.parse().expect("a number"))
+}
+
+/// A history with one of each: two successes, a failure, a signal, a refusal, one who gave up, one who waited, a crash,
+/// a lock taken away.
+fn history(world: &World, key: &str) {
+    world.run(key, &[], "exit 0").run();
+    world.run(key, &[], "exit 3").status(3).run();
+    world.run(key, &[], "kill -TERM $$").dies_of(15).run();
+    let holder = world.run(key, &["-t", "1m"], HOLD).spawn();
+    world.wait_for_log("up");
+    world.run(key, &[], "true").status(75).any_stderr().run();
+    world.run(key, &["-w", "50ms"], "true").status(75).any_stderr().run();
+    let waiter = world.run(key, &["-w"], "exit 0").any_stderr().spawn();
+    world.wait_for_waiters(key, 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    std::fs::remove_file(world.path("go")).expect("it was there");
+    let crashed = world.run(key, &["-t", "5s"], HOLD).any_stderr().spawn();
+    world.wait_for_lines("up", 2);
+    let pids = [crashed.guard(), crashed.pid()];
+    pids.into_iter().for_each(|pid| proc::signal(pid, Signal::STOP));
+    pids.into_iter().for_each(|pid| proc::signal(pid, Signal::KILL));
+    wait_until("the lock is free", || world.state(key) == "free");
+    let forced = world.run(key, &["-t", "6s"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_lines("up", 3);
+    world.dlock(["release", key, "--force"]).any_stderr().run();
+    forced.finish();
+}
+
+fn known_histories_are_counted(backend: Backend) {
+    let world = World::new(backend);
+    history(&world, "k");
+    world.run("l", &[], "exit 0").run();
+    let text = metrics(&world, &["k"]);
+    for (series, count) in [
+        ("dlock_grants_total{key=\"k\"}", 7.0),
+        ("dlock_busy_total{key=\"k\"}", 1.0),
+        ("dlock_given_up_total{key=\"k\"}", 1.0),
+        ("dlock_jobs_total{key=\"k\",result=\"succeeded\"}", 3.0),
+        // An exit 3, a signal, and the two that did not end by themselves.
+        ("dlock_jobs_total{key=\"k\",result=\"failed\"}", 4.0),
+        ("dlock_ends_total{key=\"k\",outcome=\"released\"}", 5.0),
+        ("dlock_ends_total{key=\"k\",outcome=\"expired\"}", 1.0),
+        ("dlock_ends_total{key=\"k\",outcome=\"forced\"}", 1.0),
+        ("dlock_ends_total{key=\"k\",outcome=\"lost\"}", 0.0),
+        ("dlock_wait_seconds_count{key=\"k\"}", 7.0),
+        ("dlock_wait_seconds_bucket{key=\"k\",le=\"+Inf\"}", 7.0),
+        ("dlock_hold_seconds_count{key=\"k\"}", 7.0),
+        ("dlock_hold_seconds_bucket{key=\"k\",le=\"60\"}", 7.0),
+        ("dlock_holders{key=\"k\"}", 0.0),
+        ("dlock_queue_length{key=\"k\"}", 0.0),
+        ("dlock_all_grants_total", 7.0),
+        ("dlock_keys", 1.0),
+        ("dlock_keys_not_shown", 0.0),
+    ] {
+        assert_eq!(value(&text, series), Some(count), "{series}\n{text}");
+    }
+    let waited = value(&text, "dlock_wait_seconds_sum{key=\"k\"}").expect("a sum");
+    let held = value(&text, "dlock_hold_seconds_sum{key=\"k\"}").expect("a sum");
+    assert!(waited > 0.0 && held > 0.0, "{waited} {held}");
+    let at = |series: &str| value(&text, series).unwrap_or_else(|| panic!("{series}\n{text}"));
+    let success = at("dlock_last_success_timestamp_seconds{key=\"k\"}");
+    let expired = at("dlock_last_end_timestamp_seconds{key=\"k\",outcome=\"expired\"}");
+    let forced = at("dlock_last_end_timestamp_seconds{key=\"k\",outcome=\"forced\"}");
+    assert_eq!(at("dlock_last_failure_timestamp_seconds{key=\"k\"}"), forced);
+    assert!(1.7e9 < success && success <= expired && expired <= forced, "{success} {expired} {forced}");
+    assert!(!text.contains("outcome=\"lost\"} 1"), "never lost: {text}");
+    // In sum over both.
+    let text = metrics(&world, &[]);
+    assert_eq!(value(&text, "dlock_all_grants_total"), Some(8.0));
+    assert_eq!(value(&text, "dlock_all_jobs_total{result=\"succeeded\"}"), Some(4.0));
+    assert_eq!(value(&text, "dlock_all_hold_seconds_count"), Some(8.0));
+    assert_eq!(value(&text, "dlock_keys"), Some(2.0));
+}
+
+fn what_acts_on_a_terminal_is_escaped(backend: Backend) {
+    let world = World::new(backend);
+    world.run("a\u{202e}b", &[], "true").run();
+    world.run("a\\u{202e}b", &[], "true").run();
+    let text = metrics(&world, &[]);
+    assert_eq!(value(&text, r#"dlock_grants_total{key="a\\u{202e}b"}"#), Some(1.0), "{text}");
+    assert_eq!(value(&text, r#"dlock_grants_total{key="a\\u{5c}u{202e}b"}"#), Some(1.0), "{text}");
+    assert!(text.is_ascii(), "{text}");
+}
+
+fn what_is_now(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "true").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let text = metrics(&world, &[]);
+    assert_eq!(value(&text, "dlock_holders{key=\"k\"}"), Some(1.0));
+    assert_eq!(value(&text, "dlock_queue_length{key=\"k\"}"), Some(1.0));
+    assert_eq!(value(&text, "dlock_all_queue_length"), Some(1.0));
+    let left = value(&text, "dlock_lease_left_seconds{key=\"k\"}").expect("a lease");
+    assert!(left > 0.0 && left <= 60.0, "{left}");
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(value(&metrics(&world, &[]), "dlock_lease_left_seconds{key=\"k\"}"), None);
+}
+
+/// A lock that is named is there, with zeros: an alert on it needs no absent series. One that was only watched is not.
+fn a_lock_that_nobody_used(backend: Backend) {
+    let world = World::new(backend);
+    assert_eq!(value(&metrics(&world, &["k"]), "dlock_grants_total{key=\"k\"}"), Some(0.0));
+    let watch = world.dlock(["watch", "-v", "k"]).any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    let text = metrics(&world, &[]);
+    assert_eq!(value(&text, "dlock_keys"), Some(0.0));
+    assert!(!text.contains("key="), "{text}");
+    watch.signal(Signal::TERM);
+    watch.finish();
+}
+
+fn cardinality_is_bounded(backend: Backend) {
+    let world = World::new(backend);
+    for key in ["a", "b", "c"] {
+        world.run(key, &[], "exit 0").run();
+    }
+    for most in ["0", "2"] {
+        let text = metrics(&world, &["--max-keys", most]);
+        assert_eq!(text.matches("dlock_grants_total{").count().to_string(), most);
+        assert!(!text.contains("\"c\""), "{text}");
+        assert_eq!(value(&text, "dlock_all_grants_total"), Some(3.0));
+        let hidden = 3.0 - most.parse::<f64>().expect("a number");
+        assert_eq!(value(&text, "dlock_keys_not_shown"), Some(hidden));
+    }
+    // Twice the same is once.
+    assert_eq!(metrics(&world, &["a", "a"]).matches("dlock_grants_total{").count(), 1);
+}
+
+fn promtool_finds_nothing_wrong(backend: Backend) {
+    let Some(promtool) = of_prometheus("promtool") else { return };
+    let world = World::new(backend);
+    let holder = world.run("quote\"back\\slash ünï", &["-t", "1m"], HOLD).spawn();
+    world.wait_for_log("up");
+    world.run("k", &[], "exit 0").run();
+    world.run("k", &[], "exit 1").status(1).run();
+    for arguments in [&[][..], &["--max-keys", "1"], &["never"]] {
+        let text = metrics(&world, arguments);
+        world.write("page", &text);
+        let page = File::open(world.path("page")).expect("a page");
+        let output = Command::new(&promtool).args(["check", "metrics"]).stdin(page).output();
+        let output = output.expect("promtool runs");
+        let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.is_empty(), "{said}\n{text}");
+    }
+    assert!(
+        metrics(&world, &[]).contains("key=\"quote\\\"back\\\\slash ünï\""),
+        "escaped as the format says"
+    );
+    world.write("go", "");
+    holder.finish();
+}

@@ -1,0 +1,198 @@
+//! Do the recipes of docs/hold.md work as they are written? What a CI runner does with the lines of a job is done here.
+
+use crate::support::dlock::BINARY;
+use crate::support::proc;
+use crate::support::wait::wait_until;
+use crate::support::world::World;
+use rustix::process::Signal;
+use std::process::{Child, Command};
+
+/// The first fenced block of a language after a heading.
+fn recipe(heading: &str, language: &str) -> &'static str {
+    let page = include_str!("../../docs/hold.md");
+    let section = page.split("\n## ").find(|section| section.starts_with(heading)).expect("a heading");
+    let fence = format!("```{language}\n");
+    let block = section.split(&fence).nth(1).expect("a block");
+    block.split("```").next().expect("its end")
+}
+
+/// A world in which dlock is in PATH, and two steps log that they run and wait for a file.
+fn world() -> World {
+    let world = World::without_redis();
+    std::os::unix::fs::symlink(BINARY, world.path("dlock")).expect("a link");
+    for step in ["fetch", "load", "build.sh", "deploy.sh"] {
+        let script = format!(
+            "#!/bin/sh\necho {step} >> log\nuntil [ -e go ] || [ {step} = fetch ] || [ {step} = build.sh ]; do sleep 0.02; done\n"
+        );
+        world.script(step, &script);
+    }
+    world
+}
+
+fn start(world: &World, program: &str, arguments: &[&str]) -> Child {
+    let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").expect("PATH"));
+    let mut command: Command = world.command(program);
+    command.args(arguments).env("PATH", path).env("DLOCK_STORE", world.url());
+    command.spawn().expect("a program")
+}
+
+/// Runs it: it holds the lock while it works, and no longer.
+fn holds_while_it_works(world: &World, key: &str, mut program: Child, last: &str) {
+    world.wait_for_log(last);
+    assert_eq!(world.state(key), "held");
+    let next = world.run(key, &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters(key, 1);
+    world.write("go", "");
+    assert!(program.wait().expect("our child").success());
+    next.finish();
+    assert_eq!(world.log().last().map(String::as_str), Some("next"));
+}
+
+/// It is stopped when an operator asks for the lock.
+fn is_stopped(world: &World, key: &str, mut program: Child, last: &str) {
+    world.wait_for_lines(last, 2);
+    world.dlock(["release", key, "-y"]).any_stderr().run();
+    assert!(!program.wait().expect("our child").success());
+}
+
+fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
+    holds_while_it_works(world, key, start(), last);
+    std::fs::remove_file(world.path("go")).expect("a file");
+    is_stopped(world, key, start(), last);
+    // Busy: it does nothing.
+    world.write("log", "");
+    let holder = world.run(key, &[], "echo other >> log; until [ -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_log("other");
+    let busy = start().wait().expect("our child");
+    assert_eq!(busy.code(), Some(75));
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["other"]);
+}
+
+#[test]
+fn a_shell_script() {
+    let world = world();
+    world.script("import", &recipe("Shell scripts", "sh").replace("-w 10m ", ""));
+    works(&world, "import", "load", || start(&world, "./import", &[]));
+}
+
+#[test]
+fn a_python_program() {
+    let world = world();
+    world.write("import.py", &recipe("Python", "python").replace(", \"-w\", \"10m\"", ""));
+    works(&world, "import", "load", || start(&world, "python3", &["import.py"]));
+}
+
+#[test]
+fn a_node_program() {
+    if Command::new("node").arg("--version").output().is_err() {
+        println!("skipped: no node");
+        return;
+    }
+    let world = world();
+    world.write("import.js", &recipe("Node", "javascript").replace("['-w', '10m']", "[]"));
+    works(&world, "import", "load", || start(&world, "node", &["import.js"]));
+}
+
+/// The lines of a job, as a runner takes them out of the YAML.
+fn run_lines(block: &str) -> Vec<String> {
+    let mut steps: Vec<String> = Vec::new();
+    let mut within = false;
+    for line in block.lines() {
+        if let Some(text) = line.trim_start().strip_prefix("run: ") {
+            within = text == "|";
+            steps.push(if within { String::new() } else { text.to_owned() });
+        } else if within && line.starts_with("    ") {
+            let step = steps.last_mut().expect("a step");
+            step.push_str(line.trim_start());
+            step.push('\n');
+        } else {
+            within = false;
+        }
+    }
+    steps
+}
+
+/// A worker that runs each step by a shell of its own, with what the steps before put into its environment.
+const WORKER: &str = r#"
+export GITHUB_ENV=$PWD/github_env GITHUB_RUN_ID=42
+: > "$GITHUB_ENV"
+failed=
+for step in 1 2; do
+    while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
+    [ -n "$failed" ] || bash -e step$step || failed=1
+done
+while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
+[ -z "$DLOCK_KEY" ] || bash -e step3
+[ -z "$failed" ]
+"#;
+
+#[test]
+fn steps_of_github_actions() {
+    let world = world();
+    let steps = run_lines(recipe("GitHub Actions", "yaml"));
+    assert_eq!(steps.len(), 3);
+    for (number, step) in steps.iter().enumerate() {
+        world.write(&format!("step{}", number + 1), step);
+    }
+    world.write("worker", WORKER);
+    let worker = start(&world, "bash", &["worker"]);
+    holds_while_it_works(&world, "deploy-production", worker, "deploy.sh");
+
+    // The runner is killed.
+    std::fs::remove_file(world.path("go")).expect("a file");
+    let mut worker = start(&world, "bash", &["worker"]);
+    world.wait_for_lines("deploy.sh", 2);
+    worker.kill().expect("it lives");
+    worker.wait().expect("our child");
+    world.wait_for_state("deploy-production", "free");
+    world.write("go", "");
+}
+
+#[test]
+fn a_job_of_gitlab() {
+    let world = world();
+    let lines = recipe("GitLab", "yaml").lines().filter_map(|line| line.trim_start().strip_prefix("- "));
+    let job: String = lines.map(|line| format!("{line}\n")).collect();
+    world.write("job", &format!("set -e\nCI_JOB_URL=https://example.com/1\n{}", job.replace("-w 10m ", "")));
+    works(&world, "deploy-production", "deploy.sh", || start(&world, "bash", &["job"]));
+}
+
+#[test]
+fn a_daemon_by_its_pid_file() {
+    let world = world();
+    let line = recipe("A daemon that is started elsewhere", "sh").replace("/run/daemon.pid", "daemon.pid");
+    let mut first = world.command("sleep").arg("1000").spawn().expect("a daemon");
+    let mut second = world.command("sleep").arg("1000").spawn().expect("another");
+    for (daemon, stays) in [(&mut first, true), (&mut second, false)] {
+        world.write("daemon.pid", &format!("{}\n", daemon.id()));
+        assert!(start(&world, "sh", &["-c", &line]).wait().expect("our child").success());
+        if stays {
+            assert_eq!(world.state("leader"), "held");
+        } else {
+            daemon.wait().expect("it was told to end");
+        }
+    }
+    proc::signal(i32::try_from(first.id()).expect("a process id"), Signal::KILL);
+    first.wait().expect("our child");
+    wait_until("the lock is free", || world.state("leader") == "free");
+}
+
+#[test]
+fn hosts_that_reboot_keep_a_lease() {
+    let world = world();
+    let section = recipe("A host that reboots", "sh").replace("/var/lib/", "");
+    let before = section.lines().next().expect("a line").replace("-w ", "");
+    let end = include_str!("../../docs/hold.md").rsplit("```sh\n").next().expect("a block");
+    let after = end.split("```").next().expect("its end").replace("/var/lib/", "");
+    for (host, status) in [("a", 0), ("b", 0), ("c", 75)] {
+        let line = before.replace("reboot-token", &format!("{host}-token"));
+        let status_of = start(&world, "sh", &["-c", &line]).wait().expect("our child").code();
+        assert_eq!(status_of, Some(status), "{host}");
+    }
+    let line = after.replace("reboot-token", "a-token");
+    assert!(start(&world, "sh", &["-c", &line]).wait().expect("our child").success());
+    let line = before.replace("reboot-token", "c-token");
+    assert!(start(&world, "sh", &["-c", &line]).wait().expect("our child").success());
+}

@@ -1,0 +1,236 @@
+//! The promise of calm, with the crowd that a user has: a store that is away for less than half of the lease, or that is far
+//! away and loses its connections once, disturbs no job. And the store is not flooded meanwhile.
+
+#[cfg(feature = "sql")]
+use crate::support::database::{Kind, Server};
+use crate::support::dlock::Running;
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
+use crate::support::proxy::Proxy;
+use crate::support::redis::Redis;
+use crate::support::storm::is_soak;
+use crate::support::wait::wait_until;
+use crate::support::world::World;
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use rustix::process::Signal;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// The server of a store, which can be stopped as if its machine hung.
+enum Place {
+    Redis(Redis),
+    #[cfg(feature = "sql")]
+    Database(Server),
+    #[cfg(feature = "etcd")]
+    Etcd(Etcd),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(ZooKeeper),
+}
+
+/// A world whose store is reached through a proxy.
+struct Scene {
+    // Before the world: fields are dropped in order, and the server lives in the directory of the world.
+    place: Place,
+    proxy: Proxy,
+    world: World,
+}
+
+/// Makes the server of a scene.
+type Make = fn(&World) -> Place;
+
+macro_rules! on_every_server {
+    ($($scenario:ident),+ $(,)?) => {
+        mod on_redis {
+            $(#[test] fn $scenario() { super::$scenario(super::redis); })+
+        }
+        #[cfg(feature = "mysql")]
+        mod on_mysql {
+            $(#[test] fn $scenario() { super::$scenario(super::mysql); })+
+        }
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(#[test] fn $scenario() { super::$scenario(super::postgres); })+
+        }
+        #[cfg(feature = "etcd")]
+        mod on_etcd {
+            $(#[test] fn $scenario() { super::$scenario(super::etcd); })+
+        }
+        #[cfg(feature = "zookeeper")]
+        mod on_zookeeper {
+            $(#[test] fn $scenario() { super::$scenario(super::zookeeper); })+
+        }
+    };
+}
+
+on_every_server!(
+    an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections,
+    a_cut_on_a_long_line_disturbs_nobody,
+    a_store_that_stays_away_ends_what_is_held_in_time,
+);
+
+fn redis(world: &World) -> Place {
+    Place::Redis(Redis::start(&world.path(""), &[]))
+}
+
+#[cfg(feature = "mysql")]
+fn mysql(world: &World) -> Place {
+    Place::Database(Server::start(Kind::Mysql, &world.path(""), Kind::Mysql.for_many()))
+}
+
+#[cfg(feature = "postgres")]
+fn postgres(world: &World) -> Place {
+    Place::Database(Server::start(Kind::Postgres, &world.path(""), Kind::Postgres.for_many()))
+}
+
+#[cfg(feature = "etcd")]
+fn etcd(world: &World) -> Place {
+    Place::Etcd(Etcd::start(&world.path(""), 1, &[]))
+}
+
+#[cfg(feature = "zookeeper")]
+fn zookeeper(world: &World) -> Place {
+    Place::ZooKeeper(ZooKeeper::start(&world.path(""), &[]))
+}
+
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Self::Redis(server) => server.url(),
+            #[cfg(feature = "sql")]
+            Self::Database(server) => server.url(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(server) => server.url(),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(server) => server.url("/calm"),
+        }
+    }
+
+    fn stop(&self) {
+        match self {
+            Self::Redis(server) => server.pause(),
+            #[cfg(feature = "sql")]
+            Self::Database(server) => server.pause(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(server) => server.signal(0, Signal::STOP),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(server) => server.signal(Signal::STOP),
+        }
+    }
+
+    fn resume(&self) {
+        match self {
+            Self::Redis(server) => server.resume(),
+            #[cfg(feature = "sql")]
+            Self::Database(server) => server.resume(),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(server) => server.signal(0, Signal::CONT),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(server) => server.signal(Signal::CONT),
+        }
+    }
+}
+
+impl Scene {
+    fn new(make: Make) -> Self {
+        let mut world = World::without_redis();
+        let place = make(&world);
+        let url = place.url();
+        let port = port_of(&url);
+        let proxy = Proxy::before(port);
+        world.use_store(url.replace(&format!(":{port}"), &format!(":{}", proxy.port())));
+        Self { place, proxy, world }
+    }
+
+    /// Starts so many jobs, each with a lock of its own, and waits until all have it. They end when `go` is there.
+    fn holders(&self, count: usize, ttl: Duration) -> Vec<Running> {
+        let ttl = format!("{}ms", ttl.as_millis());
+        let job = "echo up >> log; until [ -e go ]; do sleep 0.2; done";
+        let start = |number| {
+            let key = format!("k{number}");
+            self.world.run(&key, &["-q", "-w", "-t", &ttl], job).any_stderr().spawn()
+        };
+        let jobs = (0..count).map(start).collect();
+        wait_until("all hold their locks", || self.world.log().len() == count);
+        jobs
+    }
+
+    /// Starts a process, and holds a lock for it.
+    fn hold(&self, key: &str, ttl: Duration, status: i32) -> (Running, Child) {
+        let process = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let (ttl, pid) = (format!("{}ms", ttl.as_millis()), process.id().to_string());
+        let hold = self
+            .world
+            .dlock(["hold", "-k", key, "-t", &ttl, "--pid", &pid])
+            .status(status)
+            .any_stderr()
+            .spawn();
+        wait_until("it is held", || self.world.state(key) == "held");
+        (hold, process)
+    }
+
+    /// Every job ends by itself, with its own status.
+    fn finish(&self, jobs: Vec<Running>) {
+        self.world.write("go", "");
+        for job in jobs {
+            job.finish();
+        }
+    }
+}
+
+fn port_of(url: &str) -> u16 {
+    let authority = url.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next());
+    authority.and_then(|authority| authority.rsplit(':').next()?.parse().ok()).expect("a port")
+}
+
+/// What a machine with two busy processors can do is left to benches/calm.py; here an outage is a little shorter.
+fn an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections(make: Make) {
+    let scene = Scene::new(make);
+    let (count, ttl) = if is_soak() { (100, Duration::from_secs(30)) } else { (30, Duration::from_secs(12)) };
+    let jobs = scene.holders(count, ttl);
+    let (hold, mut process) = scene.hold("process", ttl, 0);
+    // A holder listens for an operator after a second.
+    sleep(Duration::from_millis(1500));
+    let before = scene.proxy.connections();
+    scene.place.stop();
+    sleep(ttl * 4 / 10);
+    scene.place.resume();
+    // A whole lease: whoever was not renewed in time is stopped by then.
+    sleep(ttl);
+    let new = scene.proxy.connections() - before;
+    assert_eq!(process.try_wait().expect("our child"), None, "what is held is disturbed");
+    process.kill().expect("it lives");
+    process.wait().expect("our child");
+    hold.finish();
+    scene.finish(jobs);
+    // One beside the renewal, one to listen again, and one where the machine is busy.
+    assert!(new <= 3 * count, "{new} new connections of {count} holders");
+}
+
+fn a_cut_on_a_long_line_disturbs_nobody(make: Make) {
+    let scene = Scene::new(make);
+    scene.proxy.go_far(Duration::from_millis(100));
+    let ttl = Duration::from_secs(10);
+    let jobs = scene.holders(5, ttl);
+    sleep(ttl / 8);
+    scene.proxy.cut();
+    sleep(ttl);
+    scene.finish(jobs);
+}
+
+/// The lease ends no later than its length after the store was last heard of. A busy machine may take a moment more to end
+/// a process; exactly that is looked at in tests/run/lease.rs.
+fn a_store_that_stays_away_ends_what_is_held_in_time(make: Make) {
+    let scene = Scene::new(make);
+    let ttl = Duration::from_secs(6);
+    let mut held: Vec<_> = (0..3).map(|number| scene.hold(&format!("k{number}"), ttl, 79)).collect();
+    scene.place.stop();
+    sleep(ttl + ttl / 8);
+    for (_, process) in &mut held {
+        assert!(process.try_wait().expect("our child").is_some(), "it lives when the lease is over");
+    }
+    scene.place.resume();
+    held.into_iter().for_each(|(hold, _)| drop(hold.finish()));
+}

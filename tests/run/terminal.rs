@@ -1,0 +1,236 @@
+//! On a real terminal dlock is not noticed: keys do to CMD what they do without it.
+
+use crate::run::signals::{COUNTER, RELAYED};
+use crate::support::pty::{CTRL_BACKSLASH, CTRL_C, CTRL_Z, Terminal};
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use crate::support::{job, proc};
+use rustix::process::Signal;
+
+on_every_store!(
+    one_interrupt_ends_a_script_that_loops,
+    the_keyboard_is_the_jobs,
+    stop_background_foreground,
+    a_key_reaches_the_job_once,
+    signals_sent_to_dlock_reach_the_job_once,
+    an_interrupt_ends_a_waiter_and_its_loop,
+);
+
+fn one_interrupt_ends_a_script_that_loops(backend: Backend) {
+    let world = World::new(backend);
+    world.script(
+        "loop",
+        "#!/bin/bash
+        for i in 1 2 3; do dlock run -k k -- sh -c \"echo start $i >> log; exec sleep 1000\"; done
+        echo survived >> log\n",
+    );
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("./loop");
+    world.wait_for_log("start 1");
+    terminal.press(CTRL_C);
+    terminal.expect("READY> ");
+    terminal.type_line("echo $?-is-the-status");
+    terminal.expect("130-is-the-status");
+    terminal.close();
+    assert_eq!(world.log(), ["start 1"]);
+    assert_eq!(world.state("k"), "free");
+}
+
+fn the_keyboard_is_the_jobs(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock run -k k -- sh -c 'echo ready-$((1+1)); read line; echo got-$line'");
+    terminal.expect("ready-2");
+    terminal.press("hello\n");
+    terminal.expect("got-hello");
+    terminal.expect("READY> ");
+    // The terminal belongs to the shell again.
+    terminal.type_line("echo back-$((2+2))");
+    terminal.expect("back-4");
+    let job = "read pid name state parent group session tty front rest < /proc/$$/stat
+        test $group = $front -a -t 0 -a -t 1 && echo tty-$((3+3))";
+    world.write("front", job);
+    terminal.type_line("dlock run -k k -- sh front");
+    terminal.expect("tty-6");
+    terminal.close();
+}
+
+fn stop_background_foreground(backend: Backend) {
+    let world = World::new(backend);
+    let mut terminal = Terminal::open(&world);
+    // No child comes and goes: one that is stopped between vfork and exec keeps its parent from stopping.
+    world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
+    terminal.type_line("dlock run -k k -t 1m -- ./idle");
+    let job = world.wait_for_pid("job.pid");
+    let dlock = dlock_above(job);
+    terminal.press(CTRL_Z);
+    let shown = terminal.expect("Stopped");
+    let message =
+        shown.lines().find(|line| line.contains("dlock: ")).unwrap_or_else(|| panic!("no message: {shown}"));
+    assert!(message.contains('k'), "it names the key: {message}");
+    assert!(message.contains(|c: char| c.is_ascii_digit()), "it says how long the lock is good: {message}");
+    wait_until("the job stops", || proc::stopped(job));
+    terminal.expect("READY> ");
+    assert_eq!(world.state("k"), "held");
+    terminal.type_line("bg");
+    wait_until("the job goes on", || !proc::stopped(job));
+    // dlock passes the shell's CONT on. A key that comes before that would be undone by it. WINCH is passed on after it.
+    wait_until("dlock goes on", || !proc::stopped(dlock));
+    proc::signal(dlock, Signal::WINCH);
+    world.wait_for_log("WINCH");
+    terminal.type_line("fg");
+    wait_until("the keyboard is the job's", || proc::in_foreground(job));
+    terminal.press(CTRL_Z);
+    terminal.expect("Stopped");
+    wait_until("the job stops again", || proc::stopped(job));
+    terminal.type_line("fg");
+    wait_until("the job goes on again", || !proc::stopped(job));
+    world.write("stop", "");
+    terminal.expect("READY> ");
+    terminal.type_line("echo $?-is-the-status");
+    terminal.expect("9-is-the-status");
+    terminal.close();
+}
+
+/// The dlock that runs this job.
+fn dlock_above(job: i32) -> i32 {
+    let mut all = proc::pids().into_iter();
+    all.find(|pid| proc::name(*pid) == "dlock" && proc::is_below(job, *pid)).expect("dlock is above its job")
+}
+
+/// Whoever continues CMD alone continues dlock with it, for a job that runs needs its lock renewed.
+#[test]
+fn continuing_the_job_continues_dlock() {
+    let world = World::new(Backend::Redis);
+    let mut terminal = Terminal::open(&world);
+    world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
+    terminal.type_line("dlock run -k k -t 1m -- ./idle");
+    let job = world.wait_for_pid("job.pid");
+    let dlock = dlock_above(job);
+    terminal.press(CTRL_Z);
+    terminal.expect("Stopped");
+    wait_until("dlock stops", || proc::stopped(dlock) && proc::stopped(job));
+    proc::signal(job, Signal::CONT);
+    wait_until("dlock goes on", || !proc::stopped(dlock));
+    // Passed on after a CONT would have been.
+    proc::signal(dlock, Signal::WINCH);
+    world.wait_for_log("WINCH");
+    assert_eq!(world.lines("CONT"), 1, "dlock does not tell the job what the job told it");
+    world.write("stop", "");
+    wait_until("dlock ends with the job", || !proc::alive(dlock));
+    terminal.close();
+}
+
+/// A stopped dlock cannot renew: the guard stops the job before the lease ends, and the lock is free for others.
+#[test]
+fn stopped_for_longer_than_the_lease_the_job_is_dead() {
+    let world = World::new(Backend::Redis);
+    job::prepare(&world);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock run -k k -t 1s -- sh -c 'echo $$ > job.pid; exec sleep 1000'");
+    world.wait_for_pid("job.pid");
+    terminal.press(CTRL_Z);
+    terminal.expect("Stopped");
+    world.run("k", &["-w"], job::SUCCESSOR).any_stderr().run();
+    assert_eq!(world.log(), ["next"]);
+    terminal.type_line("fg");
+    terminal.expect("READY> ");
+    terminal.type_line("echo $?-is-the-status");
+    terminal.expect("79-is-the-status");
+    terminal.close();
+}
+
+const ROUNDS: usize = 10;
+
+fn a_key_reaches_the_job_once(backend: Backend) {
+    let world = World::new(backend);
+    world.script("counter", &format!("#!/bin/bash\n{COUNTER}"));
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock run -k k -- ./counter");
+    let job = world.wait_for_pid("job.pid");
+    // Again and again: two that come at once may be taken as one.
+    for round in 1..=ROUNDS {
+        terminal.press(CTRL_C);
+        world.wait_for_lines("INT", round);
+        terminal.press(CTRL_BACKSLASH);
+        world.wait_for_lines("QUIT", round);
+    }
+    proc::signal(job, Signal::ALARM);
+    world.wait_for_log("ALRM");
+    world.write("stop", "");
+    terminal.expect("READY> ");
+    terminal.type_line("echo $?-is-the-status");
+    terminal.expect("9-is-the-status");
+    terminal.close();
+    assert_eq!((world.lines("INT"), world.lines("QUIT")), (ROUNDS, ROUNDS));
+}
+
+fn signals_sent_to_dlock_reach_the_job_once(backend: Backend) {
+    let world = World::new(backend);
+    world.script("counter", &format!("#!/bin/bash\n{COUNTER}"));
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("sh -c 'echo $$ > dlock.pid; exec dlock run -k k -- ./counter'");
+    let dlock = world.wait_for_pid("dlock.pid");
+    let job = world.wait_for_pid("job.pid");
+    for round in 1..=ROUNDS {
+        for (signal, name) in RELAYED {
+            proc::signal(dlock, signal);
+            world.wait_for_lines(name, round);
+        }
+    }
+    proc::signal(job, Signal::ALARM);
+    world.wait_for_log("ALRM");
+    world.write("stop", "");
+    terminal.expect("READY> ");
+    terminal.close();
+    assert_eq!(RELAYED.map(|(_, name)| world.lines(name)), [ROUNDS; RELAYED.len()]);
+}
+
+fn an_interrupt_ends_a_waiter_and_its_loop(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    world.wait_for_log("up");
+    world.script(
+        "loop",
+        "#!/bin/bash\nfor i in 1 2 3; do dlock run -k k -w -- true; done\necho survived >> log\n",
+    );
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("./loop");
+    world.wait_for_waiters("k", 1);
+    terminal.press(CTRL_C);
+    terminal.expect("READY> ");
+    terminal.close();
+    world.wait_for_waiters("k", 0);
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+/// Somebody is watching: what is waited for is said at once.
+#[test]
+fn a_waiter_on_a_terminal_says_whom_it_waits_for() {
+    let world = World::new(Backend::Redis);
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["--label", "the-long-one"], hold).spawn();
+    world.wait_for_log("up");
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock run -k k -w -- sh -c 'echo ran-$((1+1))'");
+    terminal.expect("the-long-one");
+    world.write("go", "");
+    terminal.expect("ran-2");
+    terminal.expect("READY> ");
+    holder.finish();
+    terminal.close();
+}
+
+/// The terminal goes away: as without dlock, the job hears of it, and the lock does not stay behind.
+#[test]
+fn a_hangup_ends_the_job() {
+    let world = World::new(Backend::Redis);
+    let mut terminal = Terminal::open(&world);
+    terminal.type_line("dlock run -k k -- sh -c 'echo $$ > job.pid; exec sleep 1000'");
+    let job = world.wait_for_pid("job.pid");
+    drop(terminal);
+    wait_until("the job ends", || !proc::alive(job));
+    world.wait_for_state("k", "free");
+}

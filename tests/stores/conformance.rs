@@ -1,0 +1,581 @@
+//! What does every store do alike? The operations of the trait `Store`, told once, and played on a server, on three masters
+//! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
+//! the servers are held to the law in `twin`.
+
+#[cfg(feature = "sql")]
+use crate::support::database::Kind;
+#[cfg(feature = "etcd")]
+use crate::support::etcd::Etcd;
+use crate::support::masters::Masters;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
+use crate::support::wait::wait_until;
+use crate::support::world::World;
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
+use dlock::clock::Moment;
+use dlock::exit::Ended;
+use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use dlock::rules::{
+    Acquired, Ask, End, GRANTED_AT_ONCE, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked,
+    State, Terms, When,
+};
+#[cfg(feature = "etcd")]
+use dlock::store::etcd::EtcdStore;
+use dlock::store::file::FileStore;
+use dlock::store::net::{Address, alarm};
+use dlock::store::quorum::QuorumStore;
+use dlock::store::redis::{RedisStore, Target};
+#[cfg(feature = "sql")]
+use dlock::store::sql::SqlStore;
+#[cfg(feature = "zookeeper")]
+use dlock::store::zookeeper::ZooKeeperStore;
+use dlock::store::{Listener, Slept, Store, Which};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+#[cfg(feature = "sql")]
+use std::thread;
+use std::time::Duration;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Where it is played.
+enum Stage {
+    Server(World),
+    Masters(Masters),
+    Directory(World),
+    #[cfg(feature = "mysql")]
+    Mysql(World),
+    #[cfg(feature = "postgres")]
+    Postgres(World),
+    #[cfg(feature = "etcd")]
+    Etcd(World),
+    #[cfg(feature = "zookeeper")]
+    ZooKeeper(World),
+}
+
+macro_rules! on_all {
+    ($($scenario:ident),+ $(,)?) => {
+        mod masters {
+            $(#[test] fn $scenario() { super::$scenario(&super::Stage::Masters(super::Masters::aged(3))); })+
+        }
+        on_all!(with a queue: $($scenario),+);
+    };
+    (with a queue: $($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            #[test] fn server() { super::$scenario(&super::Stage::Server(super::World::with_redis(&[]))); }
+            #[test] fn directory() { super::$scenario(&super::Stage::Directory(super::World::without_redis())); }
+            #[cfg(feature = "mysql")]
+            #[test] fn on_mysql() { super::$scenario(&super::Stage::Mysql(super::World::with_mysql())); }
+            #[cfg(feature = "postgres")]
+            #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
+            #[cfg(feature = "etcd")]
+            #[test] fn on_etcd() { super::$scenario(&super::Stage::Etcd(super::World::with_etcd())); }
+            #[cfg(feature = "zookeeper")]
+            #[test] fn on_zookeeper() { super::$scenario(&super::Stage::ZooKeeper(super::World::with_zookeeper())); }
+        })+
+    };
+}
+
+/// Those that are only for a database.
+macro_rules! on_databases {
+    ($($scenario:ident),+ $(,)?) => {
+        $(#[cfg(feature = "sql")]
+        mod $scenario {
+            #[cfg(feature = "mysql")]
+            #[test] fn on_mysql() { super::$scenario(&super::Stage::Mysql(super::World::with_mysql())); }
+            #[cfg(feature = "postgres")]
+            #[test] fn on_postgres() { super::$scenario(&super::Stage::Postgres(super::World::with_postgres())); }
+        })+
+    };
+}
+
+on_all!(
+    one_holds_and_the_others_are_busy,
+    what_is_sent_twice_is_done_once,
+    a_strangers_token_is_good_for_nothing,
+    a_lease_that_is_not_renewed_ends,
+    a_min_hold_outlasts_its_holder,
+    an_operator_asks_and_takes,
+    the_newest_replaces_the_others,
+    what_is_kept_is_listed,
+);
+on_all!(with a queue:
+    waiters_are_served_in_order,
+    several_locks_are_taken_together,
+    holders_share_and_have_slots,
+    a_crowd_of_readers_comes_in_step_by_step,
+    who_looks_on_is_woken,
+    a_sleep_ends_on_an_alarm,
+    a_look_before_a_sleep_misses_nothing,
+);
+
+on_databases!(a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes);
+
+/// Somebody with a token and a store of his own.
+struct Person {
+    store: Box<dyn Store>,
+    token: Token,
+    names: Names,
+    mode: Mode,
+    terms: Terms,
+}
+
+impl Stage {
+    fn store(&self) -> Box<dyn Store> {
+        let target = |port| Target {
+            address: Address::Tcp { host: "127.0.0.1".into(), port },
+            database: 0,
+            username: None,
+            password: None,
+            tls: None,
+            shown: "here".into(),
+            connect_timeout: Duration::from_secs(20),
+            op_timeout: Duration::from_secs(20),
+        };
+        match self {
+            Self::Server(world) => Box::new(RedisStore::new(target(world.redis().port()))),
+            Self::Masters(masters) => {
+                let targets = masters.ports().into_iter().map(target).collect();
+                Box::new(QuorumStore::new(targets, masters.url(), Duration::from_secs(60), |_| {}))
+            }
+            Self::Directory(world) => {
+                Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
+            }
+            #[cfg(feature = "mysql")]
+            Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
+            #[cfg(feature = "zookeeper")]
+            Self::ZooKeeper(world) => Box::new(ZooKeeperStore::open(ensemble(world))),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
+            #[cfg(feature = "etcd")]
+            Self::Etcd(world) => Box::new(EtcdStore::etcd(Etcd::shared().target(&world.url()))),
+        }
+    }
+
+    /// How many sleep in the database until somebody else lets go of something.
+    #[cfg(feature = "sql")]
+    fn sleeping(&self) -> usize {
+        match self {
+            #[cfg(feature = "mysql")]
+            Self::Mysql(world) => Kind::Mysql.sleeping(world),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(world) => Kind::Postgres.sleeping(world),
+            _ => 0,
+        }
+    }
+
+    fn found(&self, prefix: &str) -> Vec<Name> {
+        self.store().find(prefix, Which::Known).expect("a list").names
+    }
+
+    fn person(&self, keys: &[&str], mode: Mode) -> Person {
+        let (mut store, token) = (self.store(), Token::random().expect("a token"));
+        store.prepare(&token).expect("a store that can be prepared");
+        let mut names = keys.iter().map(|key| name(key));
+        let names = Names::new(names.next().expect("a key"), names);
+        Person { store, token, names, mode, terms: Terms::default() }
+    }
+
+    fn one(&self) -> Person {
+        self.person(&["k"], Mode::Exclusive)
+    }
+}
+
+/// The node of a world.
+#[cfg(feature = "zookeeper")]
+fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
+    let url = world.url();
+    let chroot = url.rsplit('/').next().expect("a node").to_owned();
+    dlock::store::zookeeper::Target {
+        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port: ZooKeeper::shared().port() }],
+        login: None,
+        chroot: format!("/{chroot}"),
+        tls: None,
+        shown: "here".into(),
+        connect_timeout: Duration::from_secs(20),
+        op_timeout: Duration::from_secs(20),
+    }
+}
+
+/// The database of a world.
+#[cfg(feature = "sql")]
+fn database(world: &World, port: u16) -> dlock::store::sql::Target {
+    dlock::store::sql::Target {
+        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
+        user: "app".into(),
+        password: None,
+        database: world.database().into(),
+        tls: None,
+        shown: "here".into(),
+        connect_timeout: Duration::from_secs(20),
+        op_timeout: Duration::from_secs(20),
+    }
+}
+
+fn name(key: &str) -> Name {
+    Name::new("conform:", &Key::new(key).expect("a key")).expect("a name")
+}
+
+fn deadline() -> Moment {
+    Moment::now().after(Duration::from_secs(20))
+}
+
+fn ended() -> End {
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
+}
+
+impl Person {
+    fn ask(&self, patience: Patience) -> Ask {
+        let owner = Owner { host: "here".into(), ..Owner::default() };
+        let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
+        let (terms, waited) = (self.terms.clone(), Duration::ZERO);
+        Ask { token, mode, ttl, min_hold, owner, patience, terms, waited }
+    }
+
+    fn asks(&mut self, ask: &Ask) -> Acquired {
+        self.store.acquire(&self.names, ask, deadline()).expect("an answer")
+    }
+
+    fn tries(&mut self) -> Acquired {
+        self.asks(&self.ask(Patience::None))
+    }
+
+    #[track_caller]
+    fn holds(&mut self) -> Fence {
+        match self.tries() {
+            Acquired::Granted(grant) => grant.fence,
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn waits(&mut self, ahead: u64) {
+        match self.asks(&self.ask(Patience::Queue)) {
+            Acquired::Waiting(waiting) => assert_eq!(waiting.ahead, ahead),
+            other => panic!("does not wait: {other:?}"),
+        }
+    }
+
+    /// Sleeps as a waiter does until it is granted the lock.
+    #[track_caller]
+    fn is_served(&mut self) -> Fence {
+        let end = deadline();
+        loop {
+            match self.asks(&self.ask(Patience::Queue)) {
+                Acquired::Granted(grant) => return grant.fence,
+                Acquired::Waiting(waiting) if !end.passed() => {
+                    let next = Moment::now().after(waiting.next);
+                    self.store.sleep(&self.names, &self.token, next).expect("a sleep");
+                }
+                other => panic!("never granted: {other:?}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn is_busy(&mut self) {
+        let answer = self.tries();
+        assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
+    }
+
+    fn renews(&mut self) -> Renewal {
+        self.store.renew(&self.names, &self.token, TTL, deadline()).expect("an answer")
+    }
+
+    fn leaves(&mut self) -> Left {
+        self.store.leave(&self.names, &self.token, &ended(), deadline()).expect("an answer")
+    }
+
+    fn proves(&mut self) -> Option<Fence> {
+        let proof = self.store.prove(&self.names, &self.token, deadline()).expect("an answer");
+        proof.map(|proof| proof.fence)
+    }
+}
+
+const RELEASED: Left = Left::Released { cooling: Duration::ZERO };
+
+fn one_holds_and_the_others_are_busy(stage: &Stage) {
+    let (mut one, mut other) = (stage.one(), stage.one());
+    let fence = one.holds();
+    assert_eq!(one.holds(), fence, "asking again is the same grant");
+    assert_eq!(one.proves(), Some(fence));
+    match other.tries() {
+        Acquired::Busy(blocker) => {
+            let holder = blocker.holder.expect("somebody holds it");
+            assert_eq!((holder.owner.host.as_str(), holder.fence), ("here", fence));
+        }
+        answer => panic!("{answer:?}"),
+    }
+    assert_eq!(other.proves(), None);
+    assert_eq!(one.renews(), Renewal::Renewed);
+    assert_eq!(one.leaves(), RELEASED);
+    let mut next = stage.one();
+    assert!(next.holds() > fence, "fences grow");
+    assert_eq!(one.renews(), Renewal::NotHeld);
+    assert_eq!(one.proves(), None);
+    assert_eq!(next.leaves(), RELEASED);
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert_eq!((view.state, view.log.len()), (State::Free, 2));
+    assert!(view.log.iter().all(|end| end.outcome == Outcome::Released), "{:?}", view.log);
+}
+
+fn what_is_sent_twice_is_done_once(stage: &Stage) {
+    let mut one = stage.one();
+    one.holds();
+    assert_eq!(one.leaves(), RELEASED);
+    assert_eq!(one.leaves(), Left::Already);
+    assert_eq!(one.tries(), Acquired::Spent);
+    assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Free);
+}
+
+fn a_strangers_token_is_good_for_nothing(stage: &Stage) {
+    let (mut one, mut stranger) = (stage.one(), stage.one());
+    let fence = one.holds();
+    assert_eq!(stranger.renews(), Renewal::NotHeld);
+    assert_eq!(stranger.leaves(), Left::NotHeld);
+    assert_eq!(stranger.proves(), None);
+    assert_eq!(one.proves(), Some(fence));
+}
+
+fn a_lease_that_is_not_renewed_ends(stage: &Stage) {
+    let mut one = stage.one();
+    let ask = Ask { ttl: Duration::from_secs(1), ..one.ask(Patience::None) };
+    assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
+    // Somebody else looks: where a lease is a session, who asks would keep it.
+    wait_until("the lease is over", || {
+        stage.store().inspect(&name("k"), deadline()).expect("a view").state == State::Free
+    });
+    assert_eq!(one.proves(), None);
+    stage.one().holds();
+    assert_eq!(one.renews(), Renewal::NotHeld);
+    let log = stage.store().inspect(&name("k"), deadline()).expect("a view").log;
+    assert_eq!(log.first().map(|end| end.outcome), Some(Outcome::Expired));
+}
+
+fn a_min_hold_outlasts_its_holder(stage: &Stage) {
+    let mut one = stage.one();
+    let ask = Ask { min_hold: Duration::from_secs(600), ..one.ask(Patience::None) };
+    assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
+    let left = one.leaves();
+    assert!(matches!(left, Left::Released { cooling } if cooling > Duration::from_secs(500)), "{left:?}");
+    stage.one().is_busy();
+    assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Cooling);
+}
+
+fn the_newest_replaces_the_others(stage: &Stage) {
+    let replaces = |stays| Person { terms: Terms { once_per: None, replaces: true, stays }, ..stage.one() };
+    let (mut one, mut two, mut three) = (replaces(false), replaces(false), replaces(true));
+    one.holds();
+    assert!(matches!(two.asks(&two.ask(Patience::Queue)), Acquired::Waiting(_)));
+    assert_eq!(one.renews(), Renewal::Superseded);
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert!(view.holders[0].superseded && view.holders[0].asked.is_some(), "{view:?}");
+    assert!(matches!(three.asks(&three.ask(Patience::Queue)), Acquired::Waiting(_)));
+    match two.asks(&two.ask(Patience::Queue)) {
+        Acquired::Superseded(superseded) => assert_eq!(superseded.by.host, "here"),
+        other => panic!("not sent home: {other:?}"),
+    }
+    assert!(matches!(one.leaves(), Left::Released { .. }));
+    three.is_served();
+    // It stays until it ends by itself.
+    let mut four = replaces(false);
+    assert!(matches!(four.asks(&four.ask(Patience::Queue)), Acquired::Waiting(_)));
+    assert_eq!(three.renews(), Renewal::Renewed);
+    assert!(matches!(three.leaves(), Left::Released { .. }));
+    four.is_served();
+    let stat = stage.store().inspect(&name("k"), deadline()).expect("a view").stat;
+    assert_eq!(stat.superseded, 1);
+}
+
+fn an_operator_asks_and_takes(stage: &Stage) {
+    let (mut one, mut operator) = (stage.one(), stage.store());
+    let fence = one.holds();
+    let mut subscription =
+        one.store.subscribe(one.names.as_slice(), &one.token, Listener::Holder).expect("a subscription");
+    let mut ask =
+        |fence| operator.request(&name("k"), fence, &Owner::default(), deadline()).expect("an answer");
+    assert_eq!(ask(Fence(fence.0 - 1)), Requested::Gone);
+    assert_eq!(ask(fence), Requested::Asked);
+    wait_until("the holder hears of it", || {
+        subscription.sleep(Moment::now().after(Duration::from_millis(100))).expect("a subscription")
+            || one.renews() == Renewal::Asked
+    });
+    assert_eq!(one.renews(), Renewal::Asked);
+    let revoke = |when| {
+        let revoke = Revoke { when, by: Owner::default() };
+        stage.store().revoke(&name("k"), &revoke, deadline()).expect("an answer")
+    };
+    assert!(matches!(revoke(When::Safe), Revoked::Holds { .. }));
+    assert_eq!(one.renews(), Renewal::Revoked);
+    stage.one().is_busy();
+    assert!(matches!(one.leaves(), Left::Released { .. }), "it says that its job is dead");
+    let mut next = stage.one();
+    next.holds();
+    assert!(matches!(revoke(When::Now), Revoked::Holds { .. }));
+    stage.one().holds();
+    assert_ne!(next.renews(), Renewal::Renewed);
+}
+
+fn what_is_kept_is_listed(stage: &Stage) {
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert!(!view.is_used() && view.state == State::Free);
+    for key in ["b", "a"] {
+        let mut one = stage.person(&[key], Mode::Exclusive);
+        one.holds();
+        one.leaves();
+    }
+    assert_eq!(stage.found("conform:"), [name("a"), name("b")]);
+    assert_eq!(stage.found("other:"), []);
+}
+
+fn waiters_are_served_in_order(stage: &Stage) {
+    let mut holder = stage.one();
+    let mut fence = holder.holds();
+    let mut waiters = Vec::new();
+    for ahead in 0..4 {
+        let mut waiter = stage.one();
+        waiter.waits(ahead);
+        waiters.push(waiter);
+    }
+    stage.one().is_busy();
+    assert_eq!(waiters.remove(1).leaves(), Left::Dequeued);
+    waiters[1].waits(1);
+    for mut next in waiters {
+        assert_eq!(holder.leaves(), RELEASED);
+        stage.one().is_busy();
+        let new = next.is_served();
+        assert!(new > fence);
+        (holder, fence) = (next, new);
+    }
+}
+
+/// Who waits and has something else to heed wakes for that, and misses nothing by it.
+fn a_sleep_ends_on_an_alarm(stage: &Stage) {
+    let (mut holder, mut waiter) = (stage.one(), stage.one());
+    holder.holds();
+    waiter.waits(0);
+    let (quiet, _open) = &UnixStream::pair().expect("sockets");
+    let (loud, ring) = &UnixStream::pair().expect("sockets");
+    (&*ring).write_all(b"!").expect("a word");
+    let end = Moment::now().after(TTL);
+    let mut sleeps = |alarm: &UnixStream| {
+        alarm::heeding(alarm.as_fd(), || waiter.store.sleep(&waiter.names, &waiter.token, end))
+    };
+    // What it was about to do may have failed for that.
+    let slept = sleeps(loud);
+    assert!(!end.passed(), "{slept:?}");
+    assert_eq!(holder.leaves(), RELEASED);
+    let slept = sleeps(quiet).expect("a sleep");
+    assert_eq!((slept, end.passed()), (Slept::Woken, false));
+    waiter.is_served();
+}
+
+/// Who waits and looks how the lock stands is woken by what happened before that.
+fn a_look_before_a_sleep_misses_nothing(stage: &Stage) {
+    let (mut holder, mut waiter) = (stage.one(), stage.one());
+    holder.holds();
+    waiter.waits(0);
+    assert_eq!(holder.leaves(), RELEASED);
+    let end = Moment::now().after(TTL);
+    waiter.store.inspect(&waiter.names.as_slice()[0], end).expect("a look");
+    let slept = waiter.store.sleep(&waiter.names, &waiter.token, end).expect("a sleep");
+    assert_eq!((slept, end.passed()), (Slept::Woken, false));
+    waiter.is_served();
+}
+
+/// Who is woken has read the lock then. However long after that it asks, its lease counts from when it asks.
+#[cfg(feature = "sql")]
+fn a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes(stage: &Stage) {
+    for pause in [60, 90, 400].map(Duration::from_millis) {
+        let (mut holder, mut waiter) = (stage.one(), stage.one());
+        holder.holds();
+        waiter.waits(0);
+        thread::scope(|scope| {
+            scope.spawn(|| waiter.store.sleep(&waiter.names, &waiter.token, deadline()).expect("a sleep"));
+            wait_until("it sleeps", || stage.sleeping() == 1);
+            assert_eq!(holder.leaves(), RELEASED);
+        });
+        // What is tried: so much time lies between the look and the question.
+        thread::sleep(pause);
+        let sent = Moment::now();
+        waiter.holds();
+        let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+        let lasts = Moment::now().since(sent) + view.left.expect("a lease");
+        assert!(lasts + Duration::from_millis(2) >= TTL, "{pause:?} after it woke it was granted {lasts:?}");
+        assert_eq!(waiter.leaves(), RELEASED);
+    }
+}
+
+fn several_locks_are_taken_together(stage: &Stage) {
+    let mut both = stage.person(&["a", "b"], Mode::Exclusive);
+    let mut one = stage.person(&["b"], Mode::Exclusive);
+    let before = one.holds();
+    both.waits(0);
+    stage.person(&["a"], Mode::Exclusive).is_busy();
+    assert_eq!(one.leaves(), RELEASED);
+    let fence = both.is_served();
+    assert!(fence > before);
+    for key in ["a", "b"] {
+        let view = stage.store().inspect(&name(key), deadline()).expect("a view");
+        assert_eq!(view.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [fence]);
+    }
+    assert_eq!(both.leaves(), RELEASED);
+    stage.person(&["b", "a"], Mode::Exclusive).holds();
+}
+
+fn holders_share_and_have_slots(stage: &Stage) {
+    let mut shared = [(); 3].map(|()| stage.person(&["s"], Mode::Shared));
+    for one in &mut shared {
+        one.holds();
+    }
+    let mut alone = stage.person(&["s"], Mode::Exclusive);
+    alone.waits(0);
+    stage.person(&["s"], Mode::Shared).is_busy();
+    shared.iter_mut().for_each(|one| assert_eq!(one.leaves(), RELEASED));
+    alone.is_served();
+    let mut slots = [(); 3].map(|()| stage.person(&["n"], Mode::Slots(2)));
+    let given = slots.each_mut().map(|one| match one.tries() {
+        Acquired::Granted(grant) => grant.slot,
+        _ => None,
+    });
+    assert_eq!(given, [Some(0), Some(1), None]);
+    stage.person(&["n"], Mode::Slots(3)).is_busy();
+}
+
+fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
+    // Whoever is served in one of these queues is in the other, too.
+    let mut writer = stage.person(&["s", "t"], Mode::Exclusive);
+    writer.holds();
+    let mut reader = stage.person(&["s", "t"], Mode::Shared);
+    let readers: Vec<_> = (0..GRANTED_AT_ONCE + 6).map(|_| Token::random().expect("a token")).collect();
+    for token in &readers {
+        reader.token = token.clone();
+        let answer = reader.asks(&reader.ask(Patience::Queue));
+        assert!(matches!(answer, Acquired::Waiting(_)), "{answer:?}");
+    }
+    assert_eq!(writer.leaves(), RELEASED);
+    let held = || stage.store().inspect(&name("s"), deadline()).expect("a view").holders.len();
+    let first = held();
+    assert!((1..=GRANTED_AT_ONCE).contains(&first), "{first} in one step");
+    for token in &readers {
+        reader.token = token.clone();
+        reader.is_served();
+    }
+    assert_eq!(held(), readers.len());
+}
+
+fn who_looks_on_is_woken(stage: &Stage) {
+    let mut watcher = stage.one();
+    watcher.store.watch(&name("k"), &watcher.token, deadline()).expect("a watch");
+    let mut subscription =
+        watcher.store.subscribe(&[name("k")], &watcher.token, Listener::Watcher).expect("a subscription");
+    let mut one = stage.one();
+    one.holds();
+    assert!(subscription.sleep(deadline()).expect("a subscription"), "a grant is news");
+    one.leaves();
+    assert!(subscription.sleep(deadline()).expect("a subscription"), "and so is an end");
+}

@@ -1,0 +1,470 @@
+//! What an administrator may do to a MySQL or MariaDB server that keeps locks: take rights away, set it up oddly, fill it. And who
+//! gets in: passwords, TLS, sockets, the least rights. What is the same on every database is in `databases`.
+
+use crate::stores::databases::{JOB, is_of_use};
+use crate::support::certificates::Authority;
+use crate::support::database::refused;
+use crate::support::dlock::Dlock;
+use crate::support::mysql::Mysql;
+use crate::support::storm::{Wish, storm};
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::world::World;
+use rustix::process::{Signal, geteuid};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::process::{Child, Stdio};
+use std::thread;
+
+/// A name that is no table's, and needs care.
+const KEY: &str = "it's a \"key\" \\ über%";
+
+/// A world with a server of its own.
+fn own_server(options: &[&str]) -> (World, Mysql) {
+    World::with_server(|home| Mysql::start(home, options), |server| server.url("ops"))
+}
+
+#[test]
+fn what_a_server_refuses_is_said() {
+    let (world, server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    let set = |text: &str| drop(server.ask("ops", &format!("SET GLOBAL {text}")));
+    set("read_only = 1");
+    assert!(refused(&world, 69).contains("read-only"), "read-only");
+    set("read_only = 0");
+    // Somebody has the row, and statements may not wait for it, or not for long.
+    let hog = Hog::with(&server, "root", "SELECT * FROM dlock_locks FOR UPDATE");
+    let said = refused(&world, 69);
+    assert!(said.contains("keeps the rows locked"), "{said}");
+    set("max_statement_time = 0.2");
+    let said = refused(&world, 69);
+    assert!(said.contains("broke off a statement"), "{said}");
+    drop(hog);
+    set("max_statement_time = 0");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// Whoever holds a lock keeps it meanwhile.
+#[test]
+fn too_many_clients_are_an_outage() {
+    let (world, server) = own_server(&["max_connections=10"]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let mut hogs = Vec::new();
+    wait_until("nobody gets in any more", || {
+        hogs.push(Hog::try_with(&server, "app", "SELECT 1"));
+        hogs.last().is_some_and(Option::is_none)
+    });
+    let said = world.run("other", &["--op-timeout", "5s"], "true").status(69).any_stderr().run().stderr;
+    assert!(said.contains("too many clients"), "{said}");
+    drop(hogs);
+    wait_until("there is room again", || Hog::try_with(&server, "app", "SELECT 1").is_some());
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+/// The victim of a deadlock with somebody else's transaction, the one that has changed less, tries again.
+#[test]
+fn a_deadlock_is_tried_again() {
+    let (world, server) = own_server(&[]);
+    let both = || world.dlock(["run", "-k", "a", "-k", "b", "--op-timeout", "20s", "--", "true"]);
+    both().run();
+    let row =
+        |key: &str| format!("SELECT 1 FROM dlock_locks WHERE kind = 0 AND name = 'dlock:{key}' FOR UPDATE");
+    server.ask("ops", "CREATE TABLE ballast (n INT PRIMARY KEY) ENGINE=InnoDB");
+    let change = "INSERT INTO ballast SELECT seq FROM seq_1_to_500";
+    let hog = Hog::with(&server, "root", &format!("{change}; {}", row("b")));
+    let run = both().any_stderr().spawn();
+    // The list of transactions is not made anew as long as it is read ten times a second.
+    let waits = "SELECT variable_value FROM information_schema.global_status \
+         WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'";
+    wait_until("the run waits for the row", || server.ask("ops", waits) != "0");
+    hog.say(&row("a"));
+    let status = || server.ask("ops", "SHOW ENGINE INNODB STATUS");
+    wait_until("a deadlock was found", || status().contains("LATEST DETECTED DEADLOCK"));
+    drop(hog);
+    run.finish();
+}
+
+/// No transaction outlasts a statement, so nobody who is stopped or dies between two of them keeps a row locked.
+#[test]
+fn there_is_no_transaction_of_several_statements() {
+    let (world, server) = own_server(&[]);
+    server.ask("ops", "SET GLOBAL log_output = 'TABLE'; SET GLOBAL general_log = 1");
+    let wishes = [
+        Wish { keys: &["k"], options: &[], kind: "alone" },
+        Wish { keys: &["k", "l"], options: &["--shared"], kind: "shared" },
+    ];
+    storm(&world, 4, 3, &wishes);
+    let said = server.ask(
+        "mysql",
+        "SELECT argument FROM general_log WHERE user_host LIKE 'app%' AND command_type = 'Query'",
+    );
+    assert!(said.contains("INSERT INTO dlock_locks"), "{said}");
+    let starts = |line: &str| {
+        ["BEGIN", "START", "SET AUTOCOMMIT = 0", "LOCK", "SAVEPOINT"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
+    let begun: Vec<_> = said.lines().filter(|line| starts(&line.trim_start().to_uppercase())).collect();
+    assert!(begun.is_empty(), "{begun:?}");
+}
+
+/// Nothing depends on how the server is set up.
+#[test]
+fn odd_settings_change_nothing() {
+    let (world, server) = own_server(&[
+        "transaction-isolation=SERIALIZABLE",
+        "autocommit=0",
+        "default-time-zone=+05:45",
+        "sql-mode=ORACLE,ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH",
+        "character-set-server=latin1",
+        "collation-server=latin1_german2_ci",
+        "lower-case-table-names=1",
+        "init-connect=SET sql_select_limit = 1, sql_safe_updates = 1, big_tables = 1, timestamp = 1000000000, \
+         character_set_results = ucs2",
+        "default-storage-engine=MyISAM",
+        "log-bin",
+        "binlog-format=MIXED",
+    ]);
+    server.ask("ops", "SET GLOBAL sql_select_limit = 1");
+    world.run(KEY, &["--reason", "it's \\ so"], "echo $DLOCK_KEY > key").run();
+    assert_eq!(world.read("key"), format!("{KEY}\n"));
+    assert_eq!(world.status(KEY)["key"], KEY);
+    world.run("K", &[], "true").run();
+    assert!(world.status("k")["fence"].is_null(), "K is another key than k");
+    let wishes = [
+        Wish { keys: &["k"], options: &[], kind: "alone" },
+        Wish { keys: &["k"], options: &["--shared"], kind: "shared" },
+        Wish { keys: &["k", "l"], options: &[], kind: "alone" },
+    ];
+    storm(&world, 6, 4, &wishes);
+    let engine = "SELECT engine FROM information_schema.tables WHERE table_name = 'dlock_locks'";
+    assert_eq!(server.ask("ops", engine), "InnoDB");
+}
+
+/// What a server keeps back because it is too long for it is not taken for damaged.
+#[test]
+fn a_packet_that_is_too_large_names_the_setting() {
+    let (world, server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    server.ask("ops", "SET GLOBAL max_allowed_packet = 1024");
+    let said = refused(&world, 69);
+    assert!(said.contains("max_allowed_packet"), "{said}");
+    server.ask("ops", "SET GLOBAL max_allowed_packet = 16777216");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// Of what is written into such a table a crash may leave a half.
+#[test]
+fn a_table_without_transactions_is_refused() {
+    let world = World::with_mysql();
+    world.run("k", &[], "true").run();
+    world.dlock(["doctor", "--strict"]).any_stdout().run();
+    let server = Mysql::shared();
+    for engine in ["MyISAM", "Aria"] {
+        server.ask(world.database(), &format!("ALTER TABLE dlock_locks ENGINE={engine}"));
+        let said = refused(&world, 78);
+        assert!(said.contains("ALTER TABLE dlock_locks ENGINE=InnoDB"), "{said}");
+        world.dlock(["status"]).status(78).any_stderr().run();
+        let said = world.dlock(["doctor"]).status(69).any_stdout().any_stderr().run().stdout;
+        assert!(said.contains("ENGINE=InnoDB"), "{said}");
+    }
+    server.ask(world.database(), "ALTER TABLE dlock_locks ENGINE=InnoDB");
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
+/// Nor does dlock make one where there is nothing else.
+#[test]
+fn no_table_without_transactions_is_made() {
+    for (option, why) in
+        [("skip-innodb", "has no InnoDB"), ("enforce-storage-engine=Aria", "does not allow what dlock needs")]
+    {
+        let (world, server) = own_server(&[option, "default-storage-engine=MyISAM"]);
+        let said = refused(&world, 78);
+        assert!(said.contains(why), "{said}");
+        assert_eq!(server.tables("ops"), 0);
+    }
+}
+
+/// What a waiter says again and again reads and changes its own row, and no other.
+#[test]
+fn a_heartbeat_touches_one_row() {
+    let (world, server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=5)
+        .map(|number| {
+            let run = world.run("k", &["-w", "-t", "1m"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", number);
+            run
+        })
+        .collect();
+    server.begin_log();
+    let said = wait_for("a heartbeat", || {
+        let log = server.log();
+        log.lines().find_map(|line| {
+            Some(line[line.find("\tUPDATE dlock_locks FORCE INDEX (PRIMARY) SET said")?..].trim().to_owned())
+        })
+    });
+    let touched = "SELECT SUM(variable_value) FROM information_schema.session_status \
+         WHERE variable_name LIKE 'Handler_read%' OR variable_name = 'Handler_update'";
+    let before = "SET sql_mode = 'STRICT_ALL_TABLES'; FLUSH STATUS";
+    let counted = server.ask("ops", &format!("{before}; {said}; {touched}"));
+    assert!(counted.parse::<f64>().is_ok_and(|rows| rows <= 2.0), "{counted}: {said}");
+    world.write("go", "");
+    holder.finish();
+    waiters.into_iter().for_each(|run| drop(run.finish()));
+}
+
+/// What nobody waits for any more, or ended long ago, leaves no row.
+#[test]
+fn no_row_is_left_behind() {
+    let world = World::with_mysql();
+    for round in 0..70 {
+        world.run("k", &[], "true").run();
+        if round == 3 {
+            let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+            world.wait_for_log("up");
+            let waiter = world.run("k", &["-w"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", 1);
+            world.write("go", "");
+            holder.finish();
+            waiter.finish();
+        }
+    }
+    let count = |kind: u8| {
+        let count = format!("SELECT COUNT(*) FROM dlock_locks WHERE kind = {kind} AND name = 'dlock:k'");
+        Mysql::shared().ask(world.database(), &count)
+    };
+    assert_eq!([count(0), count(1), count(2)], ["1", "0", "64"]);
+}
+
+#[test]
+fn the_least_rights_are_enough() {
+    let world = World::with_mysql();
+    let (server, database) = (Mysql::shared(), world.database());
+    let user = format!("least_{database}");
+    server.ask(database, &format!("CREATE USER {user}@'%'"));
+    let url = world.url().replace("app@", &format!("{user}@"));
+    let least = |words: &[&str]| world.dlock(words).env("DLOCK_STORE", &url).any_stderr().any_stdout();
+    let statements = |said: &str| {
+        let begin = said.find("CREATE TABLE").expect("the statement");
+        let end = said.find(" and give it").expect("its end");
+        said[begin..end].trim_end_matches(" there").to_owned()
+    };
+    // It says what an administrator has to do, whether the user may see the database or not; that is done.
+    let unseen = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
+    server.ask(database, &format!("GRANT SELECT ON {database}.* TO {user}@'%'"));
+    let said = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
+    assert_eq!(statements(&unseen), statements(&said));
+    server.ask(database, &statements(&said));
+    let said = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
+    assert!(said.contains("denie") && said.contains("INSERT"), "{said}");
+    server.ask(database, &format!("REVOKE SELECT ON {database}.* FROM {user}@'%'"));
+    let documented = include_str!("../../docs/stores.md");
+    let grant =
+        documented.lines().find(|line| line.starts_with("GRANT SELECT") && line.contains("dlock_locks TO"));
+    let grant = grant.expect("docs/stores.md has the line").replace(" TO dlock;", &format!(" TO {user}@'%'"));
+    server.ask(database, &grant);
+    is_of_use(&world, &url);
+    server.ask(database, &format!("DROP USER {user}@'%'"));
+}
+
+/// What waits is a row, and who may not remove rows would leave it there for ever.
+#[test]
+fn who_may_not_delete_does_not_wait() {
+    let world = World::with_mysql();
+    let (server, database) = (Mysql::shared(), world.database());
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let user = format!("keeper_{database}");
+    server.ask(
+        database,
+        &format!("CREATE USER {user}@'%'; GRANT SELECT, INSERT, UPDATE ON dlock_locks TO {user}@'%'"),
+    );
+    let url = world.url().replace("app@", &format!("{user}@"));
+    let said = world.run("k", &["-w", "--store", &url], "true").status(77).any_stderr().run().stderr;
+    assert!(said.contains("denies") && said.contains("DELETE") && said.contains("GRANT"), "{said}");
+    let rows = "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1";
+    assert_eq!(server.ask(database, rows), "0");
+    world.write("go", "");
+    holder.finish();
+    server.ask(database, &format!("DROP USER {user}@'%'"));
+}
+
+#[test]
+fn who_gets_in() {
+    let (world, server) = own_server(&[]);
+    let rights = "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON ops.* TO";
+    server.ask("ops", &format!("CREATE USER native@'%' IDENTIFIED BY 'sesame'; {rights} native@'%'"));
+    world.write("right", "sesame\n");
+    world.write("wrong", "sesam\n");
+    let at = |user: &str| world.url().replace("app@", &format!("{user}@"));
+    let socket = |user: &str| format!("mysql+unix://{user}@{}?db=ops", server.socket().display());
+    let run = |file: Option<&str>| {
+        let run = world.run("k", &["--store", &socket("native")], "true").any_stderr();
+        match file {
+            Some(file) => run.env("DLOCK_PASSWORD_FILE", world.path(file)),
+            None => run.env("MYSQL_PWD", "sesame"),
+        }
+    };
+    run(Some("right")).run();
+    let said = run(Some("wrong")).status(77).run().stderr;
+    assert!(said.contains("refused the user name or the password") && !said.contains("sesam"), "{said}");
+    let said = run(None).status(77).run().stderr;
+    assert!(said.contains("wants a password"), "{said}");
+    // Where anybody may have the port, no proof of it is given.
+    let open = world.run("k", &["--store", &at("native")], "true").env("DLOCK_PASSWORD", "sesame");
+    let said = open.status(77).any_stderr().run().stderr;
+    assert!(said.contains("no TLS") && said.contains("mysql+unix") && said.contains("sslmode"), "{said}");
+    // A proof that dlock does not know.
+    if server.try_ask("ops", "INSTALL SONAME 'auth_ed25519'").is_ok() {
+        server.ask("ops", "CREATE USER ed@'%' IDENTIFIED VIA ed25519 USING PASSWORD('sesame')");
+        let ed = world.run("k", &["--store", &socket("ed")], "true").env("DLOCK_PASSWORD", "sesame");
+        assert!(ed.status(77).any_stderr().run().stderr.contains("cannot give"), "ed25519");
+    }
+    // Who it is may be the kernel's to say.
+    world.run("k", &["--store", &socket("app")], "true").any_stderr().run();
+    if geteuid().is_root() {
+        server.ask("ops", "ALTER USER root@localhost IDENTIFIED VIA unix_socket");
+        world.run("k", &["--store", &socket("root")], "true").any_stderr().run();
+    }
+    let nobody = world.url().replace("app@", "");
+    let said = world.run("k", &["--store", &nobody], "true").status(78).any_stderr().run().stderr;
+    assert!(said.contains("which user?"), "{said}");
+    let nowhere = world.url().replace("/ops", "/none");
+    let said = world.run("k", &["--store", &nowhere], "true").status(78).any_stderr().run().stderr;
+    assert!(said.contains("no such database"), "{said}");
+}
+
+#[test]
+fn a_server_is_trusted_as_over_rediss() {
+    let (mut world, mut server) = own_server(&[]);
+    let port = server.port();
+    let url = |rest: &str| format!("mysql://app@localhost:{port}/ops?sslmode=verify-full{rest}");
+    fn run<'w>(world: &'w World, url: &str) -> Dlock<'w> {
+        world.run("k", &["--store", url, "-t", "20s"], "echo ran >> log").any_stderr()
+    }
+    let said = run(&world, &url("")).status(69).run().stderr;
+    assert!(said.contains("has no TLS"), "{said}");
+    server.stop(Signal::TERM);
+    let (authority, stranger) = (Authority::new("ours"), Authority::new("theirs"));
+    authority.write(&world.path("ca.pem"));
+    stranger.write(&world.path("other.pem"));
+    authority.issue(&["localhost"]).write(&server.data(), "server");
+    let file = |name: &str| server.data().join(name).display().to_string();
+    let shown = [format!("ssl-cert={}", file("server.pem")), format!("ssl-key={}", file("server.key"))];
+    server.add_options(&shown.each_ref().map(String::as_str));
+    server.run();
+    let ours = url(&format!("&ca={}", world.path("ca.pem").display()));
+    server.ask("ops", "ALTER USER app@'%' REQUIRE SSL");
+    world.use_store(ours.clone());
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+    let theirs = url(&format!("&ca={}", world.path("other.pem").display()));
+    assert!(run(&world, &theirs).status(69).run().stderr.contains("cannot trust"), "an unknown authority");
+    let other = ours.replace("localhost", "127.0.0.1");
+    assert!(run(&world, &other).status(69).run().stderr.contains("is for localhost"), "another name");
+    run(&world, &url("").replace("verify-full", "disable")).status(77).run();
+}
+
+/// Whoever pretends to be a server gets neither a password nor a file.
+#[test]
+fn a_forged_server_learns_nothing() {
+    let world = World::without_redis();
+    let greeting = [
+        b"\x0a8.0.0\0\x01\0\0\0abcdefgh\0\xff\xf7\x2d\x02\0\xff\xff\x15\0\0\0\0\0\0\0\0\0\0".as_slice(),
+        b"ijklmnopqrst\0mysql_native_password\0",
+    ]
+    .concat();
+    let (fine, file) = (b"\0\0\0\x02\0\0\0".to_vec(), b"\xfb/etc/hostname".to_vec());
+    // A server that may want a proof of a password is told nothing at all.
+    let sha2 = [&greeting[..greeting.len() - 22], b"caching_sha2_password\0"].concat();
+    for (greeting, password, answers, status, what) in [
+        (&greeting, "sesame", vec![], 77, "wants a proof of the password"),
+        (&sha2, "sesame", vec![], 77, "wants a proof of the password"),
+        (&greeting, "", vec![fine, file], 69, "does not speak the protocol"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let greeting = greeting.clone();
+        let server = thread::spawn(move || {
+            let (mut heard, mut stream) = (Vec::new(), listener.accept().unwrap().0);
+            drop(listener);
+            let send = |stream: &mut std::net::TcpStream, number: u8, body: &[u8]| {
+                let head = [u8::try_from(body.len()).unwrap(), 0, 0, number];
+                stream.write_all(&[&head[..], body].concat()).ok();
+            };
+            send(&mut stream, 0, &greeting);
+            for (at, answer) in answers.iter().enumerate() {
+                let mut head = [0; 4];
+                stream.read_exact(&mut head).unwrap();
+                let mut body = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
+                stream.read_exact(&mut body).unwrap();
+                heard.extend(body);
+                send(&mut stream, if at == 0 { 2 } else { 1 }, answer);
+            }
+            stream.read_to_end(&mut heard).ok();
+            heard
+        });
+        let url = format!("mysql://app@127.0.0.1:{port}/ops");
+        let run = world.run("k", &["--store", &url], "echo ran >> log");
+        let run = if password.is_empty() { run } else { run.env("DLOCK_PASSWORD", password) };
+        let said = run.status(status).any_stderr().run().stderr;
+        assert!(said.contains(what), "{said}");
+        let heard = String::from_utf8_lossy(&server.join().unwrap()).into_owned();
+        let name = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
+        assert_eq!(heard.is_empty(), !password.is_empty(), "{heard}");
+        assert!(!heard.contains("sesame"), "{heard}");
+        assert!(name.trim().is_empty() || !heard.contains(name.trim()), "{heard}");
+    }
+    assert!(world.log().is_empty());
+}
+
+/// A session that has something locked until it is dropped.
+struct Hog {
+    child: Child,
+}
+
+impl Hog {
+    fn with(server: &Mysql, user: &str, statement: &str) -> Self {
+        Self::try_with(server, user, statement).expect("the server lets it in")
+    }
+
+    /// The same; nothing if the server does not let it in.
+    fn try_with(server: &Mysql, user: &str, statement: &str) -> Option<Self> {
+        let mut client = server.client(user);
+        client.args(["-D", "ops"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut hog = Self { child: client.spawn().expect("mariadb") };
+        hog.say(&format!("BEGIN; {statement}; SELECT 'locked'"));
+        let mut lines = BufReader::new(hog.child.stdout.take()?).lines();
+        wait_for("the lock", || match lines.next() {
+            Some(Ok(line)) if line == "locked" => Some(Some(hog.child.id())),
+            Some(_) => None,
+            None => Some(None),
+        })?;
+        Some(hog)
+    }
+
+    fn say(&self, statement: &str) {
+        let mut stdin = self.child.stdin.as_ref().expect("a pipe");
+        drop(stdin.write_all(format!("{statement};\n").as_bytes()));
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
